@@ -140,3 +140,5 @@ class Cell:
     """By which its settings differ from the matrix, after it ran out of memory."""
     ep: int = 1
     """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""
+    companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
+    """Models beside its own, once they are pinned: name -> `source`, `files` and `folder`, as a pinned recipe has them."""

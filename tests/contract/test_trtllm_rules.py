@@ -31,6 +31,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, refusal
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}
+NGRAM: Final[dict[str, Any]] = {"speculative__method": "ngram"}
 MIXTRAL: Final[dict[str, Any]] = {"family": "mixtral", "num_experts": 8}
 PHI3: Final[dict[str, Any]] = {"family": "phi3", "code": {"configuration_phi3.py": "0" * 64}}
 
@@ -162,6 +163,17 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM604": Example(some_cell("fp32", recipe={"parameters": 70_000_000_000}), some_cell("fp32"), on()),
     "TLM605": Example(
         some_cell("fp8", tp=4, ep=4, recipe=MIXTRAL), some_cell("bf16", tp=4, ep=4, recipe=MIXTRAL), on()
+    ),
+    "TLM701": Example(cell(**NGRAM), cell(lane=PYTORCH, **NGRAM), on()),
+    "TLM702": Example(
+        cell(lane=PYTORCH, speculative__method="eagle3"),
+        cell(lane=PYTORCH, speculative__method="eagle3", speculative__model="some/head"),
+        on(),
+    ),
+    "TLM703": Example(
+        cell(lane=PYTORCH, **NGRAM, repository__llm_args={"speculative_config": {"decoding_type": "NGram"}}),
+        cell(lane=PYTORCH, **NGRAM, repository__llm_args={"print_iter_log": True}),
+        on(),
     ),
 }
 

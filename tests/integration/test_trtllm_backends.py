@@ -18,10 +18,12 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from packaging.version import Version
 
 from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
 from tests.standins.faults import Fault
+from tests.standins.programs.checkpoint import safetensors
 
 pytestmark = [
     pytest.mark.integration,
@@ -416,3 +418,50 @@ def test_weights_that_are_quantized_already_are_served_as_they_are(tmp_path: Pat
     config = json.loads((lane.outputs("convert")[0] / "config.json").read_text())
     assert config["quantization"]["quant_algo"] == "FP8"
     assert "as_is (fp8)" in lane.pipeline("report", "--workspace", str(lane.workspace))
+
+
+DRAFTS = """\
+name: drafts
+axes:
+  model: [tiny]
+  precision: [fp16]
+  max_batch_size: [4]
+  lengths: ["256,32"]
+  toolchain: [tensorrt_llm_pytorch]
+  settings.serve.frontend: [triton, trtllm_serve]
+  settings.speculative.method: [none, ngram, eagle3, draft]
+settings:
+  speculative: { model: ./head, max_draft_len: 4 }
+  perf: { concurrency: [2], requests: 4, exclusive: false }
+exclude:
+  - { settings.serve.frontend: triton, settings.speculative.method: [none, ngram, draft] }
+"""
+
+
+@pytest.mark.parametrize("release", [pytest.param("1.0.0", marks=pytest.mark.slow), "1.3.0"])
+def test_drafts_are_made_by_what_the_matrix_says_and_accepted_ones_are_counted(tmp_path: Path, release: str) -> None:
+    """A stand-in of trtllm-serve reads the settings as the release's LLM API does, and accepts all but one of each draft."""
+    lane = Lane(tmp_path / "lane", release)
+    lane.matrix.write_text(DRAFTS, encoding="utf-8")
+    (lane.folder / "head").mkdir()
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 128, "draft_vocab_size": 32, "vocab_size": 64}
+    (lane.folder / "head" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (lane.folder / "head" / "model.safetensors").write_bytes(safetensors(0))
+    report = lane.run("--until", "smoke", "--cells", "frontend=triton")
+    report |= lane.run("--until", "perf", "--cells", "frontend=trtllm_serve")
+    by_method = {(*each.split("/")[-2:],): cell for each, cell in report.items()}
+    served = "frontend=trtllm_serve"
+    assert {cell["status"] for cell in by_method.values()} == {"done"}
+    assert "acceptance" not in by_method[served, "method=none"]["perf"][0]
+    for method in ("ngram", "eagle3", "draft"):
+        assert 0.5 < by_method[served, f"method={method}"]["perf"][0]["acceptance"] <= 0.75
+    made = [name.partition("/")[0] for name in lane.artifacts()]
+    assert (made.count("download"), made.count("draft"), made.count("repository")) == (1, 1, 5)
+    settings = [yaml.safe_load(path.read_text()) for path in lane.workspace.glob("store/repository/*/out/**/*.yaml")]
+    (head,) = lane.outputs("draft")
+    kinds = {each["speculative_config"]["decoding_type"]: each for each in settings if "speculative_config" in each}
+    draft = "Draft_Target" if release == "1.3.0" else "DraftTarget"
+    assert kinds.keys() == {"NGram", "Eagle", draft}
+    assert kinds["Eagle"]["speculative_config"]["speculative_model_dir"] == str(head)
+    locked = max(lane.workspace.glob("runs/*/lock/matrix.yaml"), key=os.path.getmtime)
+    assert yaml.safe_load(locked.read_text())["settings"]["speculative"]["model"] == str(lane.folder / "head")

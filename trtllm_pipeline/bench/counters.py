@@ -7,9 +7,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import OK
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from trtllm_pipeline.client.transport.http import HttpError, fetch
+from trtllm_pipeline.files.user_files import decode
 from trtllm_pipeline.machine.gpus import Nvml, nvml
 
 if TYPE_CHECKING:
@@ -71,6 +74,25 @@ async def triton(address: str | None) -> Counters | None:
         return None
     page = await metrics_page(address, timeout_s=TIMEOUT_S)
     return None if page is None else parse(page) or None
+
+
+async def speculation(url: str) -> tuple[int, int] | None:
+    """Drafted and accepted tokens of the iterations since the last look at trtllm-serve's `/metrics`, which forgets what it
+    told; None where it tells none. Source: `specDecodingStats` of its statistics of iterations.
+    """
+    try:
+        status, body = await fetch(urlsplit(url).netloc or url, "/metrics", timeout_s=TIMEOUT_S)
+        found = decode(body) if status == OK else None
+    except (OSError, HttpError, ValueError):
+        return None
+    of = [each.get("specDecodingStats") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    names = ("numDraftTokens", "numAcceptedTokens")
+    counts = [[each.get(name) for name in names] for each in of if isinstance(each, dict)]
+    told = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
+    if not told:
+        return None
+    drafted, accepted = (sum(int(str(pair[place])) for pair in told) for place in (0, 1))
+    return drafted, accepted
 
 
 async def metrics_page(address: str, *, timeout_s: float) -> str | None:

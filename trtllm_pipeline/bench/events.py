@@ -176,6 +176,14 @@ class TritonRecord(_OfLevel):
     models: dict[str, dict[str, Number]]
 
 
+class SpeculationRecord(_OfLevel):
+    """Drafted tokens during a level, by the server's own statistics of its iterations."""
+
+    type: Literal["speculation"]
+    drafted_tokens: Count
+    accepted_tokens: Count
+
+
 class _Device(_Record):
     name: str
     uuid: str
@@ -245,6 +253,7 @@ _Known = (
     | RooflineRecord
     | ReusedRecord
     | ProbeRecord
+    | SpeculationRecord
 )
 _RECORD: Final[TypeAdapter[Mapping[str, Any]]] = TypeAdapter(Annotated[_Known, Field(discriminator="type")])
 _IN_ORDER: Final = ("scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns")
@@ -256,12 +265,13 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "client": ("concurrency", "request_rate", "repeat", "worker"),
     "triton": ("concurrency", "request_rate", "repeat"),
     "gpu": ("concurrency", "request_rate", "repeat"),
+    "speculation": ("concurrency", "request_rate", "repeat"),
     "probe": ("pair", "send"),
 }
 """Type of record -> the keys of which no two have the same values."""
 _KINDS: Final = (
     *("header", "prompt", "request", "conditions", "server"),
-    *("client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe"),
+    *("client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe", "speculation"),
 )
 """Types of records that `Records` holds, in its order."""
 
@@ -284,6 +294,7 @@ class Records:
     roofline: Sequence[RooflineRecord]
     reused_blocks: Sequence[ReusedRecord]
     probes: Sequence[ProbeRecord]
+    speculation: Sequence[SpeculationRecord] = ()
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:

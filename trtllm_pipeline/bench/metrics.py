@@ -113,6 +113,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             "output_tokens_per_request": summary(request.output_tokens for request in good),
         },
         goodput=_goodput(measured, repeats, objectives.per_request) if objectives.per_request else None,
+        acceptance=_acceptance(level),
         repeats=tuple(replace(repeat, **_rates(window)) for repeat, window in zip(repeats, chosen, strict=True)),
     )
     met = [(each, result.value(each.metric)) for each in objectives.of_level]
@@ -141,6 +142,11 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
     )
     return replace(result, details=details)
+
+
+def _acceptance(level: LevelRun) -> float | None:
+    drafted = sum(each["drafted_tokens"] for each in level.speculation)
+    return sum(each["accepted_tokens"] for each in level.speculation) / drafted if drafted else None
 
 
 def _repeat(run: LoadRun, level: LevelRun, repeat: int) -> RepeatResult:

@@ -16,6 +16,7 @@ from trtllm_pipeline.bench.events import (
     GpuRecord,
     Records,
     RequestRecord,
+    SpeculationRecord,
     TritonRecord,
     level_of,
     read_records,
@@ -160,6 +161,7 @@ class LevelRun:
     clients: Sequence[ClientRecord]
     triton: Sequence[TritonRecord]
     gpus: Sequence[GpuRecord]
+    speculation: Sequence[SpeculationRecord] = ()
 
     @cached_property
     def requests(self) -> list[TimedRequest]:
@@ -207,6 +209,7 @@ class LoadRun:
                 [each for each in told.clients if level_of(each) == level],
                 [each for each in told.triton if level_of(each) == level],
                 [each for each in told.gpus if level_of(each) == level],
+                [each for each in told.speculation if level_of(each) == level],
             )
             for level, repeats in levels.items()
         )

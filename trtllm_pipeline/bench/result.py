@@ -32,6 +32,8 @@ DEFINITIONS: Final = {
     "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last sending",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
     "count from the schedule",
+    "acceptance": "accepted / drafted tokens of speculative decoding, warm-up included, by the statistics that the server "
+    "keeps of its last iterations",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
     "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
     "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
@@ -82,6 +84,7 @@ METRICS: Final = (
     MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
     MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
     MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
+    MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
     *(
         MetricDefinition(name, "", DEFINITIONS[name])
         for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
@@ -259,6 +262,8 @@ class LevelResult(LoadMetrics):
     repeats: tuple[RepeatResult, ...] = ()
     goodput: Goodput | None = None
     """None without objectives."""
+    acceptance: float | None = None
+    """Share of drafted tokens that the model accepted; None where nothing is drafted, or the server does not tell."""
     lengths: _Summaries = field(default_factory=dict)
     """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
     details: LevelDetails | None = None
@@ -280,6 +285,7 @@ class LevelResult(LoadMetrics):
             **_plain(self.latencies),
             **_plain(self.lengths),
             "goodput": None if self.goodput is None else asdict(self.goodput),
+            **({} if self.acceptance is None else {"acceptance": self.acceptance}),
             "repeats": [repeat.to_json() for repeat in self.repeats],
         }
 
@@ -429,6 +435,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         window=window,
         repeats=tuple(_repeat(each, window) for each in _objects(entry.get("repeats"))),
         goodput=_goodput(goodput) if isinstance(goodput, dict) else None,
+        acceptance=_number(entry.get("acceptance")),
         lengths=_summaries(entry, LENGTHS),
         latencies=_summaries(entry, LATENCIES),
         **_rates(entry),

@@ -74,9 +74,12 @@ def record(
             workload = conditions.workload(target, prompts, plan, synthetic=synthetic)
             events.write("conditions", system=system, workload=workload)
             await server_checks.look(client, target, claim, events, "start")
+            drafting = claim.drafts and target.service.kind == "openai"
             for level in plan:
                 workers_count = workers.wanted(level) if processes is None else processes
                 before = await counters.triton(target.service.metrics)
+                if drafting:
+                    await counters.speculation(target.service.http)  # what was before is not of this level
                 with counters.gpus() as gpus:
                     if workers_count == 1:
                         await run_level(client, level, target.generation, events, count)
@@ -85,6 +88,9 @@ def record(
                 after = await counters.triton(target.service.metrics)
                 if before is not None and after is not None:
                     events.write("triton", **level.key, models=counters.growth(before, after))
+                drafts = await counters.speculation(target.service.http) if drafting else None
+                if drafts is not None:
+                    events.write("speculation", **level.key, drafted_tokens=drafts[0], accepted_tokens=drafts[1])
                 if gpus:
                     events.write("gpu", **level.key, devices=gpus)
             if claim.without_reuse:

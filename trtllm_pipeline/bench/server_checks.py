@@ -43,8 +43,8 @@ PROBE_TOKENS: Final = 256
 PROBE_ANSWER_TOKENS: Final = 2
 _CHARACTERS_PER_TOKEN: Final = 4
 """Of ordinary English, about; for probes where there is no tokenizer."""
-_NOT_TOLD: Final = frozenset({"tp"})
-"""Declared for the roofline; neither engine nor server has it under that name."""
+_NOT_TOLD: Final = frozenset({"tp", "speculative"})
+"""Declared for the roofline, and for what is counted; neither engine nor server has them under that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ class ExpectedServer:
     """Its config.pbtxt are held against the configurations that the server reports."""
     by: str = "the matrix"
     """Who says so."""
+
+    @property
+    def drafts(self) -> bool:
+        """Something drafts tokens: servers of TensorRT-LLM that tell it count those that are accepted."""
+        return "speculative" in self.declared
 
     @property
     def without_reuse(self) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.cli.stage_options import OF_ANOTHER, SHARED, flag, flag_of
+from trtllm_pipeline.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
 from trtllm_pipeline.domain import Scope
 from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.execution import by_hand
@@ -25,6 +25,7 @@ from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import companions
 
 if TYPE_CHECKING:
     from trtllm_pipeline.planning.plan import Plan
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = {
     "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
+    "draft": ("draft ORGANISATION/NAME --output-dir draft",),
     "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
     "convert": ("convert --model model --precision int8_wo --output-dir checkpoint",),
     "build": (
@@ -74,15 +76,15 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     if only := [option for each, option in (("cells", "--cells"), ("sets", "--set")) if each in typed]:
         raise UsageError(f"{' and '.join(only)} need a matrix", hint="give --matrix FILE as well")
     values = stage_options.values(stage, typed)
-    settled: dict[str, Any] = {"source": {}} if name == "download" else {}
+    settled: dict[str, Any] = {"source": {}} if name in FETCHING else {}
     _refuse(
         name,
         _wrong_paths(stage, typed) + stage_options.wrong(stage, {**settled, **values}),
         "; or give a matrix: --matrix FILE --cells ID",
     )
-    if name == "download":
+    if name in FETCHING:
         options.empty_folder(typed["output_dir"])  # before a hub is asked
-        values |= _download(typed.get("model"), offline=values.get("offline", False))
+        values |= _download(name, typed.get("model"), offline=values.get("offline", False))
     try:
         asked = load(stage.params, values)
     except ValueError as error:
@@ -174,27 +176,27 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
     (cell,) = plan.feasible
     made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
     for place in stage.inputs:
-        found = next(made[upstream] for upstream in stage.upstream(place) if upstream in made)
+        found = next((made[upstream] for upstream in stage.upstream(place) if upstream in made), None)
+        if found is None:
+            continue  # one that this cell does not have
         typed[f"in_{place}"] = str(store.folder(found.stage.name, found.fingerprint) / "out")
     of_matrix = replace(stage.read(cell), restarts=stage.params().restarts)
     return _by_hand(stage, typed, replace(of_matrix, **values))
 
 
-def _download(model: str | None, *, offline: bool) -> dict[str, Any]:
-    """The source of a model as people name it, its revision resolved."""
+def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
+    """The source of a model as people name it, its revision resolved, for the stage `name`."""
     from trtllm_pipeline.config.recipes import sources_of
     from trtllm_pipeline.hub.sources import local_folder, resolve
 
     if model is None:
-        raise UsageError(
-            "pipeline download: which model?", hint="pipeline download Qwen/Qwen2.5-0.5B-Instruct --output-dir model"
-        )
-    sources = sources_of(model, Path())
-    source = resolve(sources, prefer="auto", offline=offline, base_dir=Path())
+        raise UsageError(f"pipeline {name}: which model?", hint=f"pipeline {_EXAMPLES[name][0]}")
+    sources, form = sources_of(model, Path()), name if name in companions.NAMES else None
+    source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), tokenizer=form is None)
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))
     folder = local_folder(sources, Path())
-    return {"source": source, "folder": None if folder is None else str(folder)}
+    return {"source": source, "folder": None if folder is None else str(folder), "form": form}
 
 
 def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
@@ -234,7 +236,9 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     from trtllm_pipeline.files.user_files import check
 
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
-    wrong = [f"{flag(name)} is required" for name, path in inputs.items() if path is None]
+    wrong = [
+        f"{flag(name)} is required" for name, path in inputs.items() if path is None and name not in stage.optional
+    ]
     wrong += [
         f"{flag(name)} is required: the file, or builtin:NAME, that {of} was given"
         for (each, name), of in OF_ANOTHER.items()
@@ -259,7 +263,7 @@ def _context(stage: Stage, typed: Mapping[str, Any], asked: Any, scratch: Path) 
     output = typed.get("output_dir")
     return StageContext(
         params=asked,
-        inputs={name: Path(typed[f"in_{name}"]).absolute() for name in stage.inputs},
+        inputs={name: Path(typed[f"in_{name}"]).absolute() for name in stage.inputs if f"in_{name}" in typed},
         files={name: Path(path).absolute() for name, path in _files(stage, typed).items()},
         out=scratch / "out" if output is None else options.empty_folder(output),
         attempt=scratch.absolute(),

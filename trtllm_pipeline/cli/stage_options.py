@@ -19,10 +19,13 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import Objectives, ParamField, load, table
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import companions
 
 T = TypeVar("T")
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
+FETCHING = ("download", *companions.NAMES)
+"""Stages that take the name of a model."""
 OF_ANOTHER = {("score", "input_data"): "perf"}
 """Files that are another stage's setting: by hand nobody knows what that stage was given."""
 SHARED: tuple[tuple[str, Any, Any], ...] = (
@@ -43,7 +46,7 @@ def of_name(name: str) -> list[Stage]:
 def signature(name: str, stages: list[Stage]) -> inspect.Signature:
     """The options of a stage that several toolchains may have, each with some of them."""
     own = [_parameter(*each) for each in SHARED]
-    if name == "download":
+    if name in FETCHING:
         about = options.argument("MODEL", "ORGANISATION/NAME[@REVISION], a recipe, or a folder.")
         own.append(_parameter("model", Annotated[str | None, about]))
     for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
@@ -63,7 +66,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
     known: dict[str, list[ParamField]] = {}
     for path, field in (each for stage in stages for each in _flat(stage.params)):
         known.setdefault("_".join(path), []).append(field)
-    of_the_model = {"source", "folder", "content"} if name == "download" else {}
+    of_the_model = {"source", "folder", "content", "form"} if name in FETCHING else {}
     own += [_option(each, same) for each, same in known.items() if each not in of_the_model]
     return inspect.Signature(own, return_annotation=int)
 

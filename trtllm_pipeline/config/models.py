@@ -473,6 +473,21 @@ class Repository(Section):
     """Where Triton runs the instances of a model of TensorRT-LLM, as `preprocessing: KIND_GPU`; others as the release says."""
 
 
+class Speculative(Strict):
+    """Several tokens in one pass of the model: something cheap drafts them, the model checks them."""
+
+    method: Literal["none"] | params.Speculation = "none"
+    """Who drafts: another model (draft), an EAGLE-3 head trained for the model (eagle3), the model's own layers for it
+    (mtp), or the text so far (ngram)."""
+    model: Text | None = None
+    """The model that drafts, for draft and eagle3: ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, a recipe, or a
+    folder (`./heads/foo`)."""
+    max_draft_len: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Tokens that are drafted at a time; null is 3, or 1 for mtp."""
+    max_ngram_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Longest run of tokens that is looked for in the text so far, for ngram; null is the release's own."""
+
+
 @derived(params.LaunchFrontend, leave=("restarts",))
 class Serve(Strict):
     """How the server runs."""
@@ -573,6 +588,7 @@ class Settings(Strict):
     build: Build = Build.model_validate({})
     check: Check = Check()
     repository: Repository = Repository()
+    speculative: Speculative = Speculative()
     serve: Serve = Serve()
     smoke: Smoke = Smoke()
     perf: Perf = Perf()

@@ -1,6 +1,7 @@
 """The bundle: a folder with all that serves one cell, which can be moved to any host and checked there.
 
     engine/        the engine, or model/ alone with the weights
+    draft/         the model that drafts tokens, where there is one
     model/         tokenizer, chat template, generation_config.json; config.json
     repository/    what the server is started from; @BUNDLE@ stands for the bundle's folder
     provenance/    of each artifact that it was made of: manifest, statement, signature; and what was measured
@@ -33,6 +34,7 @@ from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.provenance import statement_of
 from trtllm_pipeline.store import manifest
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.triton_repository import model_config
 
@@ -57,7 +59,11 @@ def write(deployment: Deployment, folder: Path) -> None:
         _copy(weights, folder / "model")
     else:
         _copy(served.model_folder, folder / "model", small=True)
+    for name in companions.NAMES:
+        if name in served.inputs:
+            _copy(served.inputs[name], folder / name)
     places = {"build": "engine", "download": "model", "quantize": "model", "repository": "repository"}
+    places |= {name: name for name in companions.NAMES}
     moved: dict[str, str] = {
         served.artifacts[stage].fingerprint: f"{start_script.BUNDLE}/{name}"
         for stage, name in places.items()

@@ -18,6 +18,7 @@ from trtllm_pipeline.serving.command_lines import ENSEMBLE
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import EMBEDDED
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
@@ -197,7 +198,9 @@ def describe(
             f"{world_size} GPUs cannot be split evenly over nodes of {gpus_per_node}", hint="--gpus-per-node N"
         )
     bundle_bytes = sum(
-        disk_bytes(folder) for folder in (served.engine, served.inputs.get("model")) if folder is not None
+        disk_bytes(folder)
+        for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *companions.NAMES)))
+        if folder is not None
     )
     memory_bytes, memory_from = _memory(served, bundle_bytes, world_size)
     return Deployment(

@@ -209,7 +209,8 @@ def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job
     """
     host = "127.0.0.1" if wish.openai else wish.host
     params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
-    inputs = {name: target.inputs.get(name, repository) for name in target.launch.inputs}
+    wanted = [name for name in target.launch.inputs if name in target.inputs or name not in target.launch.optional]
+    inputs = {name: target.inputs.get(name, repository) for name in wanted}
     return Job(
         id=StageRunId(f"serve-{folder.name}"),
         stage=target.launch.name,

@@ -25,12 +25,12 @@ def needed_files(folder: Path, model: str) -> dict[str, Path]:
     return {name: path for name in wanted if (path := model_files.find(folder, name)) is not None}
 
 
-def content_digest(folder: Path, digest: Callable[[Path], str]) -> str:
-    """Check the model in `folder`; the digest of the names and contents of its files."""
+def content_digest(folder: Path, digest: Callable[[Path], str], *, tokenizer: bool = True) -> str:
+    """Check the model in `folder`, see `check_folder`; the digest of the names and contents of its files."""
     from blake3 import blake3
 
     files = needed_files(folder, folder.name)
-    check_folder(folder, folder.name)
+    check_folder(folder, folder.name, tokenizer=tokenizer)
     whole = blake3()
     for name, path in files.items():
         whole.update(f"{name}\0{digest(path)}\n".encode())

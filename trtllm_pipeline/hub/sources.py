@@ -49,13 +49,15 @@ def resolve(
     base_dir: Path = Path(),
     digest: Callable[[Path], str] = digest_file,
     unreached: dict[str, UnavailableError] | None = None,
+    tokenizer: bool = True,
 ) -> dict[str, Json]:
     """The first source that can be used now, pinned. The same model at the same state gives the same answer.
 
     `prefer` names a kind to restrict the choice to. A source that is not reached, not installed or does not have the model
     is passed over with a warning; one that refuses (gated, bad token) is an error, since another source would hide what
     the user has to do. `digest` gives those of local files, `unreached` by kind the hubs that gave no answer: they are
-    not asked again. Raises DownloadError naming every source and why not.
+    not asked again. A local model may lack a tokenizer where `tokenizer` is false. Raises DownloadError naming every
+    source and why not.
     """
     candidates = [source for source in sources if prefer in (AUTO, kind_of(source))]
     if not candidates:
@@ -72,7 +74,8 @@ def resolve(
             reasons.append(unreached[kind])
             continue
         try:
-            pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=len(candidates) == 1)
+            alone = len(candidates) == 1
+            pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=alone, tokenizer=tokenizer)
         except UnavailableError as error:
             reasons.append(error)
             if error.unreachable:
@@ -121,7 +124,13 @@ def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path 
 
 
 def _pin(
-    source: Mapping[str, Json], *, offline: bool, base_dir: Path, digest: Callable[[Path], str], alone: bool
+    source: Mapping[str, Json],
+    *,
+    offline: bool,
+    base_dir: Path,
+    digest: Callable[[Path], str],
+    alone: bool,
+    tokenizer: bool,
 ) -> dict[str, Json]:
     kind = kind_of(source)
     name = str(source[kind])
@@ -144,7 +153,7 @@ def _pin(
     if kind == "local":
         from trtllm_pipeline.hub import local
 
-        return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest)}
+        return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest, tokenizer=tokenizer)}
     return {"seed": 0, **source} if kind == "generated" else dict(source)
 
 
@@ -158,12 +167,13 @@ def fetch(
     partial: Path | None = None,
     folder: Path | None = None,
     content: Mapping[str, str] | None = None,
+    tokenizer: bool = True,
 ) -> None:
     """Fill the empty folder `out` with the model of a pinned source, verified.
 
     What has been received stays below `partial` (default: beside `out`) under a name of the source's own when this fails,
     and is not fetched again. `folder` is where a local source lies. `content` has the SHA-256 of each file that a stage
-    reads, where it is known: anything else is refused. Raises DownloadError.
+    reads, where it is known: anything else is refused. Without `tokenizer` the model may lack one. Raises DownloadError.
     """
     from trtllm_pipeline.hub.verify import check_folder
 
@@ -174,7 +184,7 @@ def fetch(
 
         assert folder is not None
         local.take(folder, out, progress=progress)
-        if (found := local.content_digest(out, digest_file)) != name:
+        if (found := local.content_digest(out, digest_file, tokenizer=tokenizer)) != name:
             raise DownloadError(
                 f"{folder} has content {found[:12]}, not {name[:12]}: it changed after it was planned",
                 hint="run the command again",
@@ -192,7 +202,7 @@ def fetch(
                 snapshot.fetch(
                     pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers, content=content
                 )
-            check_folder(out, name)
+            check_folder(out, name, tokenizer=tokenizer)
             shutil.rmtree(kept)
     if not files.trusted_code(pinned):
         files.drop_code_references(out)

@@ -28,17 +28,17 @@ _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def check_folder(folder: Path, model: str) -> None:
+def check_folder(folder: Path, model: str, *, tokenizer: bool = True) -> None:
     """Check a model's folder: configuration, tokenizer, every safetensors header, the index against the shards.
 
-    Raises DownloadError that names the first invalid file.
+    Without `tokenizer` it may lack one, as a draft model does. Raises DownloadError that names the first invalid file.
     """
     present = model_files.names(folder)
     described = description_files(present)
     for name in described:
         check_not_pointer(folder, name, model)
     Fields.read(folder, "config.json")
-    if not present.intersection(_TOKENIZERS) and not any(name.endswith(".tiktoken") for name in present):
+    if tokenizer and not present.intersection(_TOKENIZERS) and not any(name.endswith(".tiktoken") for name in present):
         raise _damaged(model, str(folder.name), "it has no tokenizer")
     for name in described:
         if name.endswith(".json"):

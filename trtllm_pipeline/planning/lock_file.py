@@ -17,6 +17,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.toolchains import companions
 
 _MODULE: Final = "metric_module"
 _MOST_BYTES: Final = 10_000_000
@@ -38,8 +39,10 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path,
         matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
     (folder / "recipes").mkdir(parents=True)
     files = dict(_copied(plan, folder))
+    models = dict(_other_models(plan))
     for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):
         _name_files(settings, files, loaded.path.parent)
+        _name_models(settings, models)
     _write(folder / "matrix.yaml", matrix, f"{_command(request)}\n")
     pinned = {cell.model: cell for cell in plan.feasible}
     for recipe in loaded.recipes.values():
@@ -106,6 +109,25 @@ def _copied(plan: Plan, folder: Path) -> Iterator[tuple[str, str]]:
             yield root, root if below else f"files/{digest}"
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / place)
+
+
+def _other_models(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What settings call models beside the cells' own, and what names the same for ever."""
+    for cell in plan.feasible:
+        for name, told in companions.asked_for(cell).items():
+            pinned = cell.companions.get(name, {})
+            source, folder = pinned.get("source"), pinned.get("folder")
+            if folder is not None:
+                yield told, str(folder)
+            elif isinstance(source, dict) and "hugging_face" in source:
+                yield told, f"{source['hugging_face']}@{source['revision']}"
+
+
+def _name_models(settings: dict[str, Any], models: Mapping[str, str]) -> None:
+    """Let settings name other models as they are pinned."""
+    section = settings.get("speculative")
+    if section and section.get("model") in models:
+        section["model"] = models[section["model"]]
 
 
 def _name_files(settings: dict[str, Any], files: Mapping[str, str], base: Path) -> None:

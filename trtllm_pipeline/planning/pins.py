@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from trtllm_pipeline.config.recipes import sources_of
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.files.digest import digest_file
@@ -15,6 +16,7 @@ from trtllm_pipeline.files.quantization import AS_IS, QuantizedWeights
 from trtllm_pipeline.files.user_files import check
 from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.toolchains import companions
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hub.hub_errors import UnavailableError
@@ -45,6 +47,7 @@ class Pins:
         """Whether hubs answer, as far as is known."""
         self._unreached: dict[str, UnavailableError] = {}
         self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], _Said]] = {}
+        self._companions: dict[tuple[str, str, int], Mapping[str, Json]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
 
     def pin(self, cell: Cell) -> Cell:
@@ -61,9 +64,61 @@ class Pins:
                 recipe = {**recipe, "quantization": said.found.form}
             self._recipes[same] = recipe, said
         recipe, said = self._recipes[same]
-        return dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, said))
+        pinned = dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, said))
+        return pinned if pinned.reason is not None else self._with_companions(pinned)
 
-    def _recipe(self, cell: Cell) -> Mapping[str, Json]:
+    def _with_companions(self, cell: Cell) -> Cell:
+        """`cell` with the other models that it needs, pinned; with a reason where one does not fit its own."""
+        asked = companions.asked_for(cell)
+        found = {name: self._companion(model, cell) for name, model in asked.items()}
+        known = {"model": cell.recipe, **found}
+        configurations = {
+            name: self._configuration(known[name], cell)
+            for name in companions.configurations_needed(cell)
+            if name in known
+        }
+        if not found and not configurations:
+            return cell
+        return dataclasses.replace(cell, companions=found, reason=companions.unfit(cell, configurations))
+
+    def _companion(self, model: str, cell: Cell) -> Mapping[str, Json]:
+        """`source`, `files` and `folder` of another model than the cell's own, by what its settings call it."""
+        same = (model, cell.base_dir, id(cell.settings["download"]))
+        if same not in self._companions:
+            local = model.startswith((".", "/", "~"))
+            sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
+            settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": False}}
+            asked = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
+            found = self._recipe(asked, tokenizer=False)
+            self._companions[same] = {name: found[name] for name in ("source", "files", "folder") if name in found}
+        return self._companions[same]
+
+    def _configuration(self, pinned: Mapping[str, Json], cell: Cell) -> Mapping[str, Json] | None:
+        """What config.json of a pinned model says to `companions.unfit`; None where nobody can tell now."""
+        from trtllm_pipeline.hub.peek import configuration
+
+        source, folder = pinned["source"], pinned.get("folder")
+        assert isinstance(source, dict)
+        about = canonical({"configuration_of": {name: value for name, value in source.items() if name != "code"}})
+        known = None if self._index is None or folder is not None else self._index.pin(about)
+        if known is not None:
+            return known
+        if not self._reached and folder is None:
+            return None
+        try:
+            place = None if folder is None else Path(str(folder))
+            found = configuration(source, folder=place, offline=bool(cell.settings["download"]["offline"]))
+        except DownloadError as error:
+            logger.warning("%s: cannot tell now whether its models fit: %s", cell.id, error.message)
+            return None
+        if found is None:
+            return None
+        known = {name: found[name] for name in companions.CONFIGURATION if name in found}
+        if self._index is not None and folder is None:
+            self._index.set_pin(about, known)
+        return known
+
+    def _recipe(self, cell: Cell, *, tokenizer: bool = True) -> Mapping[str, Json]:
         listed = cell.recipe["sources"]
         assert isinstance(listed, list)
         # What is said of a source to people changes nothing.
@@ -84,6 +139,7 @@ class Pins:
                     base_dir=Path(cell.base_dir),
                     digest=self._digest_file,
                     unreached=self._unreached,
+                    tokenizer=tokenizer,
                 )
             except DownloadError as error:
                 self._allow(error)

@@ -122,7 +122,11 @@ def _stage_run(
     identity: Mapping[str, Json],
     digest: Callable[[str, Cell], tuple[str, str]],
 ) -> StageRun:
-    inputs = {name: next(of_cell[up] for up in stage.upstream(name) if up in of_cell) for name in stage.inputs}
+    inputs = {
+        name: next(of_cell[up] for up in stage.upstream(name) if up in of_cell)
+        for name in stage.inputs
+        if name not in stage.optional or not of_cell.keys().isdisjoint(stage.upstream(name))
+    }
     files: dict[str, str] = {}
     digests: dict[str, Json] = {}
     for name, path in stage.files(cell).items():

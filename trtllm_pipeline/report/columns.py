@@ -76,6 +76,9 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column(f"tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
         Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 2, "requests_per_s"),
         Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
+        Column(
+            f"accept {last}", lambda row: _share(row.levels[-1].acceptance) if row.levels else None, 3, "acceptance"
+        ),
         *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
         Column(
             "agree", lambda row: _share(row.accuracy_drift.agreement if row.accuracy_drift else None), 5, "agreement"

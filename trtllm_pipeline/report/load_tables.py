@@ -125,6 +125,8 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
         rows += [("achieved_rate", schedule.achieved_rate), ("most_in_flight", schedule.most_in_flight)]
     if level.goodput is not None:
         rows += [("goodput_share", level.goodput.share), ("goodput_requests_per_s", level.goodput.requests_per_s)]
+    if level.acceptance is not None:
+        rows += [("acceptance", level.acceptance)]
     return rows
 
 
@@ -143,6 +145,7 @@ def _overview(level: LevelResult) -> dict[str, object]:
         "out tokens/s": level.output_tokens_per_s,
         "requests/s": level.requests_per_s,
         **({"goodput": level.goodput.share} if level.goodput is not None else {}),
+        **({"accepted drafts": level.acceptance} if level.acceptance is not None else {}),
         **({"SLOs": "missed" if any(each.missed for each in objectives) else "met"} if objectives else {}),
     }
 

@@ -131,6 +131,7 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
         {} if known.request_rate is None else {"request_rate": known.request_rate},
         {name: getattr(known, name) for name in rates},
         {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
+        {} if known.acceptance is None else {"acceptance": known.acceptance},
         *(
             {
                 f"{name[:-3]}_{key}{'' if key == 'n' else '_ms'}": value

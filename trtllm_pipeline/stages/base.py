@@ -76,6 +76,8 @@ class Stage:
     """The parameters of a cell."""
     inputs: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Input name -> name of the upstream stage of the same cell; of several, the first that the cell has."""
+    optional: frozenset[str] = frozenset()
+    """Names of the inputs that a cell may lack."""
     after: tuple[str, ...] = ()
     """Stages of the same cell that must have succeeded first, though their results are not read."""
     scope: Scope = Scope.ARTIFACT

@@ -31,6 +31,7 @@ def run(context: StageContext[DownloadParams]) -> None:
         partial=context.attempt.parent / PARTIAL,
         folder=None if asked.folder is None else Path(asked.folder),
         content=asked.content,
+        tokenizer=asked.form != "draft",
     )
     if asked.quantization is not None:
         _check_quantization(context.out, asked.quantization)

@@ -168,6 +168,14 @@ Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 """Limits of latencies of a request."""
 
 
+Form = Literal["model", "draft"]
+"""What a folder of weights is: a model with its tokenizer, or a draft model, which may come without one."""
+Speculation = Literal["draft", "eagle3", "mtp", "ngram"]
+"""Who drafts: another model, an EAGLE-3 head on the model's own states, the model's own extra layers, or its text so far."""
+WITH_DRAFT_MODEL = frozenset(("draft", "eagle3"))
+"""Those that take a model of its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DownloadParams:
     """Parameters of the download stage."""
@@ -180,6 +188,7 @@ class DownloadParams:
         dict[str, str] | None,
         Param("SHA-256 of each file that is read, by name", null="not known before the download", key_with=ITSELF),
     ] = None
+    form: Annotated[Form | None, Param("what is fetched", null="a whole model", key_with=ITSELF)] = None
     folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None
     quantization: Annotated[
         str | None, Param("how the weights have to be quantized already", null="anything goes", runtime=True)

@@ -24,6 +24,7 @@ from trtllm_pipeline.stages.params import (
     SmokeParams,
     load,
 )
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 
@@ -118,6 +119,7 @@ def launch(
     resources: Callable[[Cell, Machine], Resources],
     starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]],
     needs: Callable[[Cell, Machine], Needs],
+    optional: frozenset[str] = frozenset(),
 ) -> Stage:
     """The service stage of a toolchain, whose program takes `params`."""
     return Stage(
@@ -126,6 +128,7 @@ def launch(
         summary="start a server on a repository and keep it running",
         program=program,
         inputs=inputs,
+        optional=optional,
         scope=Scope.SERVICE,
         section="serve",
         params=params,
@@ -204,6 +207,7 @@ def _declared(cell: Cell) -> dict[str, Json]:
         "max_num_tokens": tokens if kept else None,
         **({"triton_max_batch_size": triton} if (triton := repository["triton_max_batch_size"]) is not None else {}),
         **{name: repository[name] for name in _DECLARED},
+        **({} if (drafts := companions.speculation(cell)) is None else {"speculative": drafts["method"]}),
     }
 
 

@@ -25,6 +25,7 @@ from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, arguments, refusal
 from tests.standins.programs.checkpoint import number_of_experts
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
+from tests.standins.programs.llm_api import Iterations, check_speculation, read_settings
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
 _LIMITS: Final = ("max_batch_size", "max_beam_width")
@@ -50,9 +51,10 @@ def run(work: Work, argv: Sequence[str]) -> int:
     limit = _load(work, model, {name: options[name] for name in options if name not in _LIMITS or name in given}, value)
     work.begin()
     time.sleep(work.seconds("trtllm-serve"))
+    iterations = _speculation(work, model, value["--extra_llm_api_options"])
     workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
     try:
-        return _serve(work, options, str(options.get("served_model_name") or model.name), limit)
+        return _serve(work, options, str(options.get("served_model_name") or model.name), limit, iterations)
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
@@ -101,6 +103,18 @@ def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[st
     return limit
 
 
+def _speculation(work: Work, model: Path, settings: str | None) -> Iterations | None:
+    """Statistics that the server keeps, None without speculative decoding or where they are not asked for."""
+    if settings is None:
+        return None
+    asked = read_settings(Path(settings).read_text(encoding="utf-8"))
+    if "speculative_config" not in asked:
+        return None
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    drafted = check_speculation(asked["speculative_config"], config, work.release)
+    return Iterations(drafted) if asked.get("enable_iter_perf_stats") else None
+
+
 def _check_experts(config: Mapping[str, Any], tp: int, ep: int) -> None:
     if tp // ep * ep != tp:
         raise ProgramError(
@@ -136,9 +150,9 @@ def _spawn_workers(count: int) -> list[int]:
     return workers
 
 
-def _serve(work: Work, options: Mapping[str, Any], name: str, limit: int) -> int:
+def _serve(work: Work, options: Mapping[str, Any], name: str, limit: int, iterations: Iterations | None) -> int:
     try:
-        server = _Server((options["host"], options["port"]), work, name, limit)
+        server = _Server((options["host"], options["port"]), work, name, limit, iterations)
     except OSError as error:
         print(
             f"ERROR:    [Errno {error.errno}] error while attempting to bind on address ('{options['host']}', "
@@ -167,13 +181,16 @@ def _serve(work: Work, options: Mapping[str, Any], name: str, limit: int) -> int
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], work: Work, name: str, limit: int) -> None:
+    def __init__(
+        self, address: tuple[str, int], work: Work, name: str, limit: int, iterations: Iterations | None
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
         self.port = self.server_address[1]
         self.work = work
         self.name = name
         self.limit = limit
+        self.iterations = iterations
         self.lock = threading.Lock()
         self.requests = 0
 
@@ -214,6 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/v1/models":
             entry = {"id": self.server.name, "object": "model", "created": 0, "owned_by": "tensorrt_llm"}
             self._send_json(200, {"object": "list", "data": [entry]})
+        elif path == "/metrics" and self.server.iterations is not None:
+            self._send_json(200, self.server.iterations.take())
         elif path == "/metrics":
             self._send_json(200, [{"iter": self.server.requests, "numActiveRequests": 0}])
         else:
@@ -254,6 +273,8 @@ class _Handler(BaseHTTPRequestHandler):
             "completion_tokens": len(text),
             "total_tokens": prompt_tokens + len(text),
         }
+        if self.server.iterations is not None:
+            self.server.iterations.answer(len(text))
         about = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.server.requests}",
             "created": int(time.time()),

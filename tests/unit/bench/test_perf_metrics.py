@@ -526,3 +526,19 @@ def test_triton_and_gpus_stand_beside_their_level(tmp_path: Path) -> None:
     (level,) = analyze(write(tmp_path / "e", request(0, [(1, " a")]), triton, gpu), Words())["levels"]
     assert level["triton"] == [{"repeat": 0, "of": {"m": {"requests": 2, "queue_ms": 1.5}}}]
     assert level["gpu"][0]["of"][0]["power_w"] == 10.0
+
+
+def test_accepted_drafts_are_a_share_of_all_that_were_drafted(tmp_path: Path) -> None:
+    place = {"concurrency": 1, "request_rate": None}
+    told = [
+        {"type": "speculation", **place, "repeat": repeat, "drafted_tokens": drafted, "accepted_tokens": accepted}
+        for repeat, (drafted, accepted) in enumerate(((30, 20), (10, 0)))
+    ]
+    (level,) = analyze(write(tmp_path / "e", request(0, [(1, " a")]), *told), Words())["levels"]
+    assert level["acceptance"] == 0.5
+    (level,) = analyze(write(tmp_path / "f", request(0, [(1, " a")])), Words())["levels"]
+    assert "acceptance" not in level
+    (level,) = analyze(write(tmp_path / "g", request(0, [(1, " a")]), {**told[0], "drafted_tokens": 0}), Words())[
+        "levels"
+    ]
+    assert "acceptance" not in level

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import yaml
 from tests.contexts import context, faults
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
+from tests.standins.programs import ProgramError, llm_api
 from trtllm_pipeline.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchFrontend
+from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, LaunchFrontend
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.triton_repository import model_config
@@ -212,3 +214,28 @@ def test_a_quantized_folder_that_would_be_served_as_unquantized_is_refused(
     if run is frontends.run_pytorch:
         run(work)
         assert names(work.out)
+
+
+@pytest.mark.parametrize("release", ["1.0.0", "1.1.0", "1.2.0", "1.3.0"])
+@pytest.mark.parametrize("method", ["draft", "eagle3", "mtp", "ngram"])
+def test_every_release_takes_what_it_is_told_of_speculative_decoding(
+    make: Make, tmp_path: Path, release: str, method: str
+) -> None:
+    """The facts are the stand-in's: it refuses what the LLM API of a release was read to refuse."""
+    own = write_model(tmp_path / "head")
+    work = make(release, frontend="trtllm_serve", **LIMITS, **LAYOUT, speculative=method, max_draft_len=4)
+    work = replace(work, inputs={**work.inputs, **({"draft": own} if method in WITH_DRAFT_MODEL else {})})
+    frontends.run_pytorch(work)
+    said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())
+    assert said["enable_iter_perf_stats"] is True
+    assert llm_api.check_speculation(said["speculative_config"], {"num_nextn_predict_layers": 1}, release) == 4
+    assert ("speculative_model_dir" in said["speculative_config"]) is (method in WITH_DRAFT_MODEL)
+    other = {**said["speculative_config"], "decoding_type": "Medusa"}
+    with pytest.raises(ProgramError):
+        llm_api.check_speculation(other, {"num_nextn_predict_layers": 1}, release)
+
+
+def test_a_draft_model_that_is_not_there_is_refused_by_hand(make: Make) -> None:
+    work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT, speculative="eagle3")
+    with pytest.raises(StageError, match="eagle3 drafts with a model of its own"):
+        frontends.run_pytorch(work)

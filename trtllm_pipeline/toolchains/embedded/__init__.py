@@ -18,7 +18,8 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains.base import PYTORCH, Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
 from trtllm_pipeline.toolchains.embedded import needs
 from trtllm_pipeline.toolchains.embedded.params import (
@@ -88,6 +89,8 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         for name, value in cell.settings[section].items():
             if value not in (None, {}) and (name == "options" or (own and name not in own)):
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
+    if (drafts := companions.speculation(cell)) is not None:
+        return f"settings.speculative.method {drafts['method']}: only {PYTORCH} supports speculative decoding"
     if cell.settings["serve"]["frontend"] != "triton":
         frontend = cell.settings["serve"]["frontend"]
         return f"settings.serve.frontend {frontend}: the embedded toolchain serves with Triton"

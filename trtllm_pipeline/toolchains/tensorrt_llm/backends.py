@@ -20,6 +20,7 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.common_stages import launch
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
@@ -56,6 +57,7 @@ def launching(
         resources=serving_takes,
         starts=starts,
         needs=needs,
+        optional=frozenset(companions.NAMES),
     )
 
 

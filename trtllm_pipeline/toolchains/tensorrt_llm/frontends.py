@@ -19,6 +19,7 @@ from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend
+from trtllm_pipeline.toolchains.companions import DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, installed
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import SETTINGS_FILE
@@ -52,7 +53,7 @@ def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    write_llmapi(context.out, found, model=model, asked=context.params)
+    write_llmapi(context.out, found, model=model, asked=context.params, draft=context.inputs.get(DRAFT))
     print(f"wrote {llmapi.MODEL} for {model}")  # noqa: T201  a stage's stdout is its log
 
 
@@ -74,9 +75,11 @@ def write_engine(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path
     _check(out, installed, facts)
 
 
-def write_llmapi(out: Path, installed: TensorRTLLM, *, model: Path, asked: WeightsRepository) -> None:
+def write_llmapi(
+    out: Path, installed: TensorRTLLM, *, model: Path, asked: WeightsRepository, draft: Path | None = None
+) -> None:
     """Fill the LLM API's template of `installed` into the empty folder `out`. Raises StageError as `write_engine`."""
-    llmapi.fill(_templates(installed), out, model=model, asked=asked, release=installed.release)
+    llmapi.fill(_templates(installed), out, model=model, asked=asked, release=installed.release, draft=draft)
     _check(out, installed, None)
 
 
@@ -109,7 +112,7 @@ def _write_serving(
     context: StageContext[EngineRepository] | StageContext[WeightsRepository], found: TensorRTLLM
 ) -> None:
     asked = context.params
-    settings = llmapi.serve_settings(asked, found.release)
+    settings = llmapi.serve_settings(asked, found.release, context.inputs.get(DRAFT))
     command = llmapi.serve_line(asked, context.inputs, found)
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")

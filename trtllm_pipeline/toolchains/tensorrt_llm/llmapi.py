@@ -14,9 +14,12 @@ from typing import Any, Final
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
+from trtllm_pipeline.toolchains.companions import DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 from trtllm_pipeline.triton_repository import model_config
 
 TEMPLATE_SET: Final = "llmapi"
@@ -36,10 +39,19 @@ KV_CACHE: Final = {
 SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
 """Repository settings that `trtllm-serve` has for an engine."""
 SETTINGS_FILE: Final = "llm_api.yaml"
+DRAFT_LENGTH: Final = 3
+DRAFT_LENGTHS: Final = {"mtp": 1}
+"""Tokens drafted at a time where nobody says it."""
+DRAFT_TARGET_RENAMED: Final = "1.3"
+"""First release that has only the new word for a draft model."""
 
 
-def fill(root: Path, out: Path, *, model: Path, asked: WeightsRepository, release: str) -> None:
+def fill(
+    root: Path, out: Path, *, model: Path, asked: WeightsRepository, release: str, draft: Path | None = None
+) -> None:
     """Write the repository of the Hugging Face folder `model` into the folder `out`, from `all_models` at `root`.
+
+    `draft` is the folder of the model that drafts tokens, where there is one.
 
     Raises StageError where the release has no such template.
     """
@@ -50,7 +62,7 @@ def fill(root: Path, out: Path, *, model: Path, asked: WeightsRepository, releas
             failure=FailureClass.USER,
             hint="0.19 and later have it; trtllm-serve needs no repository",
         )
-    settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, asked))
+    settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, asked, release, draft))
     config = model_config.read(source / model_config.FILE_NAME)
     # The code says both again when Triton completes the configuration, which a launch may have turned off.
     config.max_batch_size = settings["triton_config"]["max_batch_size"]
@@ -60,7 +72,7 @@ def fill(root: Path, out: Path, *, model: Path, asked: WeightsRepository, releas
     (out / MODEL / "1" / "model.yaml").write_text(to_yaml(settings), encoding="utf-8")
 
 
-def yaml_settings(model: Path, asked: WeightsRepository) -> dict[str, Any]:
+def yaml_settings(model: Path, asked: WeightsRepository, release: str, draft: Path | None = None) -> dict[str, Any]:
     """What `model.yaml` says for these parameters.
 
     Triton's max_batch_size is 0: the code takes one prompt a request, and the LLM API batches them itself.
@@ -78,10 +90,40 @@ def yaml_settings(model: Path, asked: WeightsRepository) -> dict[str, Any]:
         "max_seq_len": asked.max_seq_len,
         "max_num_tokens": commands.tokens_of_a_pass(asked),
     }
-    return _merged(own, {**limits, **arguments(asked, asked.llm_args)})
+    return _merged(own, {**limits, **_merged(speculation(asked, release, draft), arguments(asked, asked.llm_args))})
 
 
-def serve_settings(asked: EngineRepository | WeightsRepository, release: str) -> dict[str, Any]:
+def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
+    """Arguments of the LLM API for speculative decoding; none without. `draft` is the folder of the model that drafts.
+
+    Statistics of iterations are on: they have the drafted and the accepted tokens. Names that all releases take which have
+    the PyTorch backend: source of releases around 1.0 to 1.3, `DecodingBaseConfig` and its subclasses in llm_args.py.
+    """
+    method = asked.speculative
+    if method is None:
+        return {}
+    if method in WITH_DRAFT_MODEL and draft is None:
+        raise StageError(f"{method} drafts with a model of its own, and none was given", failure=FailureClass.USER)
+    found: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
+    length = asked.max_draft_len or DRAFT_LENGTHS.get(method, DRAFT_LENGTH)
+    found["num_nextn_predict_layers" if method == "mtp" else "max_draft_len"] = length
+    if method in WITH_DRAFT_MODEL:
+        found["speculative_model_dir"] = str(draft)
+    if method == "ngram" and asked.max_ngram_size is not None:
+        found["max_matching_ngram_size"] = asked.max_ngram_size
+    return {"speculative_config": found, "enable_iter_perf_stats": True}
+
+
+def decoding_type(method: str, release: str) -> str:
+    """TensorRT-LLM's word for a method."""
+    if method == "draft":
+        return "Draft_Target" if at_least(release, DRAFT_TARGET_RENAMED) else "DraftTarget"
+    return {"eagle3": "Eagle", "mtp": "MTP", "ngram": "NGram"}[method]
+
+
+def serve_settings(
+    asked: EngineRepository | WeightsRepository, release: str, draft: Path | None = None
+) -> dict[str, Any]:
     """What of the settings trtllm-serve reads from a file.
 
     Of weights, all but the limits: none of it is an option, since releases differ in which wins. Of an engine, which says
@@ -89,7 +131,7 @@ def serve_settings(asked: EngineRepository | WeightsRepository, release: str) ->
     """
     found: dict[str, Any] = {}
     if isinstance(asked, WeightsRepository):
-        found = arguments(asked, asked.llm_args)
+        found = _merged(speculation(asked, release, draft), arguments(asked, asked.llm_args))
     elif commands.takes_config(release):
         found = arguments(LlmApi(**{name: getattr(asked, name) for name in SERVE_SETTINGS}), {})
     return {name: value for name, value in found.items() if value != {}}
@@ -103,7 +145,7 @@ def serve_line(
 ) -> list[str]:
     """The command line of trtllm-serve without its address. `folder` has the settings file; None leaves its name alone."""
     config = None
-    if serve_settings(asked, found.release):
+    if serve_settings(asked, found.release, inputs.get(DRAFT)):
         config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
     model, program = str(inputs["model"]), found.serve or "trtllm-serve"
     if isinstance(asked, WeightsRepository):

@@ -7,7 +7,7 @@ under other Pythons.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from trtllm_pipeline.stages.params import ITSELF, CheckParams, Frontend, Option, Param, Scalar, Selection
+from trtllm_pipeline.stages.params import ITSELF, CheckParams, Frontend, Option, Param, Scalar, Selection, Speculation
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
@@ -163,6 +163,14 @@ class WeightsRepository(LlmApi):
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
     moe_expert_parallel_size: ExpertParallel = None
+    speculative: Annotated[Speculation | None, Param("who drafts tokens", null="nobody", key_with=ITSELF)] = None
+    max_draft_len: Annotated[
+        int | None, Param("tokens drafted at a time", ge=1, null="3, or 1 for mtp", key_with=ITSELF)
+    ] = None
+    max_ngram_size: Annotated[
+        int | None,
+        Param("longest run of tokens looked for in the text so far", ge=1, null="the release's own", key_with=ITSELF),
+    ] = None
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
         field(default_factory=dict)
     )

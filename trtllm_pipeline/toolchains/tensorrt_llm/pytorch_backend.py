@@ -15,6 +15,7 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import load, table
 from trtllm_pipeline.stages.repository_settings import LlmApi
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
@@ -52,8 +53,17 @@ def _repository(cell: Cell) -> WeightsRepository:
         "pipeline_parallel_size": cell.pp,
         "moe_expert_parallel_size": backends.expert_parallel(cell),
         "unquantized": cell.precision != AS_IS and not _quantized(cell),
+        **_speculation(cell),
     }
     return load(WeightsRepository, own, cell.settings["repository"])
+
+
+def _speculation(cell: Cell) -> dict[str, Any]:
+    found = companions.speculation(cell)
+    if found is None:
+        return {}
+    sizes = {name: found[name] for name in ("max_draft_len", "max_ngram_size")}
+    return {"speculative": found["method"], **sizes}
 
 
 def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
@@ -90,7 +100,8 @@ REPOSITORY: Final = Stage(
     version=1,
     summary="write what the PyTorch runtime is served from: the release's llmapi model, or trtllm-serve's settings",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_pytorch",
-    inputs={"model": ("quantize", "download")},
+    inputs={"model": ("quantize", "download"), companions.DRAFT: companions.DRAFT},
+    optional=frozenset(companions.NAMES),
     params=WeightsRepository,
     read=_repository,
     identity=("tensorrt_llm", "templates"),
@@ -118,10 +129,18 @@ TOOLCHAIN: Final = Toolchain(
     summary="TensorRT-LLM's PyTorch runtime, 1.0 and later, served by Triton or trtllm-serve",
     stages=(
         DOWNLOAD,
+        companions.FETCH_DRAFT,
         QUANTIZE,
         REPOSITORY,
         backends.launching(
-            "launch_pytorch", {"repository": "repository", "model": ("quantize", "download")}, _server, needs.serving
+            "launch_pytorch",
+            {
+                "repository": "repository",
+                "model": ("quantize", "download"),
+                **{name: name for name in companions.NAMES},
+            },
+            _server,
+            needs.serving,
         ),
         SMOKE,
         PERF,

@@ -19,6 +19,8 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES, uneven
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized
@@ -767,6 +769,40 @@ def experts(case: Case) -> str | None:
     return (
         f"ep{case.cell.ep}: quantize.py, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
     )
+
+
+# ------------------------------------------------------------------------------------------ TLM7: speculative decoding
+
+
+@rule("TLM701", f"the toolchain {PYTORCH} has draft, eagle3, mtp and ngram, from 1.0 on")
+def speculation(case: Case) -> str | None:
+    """Speculative decoding with engines: the pipeline does not plan it. Source: it takes engines of its own for each method,
+    which trtllm-build makes with `--speculative_decoding_mode`, and requests that only some frontends send.
+    """
+    found = companions.speculation(case.cell)
+    return None if found is None else f"settings.speculative.method {found['method']}: engines are planned without it"
+
+
+@rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a folder", toolchains=(PYTORCH,))
+def draft_model(case: Case) -> str | None:
+    """A method that takes a draft model, without one. Source: `DecodingBaseConfig` and its subclasses of the LLM API."""
+    found = companions.speculation(case.cell)
+    if found is None or found["method"] not in WITH_DRAFT_MODEL or found["model"] is not None:
+        return None
+    return (
+        f"settings.speculative.method {found['method']} takes a draft model, and settings.speculative.model names none"
+    )
+
+
+@rule("TLM703", "name it in one of the two", toolchains=(PYTORCH,))
+def speculation_twice(case: Case) -> str | None:
+    """Speculative decoding both in `settings.speculative` and in `settings.repository.llm_args`. Source: one argument of
+    the LLM API, `speculative_config`, has it.
+    """
+    given = case.repository("llm_args")
+    if companions.speculation(case.cell) is None or not isinstance(given, dict) or "speculative_config" not in given:
+        return None
+    return "settings.repository.llm_args.speculative_config is what settings.speculative says"
 
 
 def _without_pages(case: Case, setting: str) -> str | None:
