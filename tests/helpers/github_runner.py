@@ -106,7 +106,7 @@ def run(
 ) -> Job:
     """Run the steps of a job in the folder `checkout`, but for those whose ids are in `leave_out`."""
     done = Job()
-    seen: dict[str, dict[str, str]] = {}
+    seen: dict[str, dict[str, Any]] = {}
     variables = {**contexts.get("env", {})}
     variables |= {name: interpolated(value, contexts) for name, value in job.get("env", {}).items()}
     path = environment["PATH"]
@@ -116,6 +116,7 @@ def run(
         condition = str(step.get("if", "success()")).strip().removeprefix("${{").removesuffix("}}")
         if not _STATUS.search(condition):
             condition = f"success() && ({condition})"
+        outputs: dict[str, str] = {}
         if step.get("id") in leave_out or not evaluated(condition, now, failed=done.failed):
             outcome = "success" if step.get("id") in leave_out else "skipped"
             done.steps.append(Step(name, outcome))
@@ -145,9 +146,10 @@ def run(
             )
             told = {key: file.read_text(encoding="utf-8") for key, file in files.items()}
             assert not told["GITHUB_ENV"], "the workflows keep what people typed out of this file"
+            outputs = dict(line.split("=", 1) for line in told["GITHUB_OUTPUT"].splitlines())
             path = ":".join([*reversed(told["GITHUB_PATH"].split()), path])
             outcome = "failure" if ended.returncode else "success"
             done.steps.append(Step(name, outcome, ended.returncode, ended.stdout, told["GITHUB_STEP_SUMMARY"]))
         if "id" in step:
-            seen[step["id"]] = {"outcome": done.steps[-1].outcome}
+            seen[step["id"]] = {"outcome": done.steps[-1].outcome, "outputs": outputs}
     return done

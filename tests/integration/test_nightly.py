@@ -36,6 +36,8 @@ class Runner:
         self.checkout = folder / "checkout"
         self.matrix = self.checkout / "small.yaml"
         self.nights = 0
+        self.more: dict[str, str] = {}
+        """Variables of the machine."""
 
     def check_out(self, **settings: Any) -> None:
         """What the repository has tonight: one cell of the tiny matrix, with these settings as well."""
@@ -50,7 +52,7 @@ class Runner:
     def environment(self) -> dict[str, str]:
         """With leases of its own: tests must not wait for real work on this machine."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {"PATH": path, "XDG_RUNTIME_DIR": str(self.folder), "GITHUB_ACTIONS": "true"}
+        return {"PATH": path, "XDG_RUNTIME_DIR": str(self.folder), "GITHUB_ACTIONS": "true", **self.more}
 
     def night(self, *, branch: str | None = None, **inputs: str) -> github_runner.Job:
         """One run of the workflow: by schedule, or by hand for a branch or with inputs."""
@@ -258,11 +260,29 @@ def test_the_script_does_the_same_elsewhere(tmp_path: Path) -> None:
     assert runner.script(NIGHT="night-6").returncode == 2
 
 
-def test_a_night_that_cannot_begin_reports_none_of_an_earlier_one(tmp_path: Path) -> None:
-    runner = Runner(tmp_path)
+def without_a_hub(folder: Path) -> Runner:
+    runner = Runner(folder)
     runner.check_out()
-    nowhere = dict.fromkeys(("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"), "http://127.0.0.1:9")
-    failed = runner.script(MATRIX="nightly", **nowhere)
+    runner.more = dict.fromkeys(("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"), "http://127.0.0.1:9")
+    return runner
+
+
+def test_a_night_that_cannot_begin_fails_where_it_should_have_begun_and_nowhere_else(tmp_path: Path) -> None:
+    job = without_a_hub(tmp_path).night(matrix="nightly")
+    assert job.step("Run").code == 1, told(job)
+    assert "cannot be reached at http://127.0.0.1:9" in job.step("Run").output
+    assert (
+        job.step("Run").summary == "There is nothing to compare and to report: the run never began, or was stopped.\n"
+    )
+    assert {name for name, outcome in outcomes(job).items() if outcome == "failure"} == {"Run"}
+    assert {outcomes(job)[name] for name in ("Compare", "Report", "Move the baseline")} == {"skipped"}
+    assert outcomes(job)["Remove what no run of the last month needed"] == "success"
+    assert job.artifacts == {}
+
+
+def test_a_night_that_cannot_begin_reports_none_of_an_earlier_one(tmp_path: Path) -> None:
+    runner = without_a_hub(tmp_path)
+    failed = runner.script(MATRIX="nightly")
     assert failed.returncode == 1, failed.stdout
     assert failed.stdout.count("error: ") == 1, failed.stdout
     assert "cannot be reached at http://127.0.0.1:9" in failed.stdout
