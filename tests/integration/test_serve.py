@@ -243,6 +243,35 @@ def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
     assert host.status("one")["state"] == "stopped"
 
 
+@pytest.mark.parametrize("halted", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow)])
+def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> None:
+    start = host.start("serve", "start", PLAIN, "--name", "one")
+    found: list[int] = []
+
+    def there() -> bool:
+        last = look(folder_of(host.workspace, "one")).keeper
+        found[:] = [] if last is None else [last.pid]
+        for _ in range(("keeper", "guardian", "worker").index(halted)):
+            found[:] = [pid for pid, each in process_table().items() if each.parent in found]
+        return bool(found)
+
+    assert eventually(there, 20)
+    os.kill(found[0], signal.SIGSTOP)
+    _, err = start.communicate(timeout=40)
+    assert start.returncode == 0, err
+    assert host.status("one")["state"] == "ready"
+
+
+def test_a_guardian_that_is_halted_is_woken_by_its_keeper(host: Host) -> None:
+    """Whoever may be waiting for it."""
+    keeper = host.serve(PLAIN, "--name", "one")["keeper_pid"]
+    of = processes(keeper)
+    os.kill(of["guardian"], signal.SIGSTOP)
+    os.kill(of["worker"], signal.SIGKILL)
+    assert "was ended by SIGKILL" in host.becomes("one", "failed")["reason"]
+    assert host.left() == []
+
+
 def test_what_is_halted_while_it_stops_ends_as_well(host: Host) -> None:
     keeper = host.serve(PLAIN, "--name", "one")["keeper_pid"]
     guardian = processes(keeper)["guardian"]

@@ -50,7 +50,7 @@ _POLL_S: Final = 0.1
 _STOP_S: Final = 30.0
 """What a stop may take beyond the time limits that the server has for it, before its keeper is killed."""
 _KILLED_S: Final = 20.0
-_WAKE_S: Final = 1.0
+_WAKE_S: Final = 2.0
 _LAST_S: Final = 5.0
 
 
@@ -264,7 +264,7 @@ def _spawn(folder: Path, lock: claims.Claim) -> None:
 
 def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:
     """The server once it is ready. Raises ServerError when it is not going to be; `look` is told each change."""
-    seen = server
+    seen, wake_s = server, time.monotonic() + _WAKE_S
     while True:
         server = servers.look(server.folder)
         if (server.state, server.reason) != (seen.state, seen.reason):
@@ -275,6 +275,7 @@ def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _
         if not server.state.alive:
             hint = None if server.record is None else server.record.hint
             raise ServerError(f"server {server.name}: {server.reason}", hint=hint, log=server.folder / LOG)
+        wake_s = _wake(server.folder, wake_s)
         time.sleep(_POLL_S)
 
 
@@ -330,10 +331,16 @@ def _end(server: KeptServer, patience_s: float) -> None:
                 f"server {server.name} does not end: some process still holds {folder / LOCK}",
                 hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
             )
-        if time.monotonic() >= wake_s:
-            wake_s = time.monotonic() + _WAKE_S
-            _signal_all(folder, signal.SIGCONT)  # what is halted cannot obey
+        wake_s = _wake(folder, wake_s)
         time.sleep(_POLL_S)
+
+
+def _wake(folder: Path, due_s: float) -> float:
+    """Let go on what was halted of a server, which can neither start nor obey, once it is `due_s`. Returns the next time."""
+    if time.monotonic() < due_s:
+        return due_s
+    _signal_all(folder, signal.SIGCONT)
+    return time.monotonic() + _WAKE_S
 
 
 def _signal_all(folder: Path, signo: signal.Signals) -> None:

@@ -202,6 +202,7 @@ class Guardian:
             try:
                 data = self._socket.recv(_PACKET_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
+                self._wake()
                 return events
             except ConnectionResetError:
                 data = b""
@@ -225,8 +226,14 @@ class Guardian:
         if self._socket.fileno() < 0:
             return
         self._socket.close()
+        self._wake()
         with contextlib.suppress(ChildProcessError):  # if someone else has reaped it
             os.waitpid(self.pid, 0)
+
+    def _wake(self) -> None:
+        """Let it go on if it was halted: it would neither start, tell nor end anything. One that runs notices nothing."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
 
     def _send(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode()
