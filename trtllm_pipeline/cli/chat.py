@@ -138,7 +138,7 @@ def _started(
     note(f"starting a server for {target.cell or what}; it ends with this conversation")
     command = ("pipeline", *sys.argv[1:])
     limits = stage_options.read_class(GatewayParams, {}, target.gateway)
-    wish = control.Wish(name=f"chat-{os.getpid()}", openai=True, gateway=limits, command=command)
+    wish = control.Wish(name=f"chat-{os.getpid()}", gateway=True, limits=limits, command=command)
     server = control.start(target, wish, Path(workspace))
     try:
         yield control.wait_ready(server)

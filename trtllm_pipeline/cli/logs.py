@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from trtllm_pipeline.cli import completion, options
-from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.cli.output import emit, emit_json, note, print_log
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import newest_cells
 from trtllm_pipeline.report.logs import failure_of, log_of, logs_of, measured_beside, stage_run_of
 from trtllm_pipeline.report.tables import aligned
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.terminal import clean
-
-_POLL_S: Final = 0.2
 
 
 def logs(
@@ -64,7 +58,7 @@ def logs(
         )
     if why:
         note(why)
-    _print(log, lines, (lambda: store.is_claimed(found.fingerprint)) if follow else lambda: False)
+    print_log(log, lines, lambda: follow and store.is_claimed(found.fingerprint))
     for line in failure_of(store, found):
         note(line)
     return _measured(log)
@@ -83,25 +77,3 @@ def _measured(log: Path) -> None:
         from trtllm_pipeline.report.load_tables import overview
 
         emit(f"\n{overview(levels)}")
-
-
-def _print(log: Path, lines: int | None, goes_on: Callable[[], bool]) -> None:
-    """Copy the log to stdout; and what comes for as long as it `goes_on`."""
-    out = sys.stdout
-    with log.open(encoding="utf-8", errors="replace", newline="") as file:
-        text = clean(file.read())
-        if lines is not None:
-            text = "".join(text.splitlines(keepends=True)[-lines:])
-        out.write(text)
-        going = True
-        while going:
-            # Looked at before reading: what was written before the end is still read after it.
-            going = goes_on()
-            more = clean(file.read())
-            text = more or text
-            out.write(more)
-            out.flush()
-            if going:
-                time.sleep(_POLL_S)
-    if text and not text.endswith("\n"):
-        out.write("\n")

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError, UsageError
 from trtllm_pipeline.files import disk
+from trtllm_pipeline.files.following import follow
 from trtllm_pipeline.files.writing import write_text
 
 T = TypeVar("T")
@@ -46,6 +47,18 @@ def emit_as(format: str, found: T, **writers: Callable[[T], Any]) -> None:
 def note(text: str) -> None:
     """A line for people, to stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def print_log(path: Path, lines: int | None, goes_on: Callable[[], bool]) -> None:
+    """A log, or its last `lines`, to stdout; and what comes for as long as it `goes_on`."""
+    text = ""
+    for text in map(terminal.clean, follow(path, goes_on)):
+        if lines is not None:
+            text, lines = "".join(text.splitlines(keepends=True)[-lines:]), None
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    if text and not text.endswith("\n"):
+        emit("")
 
 
 def write_output(path: str, text: str) -> None:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shlex
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from trtllm_pipeline.cli import completion, options, stage_options
-from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note, write_output
+from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note, print_log, write_output
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams
 from trtllm_pipeline.hosting import shown
-from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, api_keys_file, find
+from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.report.tables import aligned
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.params import table
-from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hosting.target import ServeTarget
@@ -46,7 +42,6 @@ _PANELS: Final = {
 _NOT_TYPED: Final = ("stop_timeout_s",)
 """Limits of the gateway that the matrix has alone: the server has an option of this name."""
 _LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
-_POLL_S: Final = 0.2
 
 Servers = Annotated[
     list[str] | None, options.argument("NAME", "Kept servers (pipeline serve ps).", complete=completion.servers)
@@ -202,13 +197,13 @@ def _start(
         restart=restart_,
         unresponsive_timeout_s=unresponsive_timeout_s or UNRESPONSIVE_S,
         require_signed=require_signed,
-        trusted_keys=trusted_keys,
-        openai=openai,
+        trusted_keys=None if trusted_keys is None else str(trusted_keys.absolute()),
+        gateway=openai,
         host=host,
         port=port or 0,
         model=model_name,
         api_keys_file=None if api_keys is None else Path(api_keys).absolute(),
-        gateway=limits,
+        limits=limits,
         command=("pipeline", *sys.argv[1:]),
         **({} if dialect is None else {"dialect": dialect}),
     )
@@ -284,23 +279,7 @@ def _until_ready(server: KeptServer) -> KeptServer:
 def _show_started(server: KeptServer, form: str) -> None:
     emit_as(form, shown.entry(server), text=lambda _: aligned({"name": server.name, **shown.endpoints(server)}))
     if form == "text" and server.state is State.READY:
-        note(f"For instance:\n  {_example(server)}\npipeline serve stop {server.name} ends it")
-
-
-def _example(server: KeptServer) -> str:
-    """A command line that asks a server that is ready."""
-    endpoint = server.endpoint()
-    assert endpoint is not None
-    if endpoint.openai is not None:
-        body: dict[str, Any] = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 8}
-        key = "-H 'Authorization: Bearer KEY' " if api_keys_file(server.folder) else ""
-        return (
-            f"curl -s {endpoint.openai}/completions {key}-H 'Content-Type: application/json' "
-            f"-d {shlex.quote(json.dumps(body))}"
-        )
-    service = endpoint.service
-    body = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
-    return f"curl -s http://{service.http}/v2/models/{service.model}/generate -d {shlex.quote(json.dumps(body))}"
+        note(f"For instance:\n  {shown.example(server)}\npipeline serve stop {server.name} ends it")
 
 
 start = stage_options.with_class(
@@ -373,8 +352,18 @@ def logs(
     if not path.exists() and not follow:
         there = ", ".join(each for each in shown.LOGS if shown.log_of(server, each).exists())
         raise UsageError(f"{name} has no log of its {part}", hint=f"--part is one of {there}" if there else None)
+    seen = server.state
+
+    def goes_on() -> bool:
+        nonlocal seen
+        before, now = seen, look_at(server.folder)
+        seen = now.state
+        if seen is not before:
+            note(_standing(now))
+        return follow
+
     try:
-        _print(path, lines, server, follow=follow)
+        print_log(path, lines, goes_on)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -382,35 +371,6 @@ def logs(
 
 def _standing(server: KeptServer) -> str:
     return f"{server.name}: {server.state.value}{f': {server.reason}' if server.reason else ''}"
-
-
-def _print(path: Path, lines: int | None, server: KeptServer, *, follow: bool) -> None:
-    """Copy a log to stdout, and with `follow` what comes, also where the file is begun anew."""
-    out, at, inode = sys.stdout, 0, 0
-    while True:
-        try:
-            with path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                at = at if about.st_ino == inode and about.st_size >= at else 0
-                inode = about.st_ino
-                file.seek(at)
-                data = file.read()
-        except FileNotFoundError:
-            data = b""  # between two starts
-        at += len(data)
-        text = clean(data.decode("utf-8", "replace"))
-        if lines is not None and text:
-            text = "".join(text.splitlines(keepends=True)[-lines:])
-            lines = None
-        out.write(text)
-        out.flush()
-        if not follow:
-            return
-        time.sleep(_POLL_S)
-        seen = look_at(server.folder)
-        if seen.state is not server.state:
-            note(_standing(seen))
-            server = seen
 
 
 def stop(

@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     """`server.run`. Raises UsageError where its packages are not installed as well."""
+    require_packages()
+    from trtllm_pipeline.gateway import server
+
+    server.run(config, folder, announce)
+
+
+def require_packages() -> None:
+    """Raises UsageError where a package that it needs is not installed."""
     try:
-        from trtllm_pipeline.gateway import server
+        import trtllm_pipeline.gateway.server  # noqa: F401
     except ImportError as error:
         raise UsageError(
             f"the gateway needs the package {error.name}", hint="pip install 'trtllm-pipeline[gateway]'"
         ) from error
-    server.run(config, folder, announce)

@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from trtllm_pipeline.errors import ServerError, StateError, UsageError
 from trtllm_pipeline.execution.executor import Job, read_job
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.gateway import require_packages
 from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.monitoring import write_targets
@@ -31,8 +32,8 @@ from trtllm_pipeline.hosting.servers import (
     SERVER_FILE,
     STOP,
     STOPPED_REASON,
-    UNRESPONSIVE_S,
     Keeper,
+    KeptOptions,
     KeptRecord,
     KeptServer,
     State,
@@ -55,19 +56,12 @@ _LAST_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What is asked of a server beside what it serves."""
+class Wish(KeptOptions):
+    """All that is asked of a server beside what it serves."""
 
     name: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the launch stage that were typed."""
-    restart: bool = False
-    unresponsive_timeout_s: float = UNRESPONSIVE_S
-    """With `restart`: how long it may leave questions after its health unanswered."""
-    require_signed: bool = False
-    trusted_keys: Path | None = None
-    """Of the policy that what it is served from was checked by; asked again whenever it is started again."""
-    openai: bool = False
     host: str = "127.0.0.1"
     """Where clients reach it: the gateway's address, or without one the server's."""
     port: int = 0
@@ -75,8 +69,7 @@ class Wish:
     model: str | None = None
     dialect: str = AUTO
     api_keys_file: Path | None = None
-    gateway: GatewayParams = field(default_factory=GatewayParams)
-    command: Sequence[str] = ()
+    limits: GatewayParams = field(default_factory=GatewayParams)
 
 
 def check_name(name: str) -> str:
@@ -105,9 +98,11 @@ def find(workspace: Path, name: str) -> KeptServer:
 def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
-    Raises UsageError for a name that cannot be or is in use, StateError where the workspace cannot be written, StageError
-    where a repository that has to be written first cannot.
+    Raises UsageError for a name that cannot be or is in use and for a gateway without its packages, StateError where the
+    workspace cannot be written, StageError where a repository that has to be written first cannot.
     """
+    if wish.gateway:
+        require_packages()
     name = check_name(wish.name or target.name)
     folder = servers.folder_of(workspace, name)
     try:
@@ -136,7 +131,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         record = _record(target, wish, ports)
         record.write(folder)
         _job(target, wish, write_repository(target, repository), folder).write(folder / JOB)
-        if wish.openai:
+        if wish.gateway:
             _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)
         _spawn(folder, lock)
     except BaseException as error:
@@ -179,18 +174,13 @@ def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRe
         fingerprints={stage: artifact.fingerprint for stage, artifact in target.artifacts.items()},
         model=wish.model or target.model,
         model_folder=None if target.model_folder is None else str(target.model_folder),
-        gateway=wish.openai,
-        restart=wish.restart,
-        unresponsive_timeout_s=wish.unresponsive_timeout_s,
         served_from=tuple(map(str, target.folders)),
-        require_signed=wish.require_signed,
-        trusted_keys=None if wish.trusted_keys is None else str(wish.trusted_keys.absolute()),
         gpus_needed=target.gpus,
-        command=tuple(wish.command),
         since_s=now,
         started_s=now,
         asked_ports={name: port for name, port in {**asked, "openai": wish.port}.items() if port},
         ports=ports,
+        **{each.name: getattr(wish, each.name) for each in fields(KeptOptions)},
     )
 
 
@@ -207,7 +197,7 @@ def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job
 
     Its command and folders are the keeper's to write: the workspace may be moved before the next start.
     """
-    host = "127.0.0.1" if wish.openai else wish.host
+    host = "127.0.0.1" if wish.gateway else wish.host
     params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
     wanted = [name for name in target.launch.inputs if name in target.inputs or name not in target.launch.optional]
     inputs = {name: target.inputs.get(name, repository) for name in wanted}
@@ -241,7 +231,7 @@ def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
         max_input_len=target.max_input_len,
     )
     return GatewayConfig(
-        models=(model,), host=wish.host, port=wish.port, api_keys_file=wish.api_keys_file, params=wish.gateway
+        models=(model,), host=wish.host, port=wish.port, api_keys_file=wish.api_keys_file, params=wish.limits
     )
 
 
@@ -408,12 +398,14 @@ def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: P
 
 
 def _startable(server: KeptServer) -> KeptRecord:
-    """What was asked of a server, if that is still there. Raises StateError."""
+    """What was asked of a server, if all for it is still there. Raises StateError, UsageError."""
     if server.record is None:
         raise StateError(
             f"server {server.name}: {server.reason}",
             hint=f"pipeline serve stop {server.name} --remove, then start it anew",
         )
+    if server.record.gateway:
+        require_packages()
     anew = shlex.join(server.record.command) or "pipeline serve start CELL"
     inputs = read_job(server.folder / JOB).inputs.values()
     if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:  # noqa: PTH110

@@ -110,8 +110,25 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptRecord:
-    """What server.json holds: first what was asked, then how it stands as its keeper said last."""
+class KeptOptions:
+    """What is asked of a server, and stays so whenever it is started again."""
+
+    gateway: bool = False
+    """Whether the gateway stands in front of it."""
+    restart: bool = False
+    """Whether it is started again when it dies, or does not answer for `unresponsive_timeout_s`."""
+    unresponsive_timeout_s: float = UNRESPONSIVE_S
+    require_signed: bool = False
+    """Whether what it is served from must be signed by a trusted key, also when it is started again."""
+    trusted_keys: str | None = None
+    """Folder of those keys."""
+    command: tuple[str, ...] = ()
+    """What was typed to start it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptRecord(KeptOptions):
+    """What server.json holds: what was asked, what is served, and how it stands as its keeper said last."""
 
     toolchain: str
     cell: str | None = None
@@ -124,20 +141,9 @@ class KeptRecord:
     """What OpenAI clients call it."""
     model_folder: str | None = None
     """Folder with tokenizer and chat template."""
-    gateway: bool = False
-    """Whether the gateway stands in front of it."""
-    restart: bool = False
-    """Whether it is started again when it dies, or does not answer for `unresponsive_timeout_s`."""
-    unresponsive_timeout_s: float = UNRESPONSIVE_S
     served_from: tuple[str, ...] = ()
     """The folders that it is served from, whose signed statements are checked."""
-    require_signed: bool = False
-    """Whether what it is served from must be signed by a trusted key, also when it is started again."""
-    trusted_keys: str | None = None
-    """Folder of those keys."""
     gpus_needed: int = 0
-    command: tuple[str, ...] = ()
-    """What was typed to start it."""
     state: State = State.STARTING
     reason: str | None = None
     hint: str | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer
+from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer, api_keys_file
 from trtllm_pipeline.planning.names import duration, shorten
 from trtllm_pipeline.report.tables import aligned, plain_table
 from trtllm_pipeline.stages.launch import LOG_FILE
@@ -141,6 +143,22 @@ def endpoints(server: KeptServer) -> dict[str, str]:
     if service.kind == "triton":
         found |= {"http": service.http, "grpc": service.grpc}
     return found | ({"metrics": ", ".join(endpoint.metrics)} if endpoint.metrics else {})
+
+
+def example(server: KeptServer) -> str:
+    """A command line that asks a server that is ready."""
+    endpoint = server.endpoint()
+    assert endpoint is not None
+    if endpoint.openai is not None:
+        body: dict[str, Any] = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 8}
+        key = "-H 'Authorization: Bearer KEY' " if api_keys_file(server.folder) else ""
+        return (
+            f"curl -s {endpoint.openai}/completions {key}-H 'Content-Type: application/json' "
+            f"-d {shlex.quote(json.dumps(body))}"
+        )
+    service = endpoint.service
+    body = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
+    return f"curl -s http://{service.http}/v2/models/{service.model}/generate -d {shlex.quote(json.dumps(body))}"
 
 
 def log_of(server: KeptServer, part: str) -> Path:

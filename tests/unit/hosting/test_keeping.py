@@ -410,6 +410,24 @@ def test_a_server_that_ended_is_cleaned_up_and_forgotten(tmp_path: Path) -> None
     assert not (tmp_path / "serve").exists()
 
 
+def test_without_the_packages_of_the_gateway_nothing_is_begun_or_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trtllm_pipeline.gateway.server", None)
+    what: Any = None  # not looked at
+    with pytest.raises(UsageError, match="the gateway needs the package") as found:
+        control.start(what, control.Wish(name="one", gateway=True), tmp_path)
+    assert found.value.hint == "pip install 'trtllm-pipeline[gateway]'"
+    assert list(tmp_path.iterdir()) == []
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(gateway=True, state=State.READY, keeper=Keeper.here()).write(folder)
+    assert look(folder).state.alive
+    with pytest.raises(UsageError, match="the gateway needs the package"):
+        control.restart(look(folder))
+    assert look(folder).state.alive
+
+
 @pytest.mark.parametrize("content", [None, "README.md", "config.pbtxt"])
 def test_a_folder_that_cannot_be_served_is_told_with_what_can(tmp_path: Path, content: str | None) -> None:
     if content:
