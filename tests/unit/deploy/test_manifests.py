@@ -16,6 +16,7 @@ import kubernetes_validate
 import kubernetes_validate.utils
 import pytest
 import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from tests.helpers.deployments import KINDS, deployment
 from trtllm_pipeline.deploy import manifests
@@ -243,6 +244,7 @@ def test_compose(kind: str, tmp_path: Path) -> None:
     of = deployment(kind, openai=kind in {"embedded", "engine"})
     manifests.write_compose(of, tmp_path)
     found = yaml.safe_load((tmp_path / "compose.yaml").read_text(encoding="utf-8"))
+    jsonschema.validate(found, get_builtin_schema("vendor.compose-spec"))
     for service in found["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
         assert all(volume["read_only"] for volume in service["volumes"])
