@@ -229,6 +229,15 @@ def test_every_setting_axis_and_recipe_field_is_documented() -> None:
     assert [field for field in fields if f"| `{field}` |" not in text] == []
 
 
+def test_every_code_of_the_gateway_s_errors_is_documented() -> None:
+    sources = (ROOT / "trtllm_pipeline" / "gateway").glob("*.py")
+    codes = {code for path in sources for code in re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', path.read_text("utf-8"))}
+    assert {"invalid_value", "server_unavailable", "internal_error"} <= codes
+    documented = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
+    nobody_reads = {"incomplete_body"}  # the client has left
+    assert {code for code in codes if f"`{code}`" not in documented} == nobody_reads
+
+
 def test_other_tools_names_of_options_are_documented() -> None:
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \|$", text, re.MULTILINE)

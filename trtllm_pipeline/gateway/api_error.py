@@ -47,7 +47,7 @@ class ApiError(Exception):
         return fields
 
 
-def bad(param: str, message: str, *, code: str | None = None) -> ApiError:
+def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
     """400 for one field of a request."""
     return ApiError(400, message, param=param, code=code)
 

@@ -302,7 +302,7 @@ def _texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
 
 
 def _wrong(param: str, expected: str, value: object) -> ApiError:
-    return bad(param, f"{param} is {_shown(value)}; expected {expected}", code="invalid_value")
+    return bad(param, f"{param} is {_shown(value)}; expected {expected}")
 
 
 def _shown(value: object) -> str:

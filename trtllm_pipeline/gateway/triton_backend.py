@@ -203,7 +203,7 @@ class TritonBackend:
         """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
         param = "messages" if asked.endpoint == "chat" else "prompt"
         if tokens == 0:
-            raise bad(param, "the prompt has no tokens", code="invalid_value")
+            raise bad(param, "the prompt has no tokens")
         if tokens is not None and self.max_input_len is not None and tokens > self.max_input_len:
             raise bad(
                 param,
