@@ -21,7 +21,7 @@ from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.store.manifest import NAME as MANIFEST
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.triton_repository import model_config, referenced_paths
 from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 
 if TYPE_CHECKING:
@@ -62,8 +62,17 @@ class ServeTarget:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All that it is served from."""
-        return (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
+        """All that it is served from, and so the engine or weights that its repository refers to, wherever they are."""
+        found = (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
+        repository = self.inputs.get("repository")
+        return found if repository is None else tuple(dict.fromkeys((*found, *_referenced(repository))))
+
+
+def _referenced(repository: Path) -> tuple[Path, ...]:
+    from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE, serve_command
+
+    command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
+    return referenced_paths.folders(repository, command)
 
 
 def is_folder(what: str) -> bool:

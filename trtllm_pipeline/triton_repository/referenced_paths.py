@@ -1,4 +1,4 @@
-"""Checks that the paths in a repository still exist after a workspace was moved.
+"""The folders of a workspace that a repository refers to: which they are, and whether they exist after it was moved.
 
 Engines and weights stay in the workspace's `store/`, so repositories contain their absolute paths. No other artifact does,
 and a repository is written again in a second.
@@ -25,13 +25,24 @@ def check(repository: Path, command: Sequence[str] = ()) -> None:
 
     Other paths are left to the server, which reports missing files itself.
     """
-    for text in (*command, *_settings(repository)):
-        if Path(text).is_absolute() and _STORE in Path(text).parts and not os.path.exists(text):  # noqa: PTH110  Path raises for long texts
+    for text in _of_workspaces(repository, command):
+        if not os.path.exists(text):  # noqa: PTH110  Path raises for long texts
             raise ServerError(
                 f"{repository} refers to {text}, which does not exist: the workspace was moved, or the folder removed",
                 failure=FailureClass.USER,
                 hint=_way_on(repository.absolute()),
             )
+
+
+def folders(repository: Path, command: Sequence[str] = ()) -> tuple[Path, ...]:
+    """The folders that are there, in whatever workspace, of those that `repository` or the `command` in it refers to."""
+    return tuple(Path(text) for text in _of_workspaces(repository, command) if os.path.isdir(text))  # noqa: PTH112  as above
+
+
+def _of_workspaces(repository: Path, command: Sequence[str]) -> Iterator[str]:
+    for text in dict.fromkeys((*command, *_settings(repository))):
+        if Path(text).is_absolute() and _STORE in Path(text).parts:
+            yield text
 
 
 def _way_on(repository: Path) -> str:

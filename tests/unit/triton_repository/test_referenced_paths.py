@@ -12,10 +12,12 @@ import pytest
 from tests.contexts import context
 from tests.helpers.trtllm_cells import machine
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.hosting.target import ServeTarget
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchParams
+from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.embedded import repository as embedded
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, llmapi
@@ -85,10 +87,26 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
     assert f"rm -r {new / 'store' / 'repository'}, then run again" in str(error.value.hint)
 
 
+@pytest.mark.parametrize("write", [write_triton, write_llmapi, write_serve])
+def test_what_a_repository_refers_to_is_checked_as_part_of_what_is_served(old: Path, write: Write) -> None:
+    write(old / REPOSITORY, old / ENGINE)
+    target = ServeTarget(
+        toolchain="embedded",
+        launch=toolchains.load("embedded").stage("launch"),
+        params=None,
+        inputs={"repository": old / REPOSITORY},
+        model="tiny",
+        name="tiny",
+        model_folder=old,
+    )
+    assert target.folders == (old / REPOSITORY, old, old / ENGINE)
+
+
 @pytest.mark.parametrize("write", [write_triton, write_llmapi])
 def test_one_that_stayed_is_not(old: Path, write: Write) -> None:
     write(old / REPOSITORY, old / ENGINE)
     referenced_paths.check(old / REPOSITORY, [str(old / ENGINE)])
+    assert referenced_paths.folders(old / REPOSITORY, [str(old / ENGINE)]) == (old / ENGINE,)
 
 
 def test_what_is_no_folder_of_a_workspace_is_left_to_the_server(tmp_path: Path) -> None:
@@ -97,7 +115,9 @@ def test_what_is_no_folder_of_a_workspace_is_left_to_the_server(tmp_path: Path) 
     (tmp_path / "repository" / "broken" / "config.pbtxt").write_text('parameters: { "/store/" ')
     (tmp_path / "repository" / "broken" / "1").mkdir()
     (tmp_path / "repository" / "broken" / "1" / "model.yaml").write_text("[")
-    referenced_paths.check(tmp_path / "repository", ["/usr/bin/gone", "store/model", "x" * 5000])
+    others = ["/usr/bin/gone", "/usr", "store/model", "x" * 5000]
+    referenced_paths.check(tmp_path / "repository", others)
+    assert referenced_paths.folders(tmp_path / "repository", [*others, "/store/" + "x" * 5000]) == ()
 
 
 def test_a_repository_outside_a_workspace_is_written_again_by_hand(tmp_path: Path) -> None:
