@@ -165,7 +165,7 @@ class Rounds:
         """How the server ends up, and whether that is so and may be so."""
         halted = verb == "halted"
         deadline = time.monotonic() + SETTLED_S
-        # What a halted keeper would have to say nobody says, and one whose server starts waits for it.
+        # What a halted keeper would have to say nobody says; while its server starts, it is woken.
         quiet_s = 9.0 if halted else 1.0
         since, before = time.monotonic(), self.look(name).state
         while time.monotonic() < deadline:
