@@ -134,7 +134,7 @@ def head(path: str = "/v1/completions", size: int | None = None) -> bytes:
         (b'{"model": "scripted", "prompt": ""}', 400, "invalid_value"),
         (b'{"model": "scripted", "prompt": "x", "n": 9}', 400, "invalid_value"),
         (b'{"model": "scripted", "prompt": "x", "stop": [' + b'"s", ' * 16 + b'"s"]}', 400, "invalid_value"),
-        (b'{"model": "scripted", "prompt": "x", "stream_options": {}}', 400, "invalid_value"),
+        (b'{"model": "scripted", "prompt": "x", "stream_options": {"include_usage": true}}', 400, "invalid_value"),
         (b'{"model": "scripted", "prompt": "x", "top_p": 0.5}', 400, "unsupported_parameter"),
         (b'{"model": "scripted", "prompt": "x", "logprobs": 0}', 400, "unsupported_parameter"),
         (
