@@ -18,9 +18,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
-from tests.helpers.chat_models import LOG, Running, gateway, spoken
+from tests.helpers.chat_models import LOG, Running, gateway, spoken, write_model
 from tests.helpers.gateways import Process, listening, process_of
+from tests.standins import templates
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
@@ -567,6 +570,44 @@ def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_p
             assert (missing.status_code, error(missing)["code"]) == (503, "server_unavailable")
             no_chat = HTTP.post(f"{url}/chat/completions", json={**chat, "model": "ours"})
             assert "no chat template" in error(no_chat)["message"]
+
+
+def test_the_llm_api_s_model_is_asked_by_its_own_names(tmp_path: Path) -> None:
+    """The gateway in front of weights in Triton, as TensorRT-LLM's template declares their inputs."""
+    written = (templates.install(tmp_path, "1.2.0") / "llmapi" / "tensorrt_llm" / "config.pbtxt").read_text()
+    declared = text_format.Parse(written, model_config_pb2.ModelConfig())
+    declared.model_transaction_policy.decoupled = True
+    asked: list[Mapping[str, Any]] = []
+
+    def answer(_model: str, values: Mapping[str, Any]) -> Script:
+        asked.append(values)
+        return spoken("one two")
+
+    with running(answer, {"tensorrt_llm": declared}) as (_triton, service):
+        (tmp_path / "service.json").write_text(json.dumps({**service, "model": "tensorrt_llm"}), encoding="utf-8")
+        folder = write_model(tmp_path / "model")
+        model = OfferedModel(
+            name="weights", service=tmp_path / "service.json", model_folder=folder, server_model="tensorrt_llm"
+        )
+        with listening(tmp_path, GatewayConfig(models=(model,))) as url:
+            sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "stop": "END", "max_tokens": 9}
+            done = ask(url, "x", model="weights", **sampling).json()
+            streamed = ask(url, "x", model="weights", stream=True, **sampling).text
+            refused = ask(url, "x", model="weights", repetition_penalty=1.5)
+    assert done["choices"][0]["text"] == "one two", done
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(each["choices"][0]["text"] for each in events) == "one two"
+    whole, parts = ({name: value for name, value in each.items() if name.startswith("sampling_")} for each in asked)
+    assert whole == parts
+    assert whole == {
+        "sampling_param_max_tokens": 9,
+        "sampling_param_temperature": pytest.approx(0.5),
+        "sampling_param_top_p": pytest.approx(0.9),
+        "sampling_param_top_k": 7,
+        "sampling_param_seed": 3,
+        "sampling_param_stop": "END",
+    }
+    assert (refused.status_code, error(refused)["code"]) == (400, "unsupported_parameter")
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
