@@ -101,6 +101,8 @@ def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path
     (wrong,) = rows(found).values()
     assert wrong["status"] == "differs"
     assert wrong["agreement"]["loss_nats"] > 1 or wrong["agreement"]["unreadable"]
+    assert (tmp_path / "wrong" / wrong["log"]).name == "answers.jsonl"
+    assert (tmp_path / "wrong" / wrong["log"]).is_file()
     build = rows(found, "program")["trtllm-build"]
     assert (build["status"], build["comparison"]["new"]) == ("differs", ["--brand_new"])
     assert not any("answers as the float reference" in line for line in found["verified"])

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 from trtllm_pipeline import flow
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.evaluate.result import ANSWERS
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.proof import answers, findings, installed, material
-from trtllm_pipeline.proof.answers import Agreement
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.report.rows import CellResult, rows
 from trtllm_pipeline.store.store import Store
@@ -64,7 +64,7 @@ def examine(
         machine,
         findings.sorted_findings(
             [
-                *(findings.of_cell(row, _agreement(row, plan, outcome, folder)) for row in rows(plan, store, outcome)),
+                *(_of_cell(row, plan, outcome, folder) for row in rows(plan, store, outcome)),
                 *(() if outcome.interrupted else _of_installation(machine, usable, families)),
                 *(findings.of_toolchain(name, lacks) for name, lacks in missing.items()),
             ]
@@ -85,12 +85,13 @@ def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
         )
 
 
-def _agreement(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Agreement | None:
-    """That of a cell's answers; None where they are not there."""
+def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> DeepFinding:
+    """What a cell came to, judged by its answers where it has any."""
     for run in map(plan.stage_runs.__getitem__, plan.by_cell[row.id]):
         if run.stage.name == _LAST_STAGE and (artifact := outcome.artifacts.get(run.fingerprint)) is not None:
-            return answers.compare(artifact.out, folder / str(row.axes["model"]))
-    return None
+            agreement = answers.compare(artifact.out, folder / str(row.axes["model"]))
+            return findings.of_cell(row, agreement, str((artifact.out / ANSWERS).relative_to(folder.parent)))
+    return findings.of_cell(row, None)
 
 
 def _of_installation(machine: Machine, usable: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:

@@ -54,7 +54,7 @@ class DeepFinding:
     """What was found, or why nothing was."""
     hint: str | None = None
     log: str | None = None
-    """Log of the stage that failed, below the workspace."""
+    """Log of the stage that failed, or the answers that differ, below the workspace."""
     toolchain: str | None = None
     """Of a cell, as the next two."""
     family: str | None = None
@@ -144,12 +144,12 @@ class DeepExamination:
         hints = dict.fromkeys(f"{each.name}: {each.hint}" for each in self.findings if each.hint)
         yield Items("what to do", [TextLine(text) for text in hints])
         logs = [f"{each.name}: {each.log}" for each in self.findings if each.log]
-        yield Items("logs, below the workspace", [TextLine(text) for text in logs])
+        yield Items("logs and answers, below the workspace", [TextLine(text) for text in logs])
         yield Items("documentation may say", [TextLine(text) for text in self.sentences()])
 
 
-def of_cell(row: CellResult, agreement: Agreement | None) -> DeepFinding:
-    """The row of a cell; `agreement` is that of its answers, None where there are none."""
+def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = None) -> DeepFinding:
+    """The row of a cell; `agreement` is that of the file `answers` below the workspace, None where there are none."""
     toolchain, precision = str(row.axes["toolchain"]), str(row.axes["precision"])
     tolerance = tolerance_nats(toolchain, precision)
     status, detail = _judged(row, agreement, tolerance)
@@ -159,7 +159,7 @@ def of_cell(row: CellResult, agreement: Agreement | None) -> DeepFinding:
         status,
         detail,
         hint=row.hint if status is not FindingStatus.VERIFIED else None,
-        log=row.log if status is not FindingStatus.VERIFIED else None,
+        log=row.log or answers if status is not FindingStatus.VERIFIED else None,
         toolchain=toolchain,
         precision=precision,
         family=str(row.axes["model"]).removeprefix("./"),

@@ -53,6 +53,15 @@ def test_a_cell(row: CellResult, agreement: Agreement | None, status: str, said:
     assert (found.log is None) == (status == "verified")
 
 
+def test_answers_that_differ_can_be_found() -> None:
+    done = replace(DONE, log=None)
+    assert (
+        findings.of_cell(done, replace(GOOD, loss_nats=2), "store/a/out/answers.jsonl").log
+        == "store/a/out/answers.jsonl"
+    )
+    assert findings.of_cell(done, GOOD, "store/a/out/answers.jsonl").log is None
+
+
 def test_programs_and_templates() -> None:
     same = findings.of_comparison(InstalledComparison("trtllm-build", ("b",), known=7))
     assert (same.kind, same.status, same.detail) == ("program", FindingStatus.VERIFIED, "7 options as recorded")
