@@ -89,7 +89,7 @@ _MAPS: Final = re.compile(
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
-    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_attempts|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|favourites|questions|gpus|cpus|tp|pp|isl|osl|n|size|schema)$"
+    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_attempts|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|favourites|questions|gpus|cpus|tp|pp|isl|osl|n|size|schema|\.line)$"
 )
 """Names of whole numbers; any other number may have a fraction."""
 _NEVER_SEEN: Final = {
@@ -99,6 +99,7 @@ _NEVER_SEEN: Final = {
     "hint": "string",
     "failure": "string",
     "request_rate": "number",
+    "line": "integer",
     "tokens": "object",
     "commit": "string",
     "comparison": "object",
