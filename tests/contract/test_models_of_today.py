@@ -47,6 +47,7 @@ HAVE: Final = [
     First("nemotron-mini-4b-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("phi-4-mini-instruct", ENGINES, "bf16", "1.0.0", "0.21.0"),
     First("phi-4-mini-instruct", PYTORCH, "bf16", "1.1.0", "1.0.0"),
+    First("qwen2.5-vl-7b-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("glm-4.5-air", PYTORCH, "bf16", "1.2.0", "1.1.0"),
 ]
 ONLY_PYTORCH: Final = sorted(
@@ -112,6 +113,20 @@ def test_auto_decides_model_by_model_and_a_lock_file_decides_the_same(tmp_path: 
 def test_a_toolchain_that_is_named_is_kept(tmp_path: Path) -> None:
     (cell,) = plan(tmp_path, ["gemma-3-1b-it"], "bf16", "1.2.0", 90, ENGINES).cells
     assert (cell.toolchain, cell.reason is None) == (ENGINES, False)
+
+
+@pytest.mark.parametrize("recipe", ["qwen2.5-vl-7b-instruct", "gemma-3-27b-it", "llama-4-scout-17b-16e-instruct"])
+def test_a_model_that_takes_images_is_asked_with_some(tmp_path: Path, recipe: str) -> None:
+    planned = plan(tmp_path, [recipe], "bf16", "1.2.0", 100, PYTORCH)
+    (smoke,) = (run for run in planned.stage_runs.values() if run.stage.name == "smoke")
+    assert smoke.params.images is None, "Triton is asked with text alone"
+    matrix = (tmp_path / "matrix.yaml").read_text()
+    settings = "settings: { serve: { frontend: trtllm_serve }, perf: { images: 1@64x64 } }\n"
+    (tmp_path / "matrix.yaml").write_text(matrix + settings)
+    machine = "tensorrt_llm==1.2.0,sm=100,gpus=8,gpu_memory_gib=141"
+    planned = flow.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True)
+    asked = {run.stage.name: run.params for run in planned.stage_runs.values()}
+    assert (asked["smoke"].images, asked["perf"].images) == ("1@64x64", "1@64x64")
 
 
 def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_all_are_found() -> None:
         "qwen2.5-7b-instruct-awq.yaml",
         "qwen2.5-7b-instruct-gptq.yaml",
         "qwen2.5-7b-instruct.yaml",
+        "qwen2.5-vl-7b-instruct.yaml",
         "qwen3-0.6b.yaml",
         "qwen3-30b-a3b.yaml",
         "qwen3-8b.yaml",
@@ -135,7 +136,7 @@ def weights(recipe: Recipe) -> int:
     match recipe.family:
         case "llama" | "mistral" | "phi3":  # Phi-3 only joins q, k and v, and gate and up
             layer += expert + 2 * hidden
-        case "qwen2":  # biases of q, k and v
+        case "qwen2" | "qwen2_5_vl":  # biases of q, k and v
             layer += expert + 2 * hidden
             layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
         case "qwen3":  # norms of q and k

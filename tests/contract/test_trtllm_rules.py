@@ -157,6 +157,15 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM508": Example(cell(repository__decoding_mode="lookahead"), cell(repository__decoding_mode="top_k"), on()),
     "TLM509": Example(cell(repository__gpu_device_ids=[0, 1]), cell(repository__gpu_device_ids=[1]), on()),
     "TLM510": Example(cell(lane=PYTORCH, build__fast_build=True), cell(lane=PYTORCH), on()),
+    "TLM511": Example(
+        some_cell(toolchain=PYTORCH, recipe={"images": True}, settings={"perf.images": "1@64x64"}),
+        some_cell(
+            toolchain=PYTORCH,
+            recipe={"images": True},
+            settings={"perf.images": "1@64x64", "serve.frontend": "trtllm_serve"},
+        ),
+        on(),
+    ),
     "TLM601": Example(some_cell(tp=16), some_cell(tp=8), on()),
     "TLM602": Example(cell(build__max_num_tokens=64), cell(build__max_num_tokens=128), on()),
     "TLM603": Example(some_cell("bf16", osl=4096, recipe=GEMMA2), some_cell("bf16", osl=3968, recipe=GEMMA2), on()),

@@ -465,3 +465,73 @@ def test_drafts_are_made_by_what_the_matrix_says_and_accepted_ones_are_counted(t
     assert kinds["Eagle"]["speculative_config"]["speculative_model_dir"] == str(head)
     locked = max(lane.workspace.glob("runs/*/lock/matrix.yaml"), key=os.path.getmtime)
     assert yaml.safe_load(locked.read_text())["settings"]["speculative"]["model"] == str(lane.folder / "head")
+
+
+IMAGES = """\
+name: images
+axes:
+  model: [./model]
+  precision: [fp16]
+  max_batch_size: [4]
+  lengths: ["512,32"]
+  toolchain: [tensorrt_llm_pytorch]
+  settings.serve.frontend: [trtllm_serve, triton]
+settings:
+  perf: { images: 2@56x84, concurrency: [2], requests: 8, max_tokens: 8, exclusive: false }
+  accuracy: { input_data: rows.jsonl }
+"""
+
+
+def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from trtllm_pipeline.client.images import png
+    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+
+    lane = Lane(tmp_path / "lane", "1.3.0")
+    lane.matrix.write_text(IMAGES, encoding="utf-8")
+    model = lane.folder / "model"
+    model.mkdir()
+    write_model(model, "llama", 0)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vision_config": {"hidden_size": 8}}))
+    (model / "preprocessor_config.json").write_text("{}")
+    (lane.folder / "cat.png").write_bytes(png(56, 56, 1))
+    (lane.folder / "rows.jsonl").write_text('{"input": "What is it?", "image": "cat.png", "output": "a cat"}\n')
+    found = {each.rpartition("=")[2]: cell for each, cell in lane.run().items()}
+    assert found["triton"]["status"] == "infeasible"
+    assert "only trtllm-serve takes images" in found["triton"]["reason"]
+    assert found["trtllm_serve"]["status"] == "done", found["trtllm_serve"]
+    (smoke,) = lane.outputs("smoke")
+    checks = {check["name"]: check for check in json.loads((smoke / "smoke.json").read_text())["checks"]}
+    assert checks["images"]["detail"].endswith("4 input tokens more")
+    (perf,) = lane.outputs("perf")
+    events = [json.loads(line) for line in (perf / "events.jsonl").read_text().splitlines()]
+    assert {event["images"] for event in events if event["type"] == "prompt"} == {2}
+    (level,) = json.loads((perf / "perf.json").read_text())["levels"]
+    # Each image is 2 x 3 tokens of the stand-in, beside a byte of text each.
+    assert level["input_tokens_per_request"]["mean"] > 12
+    (accuracy,) = lane.outputs("accuracy")
+    assert json.loads((accuracy / "accuracy.json").read_text())["total"] == 1
+    before = lane.artifacts()
+    lane.run()
+    assert lane.artifacts() == before
+    (lane.folder / "cat.png").write_bytes(png(56, 56, 2))
+    lane.run()
+    made = [name.partition("/")[0] for name in lane.artifacts().keys() - before.keys()]
+    assert made == ["accuracy"], "another picture is another question"
+
+
+def test_a_model_without_its_image_processor_does_not_start(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+
+    lane = Lane(tmp_path / "lane", "1.3.0")
+    lane.matrix.write_text(IMAGES.replace(", triton]", "]"), encoding="utf-8")
+    model = lane.folder / "model"
+    model.mkdir()
+    write_model(model, "llama", 0)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vision_config": {"hidden_size": 8}}))
+    (lane.folder / "rows.jsonl").write_text('{"input": "Hello", "output": "Hello"}\n')
+    (cell,) = lane.run(code=1).values()
+    assert "preprocessor_config.json" in cell["reason"]

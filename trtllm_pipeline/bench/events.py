@@ -7,7 +7,7 @@ records of other types. A key that is missing, as in files written before there 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -117,6 +117,8 @@ class PromptRecord(_Record):
     type: Literal["prompt"]
     id: str
     text: str
+    images: NotRequired[int]
+    """How many images it has, whose tokens only the server can count."""
 
 
 class ServerRecord(_Record):
@@ -283,6 +285,8 @@ class Records:
     header: Header
     prompts: Mapping[str, str]
     """Text by id."""
+    with_images: Collection[str]
+    """Ids of prompts that have images."""
     requests: Sequence[RequestRecord]
     conditions: ConditionsRecord | None
     server: Mapping[str, ServerRecord]
@@ -338,6 +342,7 @@ def read_records(path: Path) -> Records:
     return Records(
         header,
         prompts,
+        frozenset(record["id"] for record in of["prompt"] if record.get("images")),
         of["request"],
         next(iter(of["conditions"]), None),
         {record["at"]: record for record in of["server"]},

@@ -93,12 +93,22 @@ def warmup_prompt(prompt: Prompt) -> Prompt:
     if messages:
         *before, last = messages
         content = last.get("content")
-        if not isinstance(content, str) or _without_first_word(content) == content:
+        shorter = _without_first_word_of(content)
+        if shorter == content:
             return prompt
-        messages = (*before, {**last, "content": _without_first_word(content)})
+        messages = (*before, {**last, "content": shorter})
     return (
         prompt if text == prompt.text else replace(prompt, id=f"{prompt.id}{WARMUP_ID}", text=text, messages=messages)
     )
+
+
+def _without_first_word_of(content: Any) -> Any:
+    """A message's content without the first word of its first text."""
+    if isinstance(content, str):
+        return _without_first_word(content)
+    if not isinstance(content, list) or not content or "text" not in content[0]:
+        return content
+    return [{**content[0], "text": _without_first_word(content[0]["text"])}, *content[1:]]
 
 
 def _without_first_word(text: str) -> str:

@@ -6,11 +6,12 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trtllm_pipeline import chat
+from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
 
@@ -37,6 +38,8 @@ class Prompt:
     stop_words: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     """The chat messages that `text` was made of, for endpoints that take those."""
+    images: int = 0
+    """How many images the messages have, which only chat endpoints take."""
 
 
 def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
@@ -44,7 +47,7 @@ def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
     `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
-    them). Other keys are the user's own and are left alone.
+    them), `image` (a file from the folder of `path`, or a list of them). Other keys are the user's own and are left alone.
     Raises MatrixError with every faulty line.
     """
     return read_rows(path, lambda prompt, _row: prompt, render)
@@ -57,7 +60,7 @@ def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: R
     def parse(row: object, number: int) -> T:
         if not isinstance(row, dict):
             raise RowError("", "expected an object with `input`")
-        prompt = _prompt(row, str(number), render)
+        prompt = _with_images_of(row, path.parent, _prompt(row, str(number), render))
         if prompt.id in known:
             raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
         known.add(prompt.id)
@@ -88,6 +91,35 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None) -> Prom
         raise RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
     references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
     return Prompt(str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages)
+
+
+def _with_images_of(row: Mapping[str, Any], folder: Path, prompt: Prompt) -> Prompt:
+    """A prompt with the images that its row names."""
+    try:
+        urls = [images.read(folder / name) for name in _texts(row, "image")]
+    except ValueError as error:
+        raise RowError("image", f"{row['image']!r}: {error}") from error
+    return with_images(prompt, urls) if urls else prompt
+
+
+def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
+    """A prompt as chat messages with images, given as URLs."""
+    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+    return replace(prompt, messages=images.with_images(messages, urls), images=prompt.images + len(urls))
+
+
+def image_files(path: Path) -> tuple[str, ...]:
+    """The image files that the rows of a prompt file name; nothing of a file that is none, which is said when it is read."""
+    found: dict[str, None] = {}
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for line in lines:
+                row = json.loads(line) if '"image"' in line else None
+                named = row.get("image", []) if isinstance(row, dict) else []
+                found |= dict.fromkeys([named] if isinstance(named, str) else filter(None, map(str, named)))
+    except (OSError, ValueError, TypeError):
+        return ()
+    return tuple(found)
 
 
 def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -226,7 +226,8 @@ def read_run(events: Path, tokenizer: Tokenizer | None) -> LoadRun:
     by_server = bool(answers) and all(server_total(record) is not None for record in answers)
     input_tokens: dict[str, int] = {}
     if tokenizer is not None:
-        input_tokens = {id_: len(tokenizer.encode(text).ids) for id_, text in prompts.items()}
+        plain = [id_ for id_ in prompts if id_ not in records.with_images]
+        input_tokens = {id_: len(tokenizer.encode(prompts[id_]).ids) for id_ in plain}
     requests = []
     for record in asked:
         texts = [event.text for event in record["events"]]

@@ -68,7 +68,8 @@ def record(
     async def measure(events: EventFile) -> None:
         warmup = (prompt for level in plan for prompt in level.warmup)
         for prompt in {prompt.id: prompt for prompt in (*prompts, *warmup)}.values():
-            events.write("prompt", id=prompt.id, text=prompt.text)
+            pictures = {"images": prompt.images} if prompt.images else {}
+            events.write("prompt", id=prompt.id, text=prompt.text, **pictures)
         async with target.client() as client:
             system = {**conditions.system(target, claim.engine), "server": await client.server()}
             workload = conditions.workload(target, prompts, plan, synthetic=synthetic)

@@ -23,10 +23,12 @@ from pydantic import (
     StringConstraints,
     Tag,
     WithJsonSchema,
+    field_validator,
     model_serializer,
     model_validator,
 )
 
+from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.evaluate.scores import METRICS
@@ -373,6 +375,8 @@ class Recipe(Strict):
     is not listed nothing is known."""
     precision_releases: dict[Toolchain, dict[AnyPrecision, Releases]] = {}
     """The same for precisions that came later than the model, by toolchain."""
+    images: bool = False
+    """Takes images beside text, on the PyTorch backend of TensorRT-LLM."""
     chat_template: bool = False
     """The tokenizer has a chat template, and the model was trained on it."""
     eos_token_ids: Annotated[tuple[Count, ...], NonEmpty, Unique] | None = None
@@ -500,7 +504,7 @@ class Serve(Strict):
     """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
 
 
-@derived(params.SmokeParams, leave=("max_seq_len",))
+@derived(params.SmokeParams, leave=("max_seq_len", "images"))
 class Smoke(Section):
     """The first questions to a new server."""
 
@@ -532,6 +536,13 @@ class Perf(Section):
         if not self.concurrency and not self.request_rate:
             raise ValueError("needs a concurrency or a request_rate")
         return self
+
+    @field_validator("images", check_fields=False)
+    @classmethod
+    def _of_a_size(cls, value: str | None) -> str | None:
+        if value is not None:
+            ImagesAsked.parse(value)
+        return value
 
 
 @derived(params.AccuracyParams)

@@ -112,6 +112,8 @@ def recipe_of_folder(model: str, base: Path) -> Document:
     folder = base / model
     config = read(folder / "config.json")
     data = config.data if isinstance(config.data, dict) else {}
+    if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too
+        data = {**text, **data}
     name = folder.name if folder.name not in ("", "..") else folder.resolve().name
     heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
     recipe: dict[str, Json] = {
@@ -121,6 +123,7 @@ def recipe_of_folder(model: str, base: Path) -> Document:
         "license": "unknown",
         "sources": [{"local": model}],
         **{key: data[key] for key in _SAME_NAME if key in data},
+        **({"images": True} if "vision_config" in data else {}),
         "num_key_value_heads": data.get("num_key_value_heads") or heads,
         "head_dim": data.get("head_dim")
         or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),

@@ -32,7 +32,7 @@ _DESCRIPTION: Final = re.compile(
     rf"""config\.json | generation_config\.json | hf_quant_config\.json | quantize_config\.json
       | tokenizer\.json | tokenizer\.model | tokenizer_config\.json | special_tokens_map\.json | added_tokens\.json
       | vocab\.json | vocab\.txt | merges\.txt | spiece\.model | sentencepiece\.bpe\.model | [\w.-]+\.tiktoken
-      | chat_template\.(jinja|json) | model\.safetensors\.index\.json
+      | chat_template\.(jinja|json) | (video_)?(pre)?processor_config\.json | model\.safetensors\.index\.json
       | {_LICENCE.pattern}""",
     re.VERBOSE | re.IGNORECASE,
 )

@@ -24,8 +24,9 @@ def run(context: StageContext[AccuracyParams]) -> None:
     with chat_renderer(engine) as render:
         questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     service = Service.read(context.inputs["service"])
+    images = any(question.prompt.images for question in questions)
     found = score_server(
-        Target(protocol_for(service), service, service.model, asked.request_timeout_s, asked.max_tokens),
+        Target(protocol_for(service, images=images), service, service.model, asked.request_timeout_s, asked.max_tokens),
         questions,
         metrics,
         concurrency=asked.concurrency,

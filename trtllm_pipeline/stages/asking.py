@@ -6,14 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import find, read_tokenizer
 
 if TYPE_CHECKING:
     from trtllm_pipeline.evaluate.answers import Encode
 
 
-def protocol_for(service: Service, wanted: str = "grpc") -> str:
-    """The protocol to ask `service` over: the one that is wanted of Triton, bare completions of an OpenAI server."""
+def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False) -> str:
+    """The protocol to ask `service` over: the one that is wanted of Triton, bare completions of an OpenAI server, and chat
+    of one that is asked with images. Raises StageError for images where there is no chat.
+    """
+    if images and service.kind != "openai":
+        raise StageError(
+            "the prompts have images, which only the chat of an OpenAI server takes; this is Triton",
+            failure=FailureClass.USER,
+            hint="settings.serve.frontend: trtllm_serve",
+        )
+    if images:
+        return "openai_chat"
     return "openai_completions" if service.kind == "openai" else wanted
 
 

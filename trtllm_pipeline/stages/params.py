@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
+from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.domain import Json
 
 T = TypeVar("T")
@@ -268,6 +269,10 @@ class SmokeParams:
     prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
     max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 16
     expected: Annotated[str | None, Param("text that the greedy answer must contain", null="any text passes")] = None
+    images: Annotated[
+        str | None,
+        Param("images made up for one more question, as 1@64x64", null="no such question", key_with=ITSELF),
+    ] = None
     max_seq_len: Annotated[
         int | None, Param("tokens of prompt and answer together, where no engine says it", ge=1, runtime=True)
     ] = None
@@ -317,6 +322,10 @@ class PerfParams:
         Param("length of answers", ge=1, le=MOST_TOKENS, null="the output length that the engine was built for"),
     ] = None
     temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
+    images: Annotated[
+        str | None,
+        Param("images made up for each request, COUNT@WIDTHxHEIGHT as 1@512x512", null="none", key_with=ITSELF),
+    ] = None
     protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
     repeats: Annotated[
         int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=MOST_REPEATS)
@@ -328,6 +337,8 @@ class PerfParams:
         """Raise ValueError where there is no level to measure."""
         if not self.concurrency and not self.request_rate:
             raise ValueError("needs a concurrency or a request_rate")
+        if self.images is not None:
+            ImagesAsked.parse(self.images)
 
 
 @dataclass(frozen=True, kw_only=True)

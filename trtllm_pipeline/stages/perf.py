@@ -13,11 +13,12 @@ from typing import Final
 from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import chat_renderer, read
+from trtllm_pipeline.bench.prompts import chat_renderer, read, with_images
 from trtllm_pipeline.bench.result import NAME, LoadResult, MeasurementFinding
 from trtllm_pipeline.bench.run import record
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -37,6 +38,9 @@ def run(context: StageContext[PerfParams]) -> None:
     tokenizer = read_tokenizer(folder)
     with chat_renderer(folder) as render:
         prompts = read(context.files["input_data"], render)
+    if context.params.images is not None:
+        made = ImagesAsked.parse(context.params.images)
+        prompts = tuple(with_images(prompt, made.make(number)) for number, prompt in enumerate(prompts))
     asked, service = context.params, Service.read(context.inputs["service"])
     engine = Engine.read(folder, max_seq_len=asked.declared.get("max_seq_len"))
     max_tokens = asked.max_tokens or _output_length(engine)
@@ -44,7 +48,7 @@ def run(context: StageContext[PerfParams]) -> None:
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
     target = Target(
-        protocol_for(service, asked.protocol),
+        protocol_for(service, asked.protocol, images=any(prompt.images for prompt in prompts)),
         service,
         service.model,
         asked.request_timeout_s,

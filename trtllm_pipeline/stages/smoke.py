@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.prompts import Prompt, with_images
 from trtllm_pipeline.bench.target import AnyClient, Target
+from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer
 from trtllm_pipeline.client.triton import PROTOCOLS, Client, data_types, failure_class
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 HEALTH: Final = "health"
 _REQUEST_FAILED: Final = "the request failed"
+_ABOUT_IMAGES: Final = "Name one colour of the image."
+IMAGES_PROTOCOL: Final = "openai_chat"
+"""The one that takes images."""
 OPENAI_PROTOCOLS: Final = ("openai_completions", "openai_completions_unary")
 """Those that answer a bare prompt, as Triton's do; chat wraps it into the model's template."""
 
@@ -120,6 +124,8 @@ class _Smoke:
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
+        if self.asked.images is not None:
+            await self._check("images", IMAGES_PROTOCOL, service.model, self._images(self.asked.images))
         if self.answer is not None and self.asked.expected is not None:
             await self._check("expected", first, service.model, self._expected(self.answer))
         async with self._client(service.model, first) as client:
@@ -177,6 +183,26 @@ class _Smoke:
         elif text != self.answer:
             raise _CheckError(f"the greedy answer should be {self.answer!r} as over the first protocol, got {text!r}")
         return f"{text!r} in {len(answer.events)} parts"
+
+    async def _images(self, asked: str) -> str:
+        """A question about images is answered, and costs more input tokens than the same without them."""
+        bare = Prompt("text", _ABOUT_IMAGES)
+        bare = replace(bare, messages=({"role": "user", "content": bare.text},))
+        tokens = []
+        async with self._client(self.service.model, IMAGES_PROTOCOL) as client:
+            for prompt in (bare, with_images(bare, ImagesAsked.parse(asked).make(0))):
+                answer = await client.session().generate(self.target.generation(prompt, 0))
+                if answer.error is not None:
+                    raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
+                if prompt.images and not answer.text.strip():
+                    raise _CheckError(f"the answer to {prompt.text!r} with an image is empty")
+                tokens.append(answer.input_tokens or 0)
+        if tokens[1] <= tokens[0]:
+            raise _CheckError(
+                f"the server counts {tokens[1]} input tokens with an image of {asked.partition('@')[2]} and {tokens[0]} "
+                "without: it does not look at it"
+            )
+        return f"{answer.text!r} to {asked.partition('@')[2]} pixels, {tokens[1] - tokens[0]} input tokens more"
 
     async def _expected(self, answer: str) -> str:
         """All protocols gave the same answer, so this is looked at once."""

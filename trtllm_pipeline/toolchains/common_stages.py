@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources, Scope
@@ -25,6 +27,7 @@ from trtllm_pipeline.stages.params import (
     load,
 )
 from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains.base import PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 
@@ -147,6 +150,7 @@ def launch(
 
 _QUESTIONS: Final = 28
 """As many are built in."""
+_SMOKE_IMAGES: Final = "1@64x64"
 _FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
 
 
@@ -169,6 +173,8 @@ def _smoke(cell: Cell) -> SmokeParams:
         expected = answers.get(cell.toolchain)
     prompt = settings["prompt"] or recipe.get("prompt") or GENERAL_PROMPT
     given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl}
+    if cell.recipe.get("images") and cell.toolchain == PYTORCH and cell.settings["serve"]["frontend"] != "triton":
+        given["images"] = _SMOKE_IMAGES
     return load(SmokeParams, given, settings)
 
 
@@ -242,12 +248,35 @@ PERF = Stage(
     params=PerfParams,
     read=_perf,
     file_names=("input_data",),
-    files=lambda cell: {"input_data": str(cell.settings["perf"]["input_data"])},
+    files=lambda cell: _prompt_files(cell, "perf"),
     identity=("cpu",),
     expected_s=5.0,
     load_s=_perf_s,
     timeout_s=6 * 3600.0,
 )
+
+
+def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
+    """The prompt file of a stage, and the images that it names."""
+    data = str(cell.settings[asked_by]["input_data"])
+    path = os.path.join(cell.base_dir, data)
+    named = () if data.startswith(("builtin:", "hub:")) else _images(path, _changed(path))
+    return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=256)
+def _images(path: str, _changed_ns: int) -> tuple[str, ...]:
+    """The images that a prompt file names; cells share files and ask often."""
+    from trtllm_pipeline.bench.prompts import image_files
+
+    return image_files(Path(path))
 
 
 def _accuracy(cell: Cell) -> AccuracyParams:
@@ -262,7 +291,7 @@ def _accuracy_s(cell: Cell, token_s: float) -> float:
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     """The prompt file of the stage that asked, and the module of the user's own metrics where they name one."""
-    files = {"input_data": str(cell.settings[asked_by]["input_data"])}
+    files = _prompt_files(cell, asked_by)
     folder = cell.settings["accuracy"]["python_path"]
     own = next((name.partition(":")[0] for name in _accuracy(cell).metrics if ":" in name), None)
     if own is not None:

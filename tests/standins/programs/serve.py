@@ -6,13 +6,16 @@ points at, so it is known in advance and every output token is one letter.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,7 +57,8 @@ def run(work: Work, argv: Sequence[str]) -> int:
     iterations = _speculation(work, model, value["--extra_llm_api_options"])
     workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
     try:
-        return _serve(work, options, str(options.get("served_model_name") or model.name), limit, iterations)
+        name = str(options.get("served_model_name") or model.name)
+        return _serve(work, options, name, limit, iterations, images=_takes_images(model))
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
@@ -95,6 +99,7 @@ def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[st
             )
         _check_experts(config, int(value["--tp_size"] or 1), int(value["--ep_size"] or 1))
         _check_quantization(model, config)
+        _check_processor(model, config)
         limit = int(options.get("max_seq_len") or config.get("max_position_embeddings") or 2048)
     check_tokenizer(options.get("tokenizer") or model)
     world = int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1)
@@ -125,6 +130,60 @@ def _check_experts(config: Mapping[str, Any], tp: int, ep: int) -> None:
         raise refusal(f"{count} experts cannot be dealt over an EP size of {ep}")
 
 
+def _check_processor(model: Path, config: Mapping[str, Any]) -> None:
+    """Raise ProgramError for a model with images that lacks its processor's configuration, which transformers reads."""
+    if "vision_config" in config and not (model / "preprocessor_config.json").is_file():
+        raise ProgramError(
+            f"OSError: Can't load image processor for '{model}'. It does not appear to have a file named preprocessor_config.json."
+        )
+
+
+def _takes_images(model: Path) -> bool:
+    config = model / "config.json"
+    return config.is_file() and "vision_config" in json.loads(config.read_text(encoding="utf-8"))
+
+
+def _tokens_of(content: Any, *, images: bool) -> int:
+    """Bytes of the text and a token for each 28 x 28 pixels, as Qwen2-VL. Raises ValueError for what cannot be looked at."""
+    if isinstance(content, str):
+        return len(content.encode())
+    tokens = 0
+    for part in content:
+        if part["type"] == "text":
+            tokens += len(part["text"].encode())
+        elif part["type"] != "image_url":
+            raise ValueError(f"Unknown part type: {part['type']}")
+        elif not images:
+            raise ValueError("The model does not take images: Unknown modality")
+        else:
+            width, height = _size_of(part["image_url"]["url"])
+            tokens += max(1, width // 28) * max(1, height // 28)
+    return tokens
+
+
+def _size_of(url: str) -> tuple[int, int]:
+    """Width and height of a whole PNG in a data URL: checksums, and as many bytes as its header says."""
+    head, _, data = url.partition(";base64,")
+    if head != "data:image/png":
+        raise ValueError(f"the stand-in reads PNG in data URLs, got {head[:40]}")
+    rest, found = base64.b64decode(data, validate=True), b""
+    if not rest.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise ValueError("cannot identify image file")
+    rest = rest[8:]
+    header = None
+    while rest:
+        (length,) = struct.unpack(">I", rest[:4])
+        kind, content, crc = rest[4:8], rest[8 : 8 + length], rest[8 + length : 12 + length]
+        if struct.pack(">I", zlib.crc32(kind + content)) != crc:
+            raise ValueError(f"broken PNG file (bad header checksum in {kind!r})")
+        header = struct.unpack(">IIBBBBB", content) if kind == b"IHDR" else header
+        found += content if kind == b"IDAT" else b""
+        rest = rest[12 + length :]
+    if header is None or header[2:4] != (8, 2) or len(zlib.decompress(found)) != header[1] * (3 * header[0] + 1):
+        raise ValueError("image file is truncated")
+    return header[0], header[1]
+
+
 def _check_quantization(model: Path, config: Mapping[str, Any]) -> None:
     """Raise ProgramError for weights in a form that the PyTorch runtime does not read. Source: `_update_from_hf_quant_config`
     in llm_utils.py.
@@ -150,9 +209,11 @@ def _spawn_workers(count: int) -> list[int]:
     return workers
 
 
-def _serve(work: Work, options: Mapping[str, Any], name: str, limit: int, iterations: Iterations | None) -> int:
+def _serve(
+    work: Work, options: Mapping[str, Any], name: str, limit: int, iterations: Iterations | None, *, images: bool
+) -> int:
     try:
-        server = _Server((options["host"], options["port"]), work, name, limit, iterations)
+        server = _Server((options["host"], options["port"]), work, name, limit, iterations, images=images)
     except OSError as error:
         print(
             f"ERROR:    [Errno {error.errno}] error while attempting to bind on address ('{options['host']}', "
@@ -182,7 +243,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, address: tuple[str, int], work: Work, name: str, limit: int, iterations: Iterations | None
+        self,
+        address: tuple[str, int],
+        work: Work,
+        name: str,
+        limit: int,
+        iterations: Iterations | None,
+        *,
+        images: bool,
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
@@ -191,6 +259,7 @@ class _Server(ThreadingHTTPServer):
         self.name = name
         self.limit = limit
         self.iterations = iterations
+        self.images = images
         self.lock = threading.Lock()
         self.requests = 0
 
@@ -252,7 +321,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, asked: Mapping[str, Any], *, chat: bool) -> None:
         if chat:
-            prompt_tokens = sum(len(str(message["content"]).encode()) for message in asked["messages"])
+            images = self.server.images
+            prompt_tokens = sum(_tokens_of(message["content"], images=images) for message in asked["messages"])
         else:
             prompt = asked["prompt"]
             prompt_tokens = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)

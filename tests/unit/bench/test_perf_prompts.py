@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from trtllm_pipeline.bench import prompts
+from trtllm_pipeline.bench.load import warmup_prompt
 from trtllm_pipeline.bench.prompts import CORPUS, Prompt, chat_renderer, read, synthetic
+from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import MatrixError, StageError
 
 BUILTIN = Path(__file__).parents[3] / "trtllm_pipeline" / "data" / "builtin"
@@ -132,3 +135,25 @@ def test_lengths_spread_and_prefixes_differ(tokenizer: Tokenizer) -> None:
 def test_a_prompt_needs_room_for_special_tokens(tokenizer: Tokenizer) -> None:
     with pytest.raises(StageError, match="cannot have 1 tokens: 1 are special"):
         synthetic(tokenizer, 1, mean=1)
+
+
+def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input": "What is it?", "image": "a.png"}\n{"input": "Hello"}\n', encoding="utf-8")
+    pictured, plain = prompts.read(path)
+    assert (pictured.images, plain.images) == (1, 0)
+    assert pictured.messages[0]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert pictured.text == "What is it?"
+    assert prompts.image_files(path) == ("a.png",)
+    path.write_text('{"input": "What is it?", "image": ["a.png", "b.png"]}\n', encoding="utf-8")
+    with pytest.raises(MatrixError, match="cannot be read: No such file"):
+        prompts.read(path)
+    assert prompts.image_files(path) == ("a.png", "b.png")
+
+
+def test_a_warm_up_with_images_shares_no_beginning() -> None:
+    prompt = prompts.with_images(prompts.Prompt("a", "What is it?"), ["data:1"])
+    warm = warmup_prompt(prompt)
+    assert warm.messages[0]["content"] == [{"type": "text", "text": " is it?"}, prompt.messages[0]["content"][1]]
+    assert warm.id != prompt.id

@@ -227,6 +227,7 @@ def test_what_belongs_to_a_model() -> None:
         "config.json", "generation_config.json", "hf_quant_config.json", "tokenizer.json", "tokenizer.model",
         "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
         "qwen.tiktoken", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json",
+        "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
         "LICENSE", "LICENSE.txt", "NOTICE", "USE_POLICY.md",
     }  # fmt: skip
     other = {

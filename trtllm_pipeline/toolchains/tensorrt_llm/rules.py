@@ -700,6 +700,27 @@ def engine_settings(case: Case) -> str | None:
     return None
 
 
+@rule(
+    "TLM511",
+    "take a model with images on the toolchain tensorrt_llm_pytorch, and settings.serve.frontend: trtllm_serve",
+    toolchains=_BOTH,
+)
+def image_prompts(case: Case) -> str | None:
+    """`settings.perf.images` with engines, whose visual part is another engine that is not built here, with Triton, or with
+    a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with images.
+    """
+    asked = case.cell.settings["perf"]["images"]
+    if asked is None:
+        return None
+    if case.cell.toolchain == ENGINES:
+        return f"settings.perf.images {asked}: engines take images by a visual engine of their own, which is not built here"
+    if case.in_triton:
+        return f"settings.perf.images {asked}: of the PyTorch backend only trtllm-serve takes images here, not Triton"
+    if not case.cell.recipe.get("images"):
+        return f"settings.perf.images {asked}: the recipe of {case.cell.model} does not say that it takes images"
+    return None
+
+
 # ---------------------------------------------------------------------------------------------------- TLM6: sizes
 
 
