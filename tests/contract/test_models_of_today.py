@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from tests.helpers.trtllm_cells import ENGINES, PYTORCH
+from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
 from trtllm_pipeline import flow
 from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
@@ -76,26 +76,26 @@ def plan(tmp_path: Path, models: list[str], precision: str, release: str, sm: in
 
 @pytest.mark.parametrize("has", HAVE, ids=lambda has: f"{has.recipe}-{has.lane}")
 def test_the_first_release_has_it_and_the_one_before_has_not(tmp_path: Path, has: First) -> None:
-    (cell,) = plan(tmp_path, [has.recipe], has.precision, has.release, has.sm, has.lane).cells
-    assert cell.reason is None
-    (cell,) = plan(tmp_path, [has.recipe], has.precision, has.before, has.sm, has.lane).cells
-    assert cell.reason is not None
+    (planned,) = plan(tmp_path, [has.recipe], has.precision, has.release, has.sm, has.lane).cells
+    assert planned.reason is None
+    (planned,) = plan(tmp_path, [has.recipe], has.precision, has.before, has.sm, has.lane).cells
+    assert planned.reason is not None
 
 
 @pytest.mark.parametrize("recipe", ONLY_PYTORCH)
 def test_engines_say_why_they_do_not_have_it(tmp_path: Path, recipe: str) -> None:
     precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
-    (cell,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, ENGINES).cells
-    assert "no script of TensorRT-LLM that we know converts" in str(cell.reason)
+    (planned,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, ENGINES).cells
+    assert "no script of TensorRT-LLM that we know converts" in str(planned.reason)
 
 
 @pytest.mark.parametrize("recipe", ONLY_PYTORCH)
 def test_auto_takes_pytorch_where_engines_lack_the_family(tmp_path: Path, recipe: str) -> None:
     precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
     planned = plan(tmp_path, [recipe], precision, "1.2.0", 100)
-    (cell,) = planned.cells
-    assert (cell.toolchain, cell.reason) == (PYTORCH, None)
-    assert PYTORCH not in cell.id
+    (only,) = planned.cells
+    assert (only.toolchain, only.reason) == (PYTORCH, None)
+    assert PYTORCH not in only.id
     assert {run.toolchain for run in planned.stage_runs.values()} == {PYTORCH}
 
 
@@ -111,8 +111,8 @@ def test_auto_decides_model_by_model_and_a_lock_file_decides_the_same(tmp_path: 
 
 
 def test_a_toolchain_that_is_named_is_kept(tmp_path: Path) -> None:
-    (cell,) = plan(tmp_path, ["gemma-3-1b-it"], "bf16", "1.2.0", 90, ENGINES).cells
-    assert (cell.toolchain, cell.reason is None) == (ENGINES, False)
+    (planned,) = plan(tmp_path, ["gemma-3-1b-it"], "bf16", "1.2.0", 90, ENGINES).cells
+    assert (planned.toolchain, planned.reason is None) == (ENGINES, False)
 
 
 @pytest.mark.parametrize("recipe", ["qwen2.5-vl-7b-instruct", "gemma-3-27b-it", "llama-4-scout-17b-16e-instruct"])
@@ -129,9 +129,18 @@ def test_a_model_that_takes_images_is_asked_with_some(tmp_path: Path, recipe: st
     assert (asked["smoke"].images, asked["perf"].images) == ("1@64x64", "1@64x64")
 
 
+@pytest.mark.parametrize(
+    ("lane", "said"),
+    [(ENGINES, "a visual engine of their own"), ("embedded", "only tensorrt_llm_pytorch takes images")],
+)
+def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None:
+    asked = cell(toolchain=lane, recipe={"images": True}, settings={"perf.images": "1@64x64"})
+    assert said in str(infeasible(asked))
+
+
 def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:
-    (cell,) = plan(tmp_path, ["gpt-oss-20b"], "fp8", "1.2.0", 100, PYTORCH).cells
-    assert "quantized already (mxfp4): use precision as_is" in str(cell.reason)
+    (planned,) = plan(tmp_path, ["gpt-oss-20b"], "fp8", "1.2.0", 100, PYTORCH).cells
+    assert "quantized already (mxfp4): use precision as_is" in str(planned.reason)
 
 
 def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:

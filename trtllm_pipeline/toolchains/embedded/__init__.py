@@ -89,6 +89,8 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         for name, value in cell.settings[section].items():
             if value not in (None, {}) and (name == "options" or (own and name not in own)):
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
+    if cell.settings["perf"]["images"] is not None:
+        return f"settings.perf.images {cell.settings['perf']['images']}: only {PYTORCH} takes images"
     if (drafts := companions.speculation(cell)) is not None:
         return f"settings.speculative.method {drafts['method']}: only {PYTORCH} supports speculative decoding"
     if cell.settings["serve"]["frontend"] != "triton":
