@@ -31,6 +31,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, refusal
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}
+ADAPTER: Final[dict[str, Any]] = {"lora__adapter": "some/adapter"}
 NGRAM: Final[dict[str, Any]] = {"speculative__method": "ngram"}
 MIXTRAL: Final[dict[str, Any]] = {"family": "mixtral", "num_experts": 8}
 PHI3: Final[dict[str, Any]] = {"family": "phi3", "code": {"configuration_phi3.py": "0" * 64}}
@@ -182,6 +183,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM703": Example(
         cell(lane=PYTORCH, **NGRAM, repository__llm_args={"speculative_config": {"decoding_type": "NGram"}}),
         cell(lane=PYTORCH, **NGRAM, repository__llm_args={"print_iter_log": True}),
+        on(),
+    ),
+    "TLM704": Example(cell(lane=PYTORCH, **ADAPTER), cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE), on()),
+    "TLM705": Example(
+        cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE, repository__llm_args={"lora_config": {"max_lora_rank": 8}}),
+        cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE),
         on(),
     ),
 }

@@ -172,7 +172,9 @@ def workload(
         if level.repeat == 0
     ]
     options: dict[str, Json] = {
-        name: value if isinstance(value, (str, int, float)) else list(value) for name, value in target.options.items()
+        name: value if isinstance(value, (str, int, float)) else list(value)
+        for name, value in target.options.items()
+        if not isinstance(value, Mapping)  # an adapter is what is measured, not how
     }
     return {
         "prompts": len(prompts),

@@ -42,6 +42,7 @@ _HERE: Final = "This machine"
 
 STAGES: Final = {
     "download": "Fetch a model and verify it.",
+    "adapter": "Fetch a LoRA adapter and verify it.",
     "draft": "Fetch the draft model of speculative decoding and verify it.",
     "quantize": "Quantize a model into a checkpoint.",
     "convert": "Convert a model into a checkpoint, quantized if the precision needs it.",

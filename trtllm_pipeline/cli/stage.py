@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = {
     "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
+    "adapter": ("adapter ORGANISATION/NAME --output-dir adapter",),
     "draft": ("draft ORGANISATION/NAME --output-dir draft",),
     "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
     "convert": ("convert --model model --precision int8_wo --output-dir checkpoint",),
@@ -187,12 +188,13 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     """The source of a model as people name it, its revision resolved, for the stage `name`."""
     from trtllm_pipeline.config.recipes import sources_of
+    from trtllm_pipeline.hub.files import MODEL
     from trtllm_pipeline.hub.sources import local_folder, resolve
 
     if model is None:
         raise UsageError(f"pipeline {name}: which model?", hint=f"pipeline {_EXAMPLES[name][0]}")
     sources, form = sources_of(model, Path()), name if name in companions.NAMES else None
-    source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), tokenizer=form is None)
+    source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))
     folder = local_folder(sources, Path())

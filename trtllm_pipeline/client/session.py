@@ -21,7 +21,7 @@ _SPARE_MESSAGES: Final = 1 << 12
 _MESSAGES_PER_TOKEN: Final = 64
 """Besides the spare ones, enough messages per token for several choices, a role and usage."""
 
-Option = bool | int | float | str | Sequence[str]
+Option = bool | int | float | str | Sequence[str] | Mapping[str, str | int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -477,6 +477,13 @@ class Repository(Section):
     """Where Triton runs the instances of a model of TensorRT-LLM, as `preprocessing: KIND_GPU`; others as the release says."""
 
 
+class Lora(Strict):
+    """A LoRA adapter, which the server loads beside the model, and which every request asks for."""
+
+    adapter: Text | None = None
+    """ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, or a folder (`./adapters/foo`); null is none."""
+
+
 class Speculative(Strict):
     """Several tokens in one pass of the model: something cheap drafts them, the model checks them."""
 
@@ -599,6 +606,7 @@ class Settings(Strict):
     build: Build = Build.model_validate({})
     check: Check = Check()
     repository: Repository = Repository()
+    lora: Lora = Lora()
     speculative: Speculative = Speculative()
     serve: Serve = Serve()
     smoke: Smoke = Smoke()

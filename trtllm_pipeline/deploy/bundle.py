@@ -1,7 +1,7 @@
 """The bundle: a folder with all that serves one cell, which can be moved to any host and checked there.
 
     engine/        the engine, or model/ alone with the weights
-    draft/         the model that drafts tokens, where there is one
+    draft/         the model that drafts tokens, and adapter/ a LoRA adapter, where there is one
     model/         tokenizer, chat template, generation_config.json; config.json
     repository/    what the server is started from; @BUNDLE@ stands for the bundle's folder
     provenance/    of each artifact that it was made of: manifest, statement, signature; and what was measured

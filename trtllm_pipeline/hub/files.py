@@ -22,6 +22,10 @@ CODE: Final = "code"
 """Key of a pinned source: file name -> SHA-256 of trusted code."""
 _NAMES_CODE: Final = "auto_map"
 _CONFIGURATIONS: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+MODEL: Final = "model"
+CONFIGURATION: Final = {MODEL: "config.json", "draft": "config.json", "adapter": "adapter_config.json"}
+"""Form of a folder of weights -> the file that says what it is: a model with its tokenizer, a draft model, which may come
+without one, or a LoRA adapter, which is no model by itself."""
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 
@@ -54,6 +58,11 @@ def description_files(names: Collection[str]) -> list[str]:
     for name in names:
         check_name(name)
     return sorted(name for name in names if _DESCRIPTION.fullmatch(name))
+
+
+def described(names: Collection[str], form: str) -> list[str]:
+    """The same, with the configuration of that form."""
+    return sorted({*description_files(names), *({CONFIGURATION[form]} & {*names})})
 
 
 def is_licence(name: str) -> bool:

@@ -7,43 +7,44 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.files import model_files
-from trtllm_pipeline.hub.files import Progress, description_files, weight_files
+from trtllm_pipeline.hub.files import CONFIGURATION, MODEL, Progress, described, weight_files
 from trtllm_pipeline.hub.hub_errors import UnavailableError
 from trtllm_pipeline.hub.verify import check_folder
 
 _COPIED_BYTES: Final = 64 << 20
 
 
-def needed_files(folder: Path, model: str) -> dict[str, Path]:
+def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Path]:
     """The files in `folder` that belong to the model, by name, and where they lie. Raises DownloadError."""
     if not folder.is_dir():
         raise UnavailableError(f"{model}: folder {folder} does not exist")
     names = model_files.names(folder)
-    if "config.json" not in names:
-        raise UnavailableError(f"{model}: {folder} has no config.json, so it is not a Hugging Face model folder")
-    wanted = sorted({*description_files(names), *weight_files(folder, names, model)})
+    if CONFIGURATION[form] not in names:
+        what = "a LoRA adapter" if form == "adapter" else "a Hugging Face model folder"
+        raise UnavailableError(f"{model}: {folder} has no {CONFIGURATION[form]}, so it is not {what}")
+    wanted = sorted({*described(names, form), *weight_files(folder, names, model)})
     return {name: path for name in wanted if (path := model_files.find(folder, name)) is not None}
 
 
-def content_digest(folder: Path, digest: Callable[[Path], str], *, tokenizer: bool = True) -> str:
+def content_digest(folder: Path, digest: Callable[[Path], str], *, form: str = MODEL) -> str:
     """Check the model in `folder`, see `check_folder`; the digest of the names and contents of its files."""
     from blake3 import blake3
 
-    files = needed_files(folder, folder.name)
-    check_folder(folder, folder.name, tokenizer=tokenizer)
+    files = needed_files(folder, folder.name, form=form)
+    check_folder(folder, folder.name, form=form)
     whole = blake3()
     for name, path in files.items():
         whole.update(f"{name}\0{digest(path)}\n".encode())
     return whole.hexdigest()
 
 
-def take(folder: Path, out: Path, *, progress: Progress) -> None:
+def take(folder: Path, out: Path, *, progress: Progress, form: str = MODEL) -> None:
     """Put the model's files into `out`; large files share their bytes with the originals if possible.
 
     Small files are copied, because people edit them in place. Weights are cloned copy-on-write or, if the file system
     cannot do that, hard linked: rewriting them in place changes both.
     """
-    files = needed_files(folder, folder.name)
+    files = needed_files(folder, folder.name, form=form)
     total = sum(path.stat().st_size for path in files.values())
     done = 0
     for name, path in files.items():

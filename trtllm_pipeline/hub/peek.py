@@ -22,9 +22,11 @@ def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool)
     return quantization({name: _read(pinned, name, folder=folder, offline=offline) for name in FILES})
 
 
-def configuration(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool) -> Mapping[str, Any] | None:
-    """config.json of a pinned source; None where it has none. Raises DownloadError if it cannot be read now."""
-    return _read(pinned, FILES[0], folder=folder, offline=offline)
+def configuration(
+    pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool
+) -> Mapping[str, Any] | None:
+    """The JSON file `name` of a pinned source; None where it has none. Raises DownloadError if it cannot be read now."""
+    return _read(pinned, name, folder=folder, offline=offline)
 
 
 def _read(pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool) -> Mapping[str, Any] | None:

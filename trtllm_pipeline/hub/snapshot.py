@@ -15,11 +15,13 @@ from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope
 from trtllm_pipeline.hub.files import (
+    CONFIGURATION,
     INDEX,
+    MODEL,
     Progress,
     RemoteFile,
     copy_code,
-    description_files,
+    described,
     hex_digest,
     is_licence,
     listed_code,
@@ -73,15 +75,15 @@ def _cached(pinned: Mapping[str, Json], *, offline: bool) -> Path | None:
     return cached
 
 
-def content(pinned: Mapping[str, Json], *, offline: bool) -> dict[str, str] | None:
+def content(pinned: Mapping[str, Json], *, offline: bool, form: str = MODEL) -> dict[str, str] | None:
     """See `sources.content_of`. Small files of which the hub tells no SHA-256 are read, which takes a moment."""
     cached = _cached(pinned, offline=offline)
     if cached is not None:
-        files = local.needed_files(cached, str(pinned["hugging_face"]))
+        files = local.needed_files(cached, str(pinned["hugging_face"]), form=form)
         return {name: _cached_digest(path) for name, path in files.items() if not is_licence(name)}
     repository = _repository(pinned)
     try:
-        small = [repository.files[name] for name in description_files(repository.files) if not is_licence(name)]
+        small = [repository.files[name] for name in described(repository.files, form) if not is_licence(name)]
     except DownloadError:
         return None
     # Small files are in git itself, which tells another digest. The index also says which files the weights are.
@@ -133,12 +135,13 @@ def fetch(
     offline: bool,
     max_workers: int,
     content: Mapping[str, str] | None = None,
+    form: str = MODEL,
 ) -> None:
     """Fill `out`; `kept` has the received files, complete or not. Raises DownloadError."""
     cached = _cached(pinned, offline=offline)
     if cached is not None:
         model = str(pinned["hugging_face"])
-        local.take(cached, out, progress=progress)
+        local.take(cached, out, progress=progress, form=form)
         copy_code(pinned, cached, out, model)
         if content is not None:
             read = {path.name: path for path in out.iterdir() if not is_licence(path.name)}
@@ -157,9 +160,10 @@ def fetch(
         raise DownloadError(
             f"{model} has changed on ModelScope since the run was planned", hint="run the command again"
         )
-    small = description_files(files)
-    if "config.json" not in small:
-        raise DownloadError(f"{model} has no config.json, so it is not a transformers model")
+    small = described(files, form)
+    if CONFIGURATION[form] not in small:
+        what = "a LoRA adapter" if form == "adapter" else "a transformers model"
+        raise DownloadError(f"{model} has no {CONFIGURATION[form]}, so it is not {what}")
     with _transfer(repository, kept, progress=progress, max_workers=max_workers) as transfer:
         transfer.fetch([files[name] for name in small])
         # The index, if there is one, is among the small files and tells which the others are.

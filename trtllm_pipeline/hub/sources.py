@@ -24,6 +24,7 @@ from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.hub import files
+from trtllm_pipeline.hub.files import MODEL
 from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -49,14 +50,14 @@ def resolve(
     base_dir: Path = Path(),
     digest: Callable[[Path], str] = digest_file,
     unreached: dict[str, UnavailableError] | None = None,
-    tokenizer: bool = True,
+    form: str = MODEL,
 ) -> dict[str, Json]:
     """The first source that can be used now, pinned. The same model at the same state gives the same answer.
 
     `prefer` names a kind to restrict the choice to. A source that is not reached, not installed or does not have the model
     is passed over with a warning; one that refuses (gated, bad token) is an error, since another source would hide what
     the user has to do. `digest` gives those of local files, `unreached` by kind the hubs that gave no answer: they are
-    not asked again. A local model may lack a tokenizer where `tokenizer` is false. Raises DownloadError naming every
+    not asked again. A local one is of a `form`, see `files.CONFIGURATION`. Raises DownloadError naming every
     source and why not.
     """
     candidates = [source for source in sources if prefer in (AUTO, kind_of(source))]
@@ -75,7 +76,7 @@ def resolve(
             continue
         try:
             alone = len(candidates) == 1
-            pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=alone, tokenizer=tokenizer)
+            pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=alone, form=form)
         except UnavailableError as error:
             reasons.append(error)
             if error.unreachable:
@@ -106,7 +107,7 @@ def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> di
     return dict(next(source for source in sources if prefer in (AUTO, kind_of(source))))
 
 
-def content_of(pinned: Mapping[str, Json], *, offline: bool = False) -> dict[str, str] | None:
+def content_of(pinned: Mapping[str, Json], *, offline: bool = False, form: str = MODEL) -> dict[str, str] | None:
     """SHA-256 by name of the files that a stage reads of a pinned hub source: the same on every hub that has the model.
 
     Not of licences, which no stage reads. None where it cannot be told before the download: of a hub without digests, or a
@@ -114,7 +115,7 @@ def content_of(pinned: Mapping[str, Json], *, offline: bool = False) -> dict[str
     """
     from trtllm_pipeline.hub import snapshot
 
-    return snapshot.content(pinned, offline=offline)
+    return snapshot.content(pinned, offline=offline, form=form)
 
 
 def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:
@@ -130,7 +131,7 @@ def _pin(
     base_dir: Path,
     digest: Callable[[Path], str],
     alone: bool,
-    tokenizer: bool,
+    form: str,
 ) -> dict[str, Json]:
     kind = kind_of(source)
     name = str(source[kind])
@@ -153,7 +154,7 @@ def _pin(
     if kind == "local":
         from trtllm_pipeline.hub import local
 
-        return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest, tokenizer=tokenizer)}
+        return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest, form=form)}
     return {"seed": 0, **source} if kind == "generated" else dict(source)
 
 
@@ -167,13 +168,13 @@ def fetch(
     partial: Path | None = None,
     folder: Path | None = None,
     content: Mapping[str, str] | None = None,
-    tokenizer: bool = True,
+    form: str = MODEL,
 ) -> None:
     """Fill the empty folder `out` with the model of a pinned source, verified.
 
     What has been received stays below `partial` (default: beside `out`) under a name of the source's own when this fails,
     and is not fetched again. `folder` is where a local source lies. `content` has the SHA-256 of each file that a stage
-    reads, where it is known: anything else is refused. Without `tokenizer` the model may lack one. Raises DownloadError.
+    reads, where it is known: anything else is refused. `form` is one of `files.CONFIGURATION`. Raises DownloadError.
     """
     from trtllm_pipeline.hub.verify import check_folder
 
@@ -183,8 +184,8 @@ def fetch(
         from trtllm_pipeline.hub import local
 
         assert folder is not None
-        local.take(folder, out, progress=progress)
-        if (found := local.content_digest(out, digest_file, tokenizer=tokenizer)) != name:
+        local.take(folder, out, progress=progress, form=form)
+        if (found := local.content_digest(out, digest_file, form=form)) != name:
             raise DownloadError(
                 f"{folder} has content {found[:12]}, not {name[:12]}: it changed after it was planned",
                 hint="run the command again",
@@ -200,9 +201,16 @@ def fetch(
                 from trtllm_pipeline.hub import snapshot
 
                 snapshot.fetch(
-                    pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers, content=content
+                    pinned,
+                    out,
+                    kept,
+                    progress=progress,
+                    offline=offline,
+                    max_workers=max_workers,
+                    content=content,
+                    form=form,
                 )
-            check_folder(out, name, tokenizer=tokenizer)
+            check_folder(out, name, form=form)
             shutil.rmtree(kept)
     if not files.trusted_code(pinned):
         files.drop_code_references(out)

@@ -12,7 +12,7 @@ from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode
-from trtllm_pipeline.hub.files import INDEX, description_files, read_index, weight_files
+from trtllm_pipeline.hub.files import CONFIGURATION, INDEX, MODEL, described, read_index, weight_files
 
 # Source: https://github.com/huggingface/safetensors (format and limits)
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -28,19 +28,23 @@ _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def check_folder(folder: Path, model: str, *, tokenizer: bool = True) -> None:
+def check_folder(folder: Path, model: str, *, form: str = MODEL) -> None:
     """Check a model's folder: configuration, tokenizer, every safetensors header, the index against the shards.
 
-    Without `tokenizer` it may lack one, as a draft model does. Raises DownloadError that names the first invalid file.
+    `form` is one of `files.CONFIGURATION`: only a model needs a tokenizer. Raises DownloadError that names the first invalid file.
     """
     present = model_files.names(folder)
-    described = description_files(present)
-    for name in described:
+    small = described(present, form)
+    for name in small:
         check_not_pointer(folder, name, model)
-    Fields.read(folder, "config.json")
-    if tokenizer and not present.intersection(_TOKENIZERS) and not any(name.endswith(".tiktoken") for name in present):
+    Fields.read(folder, CONFIGURATION[form])
+    if (
+        form == MODEL
+        and not present.intersection(_TOKENIZERS)
+        and not any(name.endswith(".tiktoken") for name in present)
+    ):
         raise _damaged(model, str(folder.name), "it has no tokenizer")
-    for name in described:
+    for name in small:
         if name.endswith(".json"):
             model_files.read_json(folder, name)
     shards = {}

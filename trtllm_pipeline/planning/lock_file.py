@@ -125,9 +125,10 @@ def _other_models(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _name_models(settings: dict[str, Any], models: Mapping[str, str]) -> None:
     """Let settings name other models as they are pinned."""
-    section = settings.get("speculative")
-    if section and section.get("model") in models:
-        section["model"] = models[section["model"]]
+    for name, key in (("speculative", "model"), ("lora", "adapter")):
+        section = settings.get(name)
+        if section and section.get(key) in models:
+            section[key] = models[section[key]]
 
 
 def _name_files(settings: dict[str, Any], files: Mapping[str, str], base: Path) -> None:

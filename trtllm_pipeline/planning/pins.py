@@ -15,6 +15,7 @@ from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.quantization import AS_IS, QuantizedWeights
 from trtllm_pipeline.files.user_files import check
 from trtllm_pipeline.fingerprint import canonical
+from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
 
@@ -47,7 +48,7 @@ class Pins:
         """Whether hubs answer, as far as is known."""
         self._unreached: dict[str, UnavailableError] = {}
         self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], _Said]] = {}
-        self._companions: dict[tuple[str, str, int], Mapping[str, Json]] = {}
+        self._companions: dict[tuple[str, str, str, int], Mapping[str, Json]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
 
     def pin(self, cell: Cell) -> Cell:
@@ -70,10 +71,10 @@ class Pins:
     def _with_companions(self, cell: Cell) -> Cell:
         """`cell` with the other models that it needs, pinned; with a reason where one does not fit its own."""
         asked = companions.asked_for(cell)
-        found = {name: self._companion(model, cell) for name, model in asked.items()}
+        found = {name: self._companion(name, model, cell) for name, model in asked.items()}
         known = {"model": cell.recipe, **found}
         configurations = {
-            name: self._configuration(known[name], cell)
+            name: self._configuration(known[name], cell, CONFIGURATION.get(name, CONFIGURATION[MODEL]))
             for name in companions.configurations_needed(cell)
             if name in known
         }
@@ -81,20 +82,20 @@ class Pins:
             return cell
         return dataclasses.replace(cell, companions=found, reason=companions.unfit(cell, configurations))
 
-    def _companion(self, model: str, cell: Cell) -> Mapping[str, Json]:
+    def _companion(self, name: str, model: str, cell: Cell) -> Mapping[str, Json]:
         """`source`, `files` and `folder` of another model than the cell's own, by what its settings call it."""
-        same = (model, cell.base_dir, id(cell.settings["download"]))
+        same = (name, model, cell.base_dir, id(cell.settings["download"]))
         if same not in self._companions:
             local = model.startswith((".", "/", "~"))
             sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
             settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": False}}
             asked = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
-            found = self._recipe(asked, tokenizer=False)
-            self._companions[same] = {name: found[name] for name in ("source", "files", "folder") if name in found}
+            found = self._recipe(asked, form=name)
+            self._companions[same] = {part: found[part] for part in ("source", "files", "folder") if part in found}
         return self._companions[same]
 
-    def _configuration(self, pinned: Mapping[str, Json], cell: Cell) -> Mapping[str, Json] | None:
-        """What config.json of a pinned model says to `companions.unfit`; None where nobody can tell now."""
+    def _configuration(self, pinned: Mapping[str, Json], cell: Cell, file: str) -> Mapping[str, Json] | None:
+        """What the configuration of a pinned model says to `companions.unfit`; None where nobody can tell now."""
         from trtllm_pipeline.hub.peek import configuration
 
         source, folder = pinned["source"], pinned.get("folder")
@@ -107,7 +108,7 @@ class Pins:
             return None
         try:
             place = None if folder is None else Path(str(folder))
-            found = configuration(source, folder=place, offline=bool(cell.settings["download"]["offline"]))
+            found = configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
         except DownloadError as error:
             logger.warning("%s: cannot tell now whether its models fit: %s", cell.id, error.message)
             return None
@@ -118,7 +119,7 @@ class Pins:
             self._index.set_pin(about, known)
         return known
 
-    def _recipe(self, cell: Cell, *, tokenizer: bool = True) -> Mapping[str, Json]:
+    def _recipe(self, cell: Cell, *, form: str = MODEL) -> Mapping[str, Json]:
         listed = cell.recipe["sources"]
         assert isinstance(listed, list)
         # What is said of a source to people changes nothing.
@@ -139,7 +140,7 @@ class Pins:
                     base_dir=Path(cell.base_dir),
                     digest=self._digest_file,
                     unreached=self._unreached,
-                    tokenizer=tokenizer,
+                    form=form,
                 )
             except DownloadError as error:
                 self._allow(error)
@@ -158,11 +159,11 @@ class Pins:
         if source.keys() & {"hugging_face", "modelscope"}:
             listed_files = source.get("files")
             source = {name: value for name, value in source.items() if name != "files"}
-            files = self._files_of(source, cell) if listed_files is None else listed_files or None
+            files = self._files_of(source, cell, form) if listed_files is None else listed_files or None
             return {**cell.recipe, "source": _with_code(source, cell), "files": files}
         return {**cell.recipe, "source": dict(source)}
 
-    def _files_of(self, source: Mapping[str, Json], cell: Cell) -> Json:
+    def _files_of(self, source: Mapping[str, Json], cell: Cell, form: str) -> Json:
         """SHA-256 by name of what is read of a pinned source; None where it cannot be told, and the source has to do.
 
         What was told once is remembered: a hub that is out of reach for an hour must not make everything stale.
@@ -175,7 +176,7 @@ class Pins:
             if not self._reached and self._guess:
                 return None
             try:
-                found = content_of(source, offline=bool(cell.settings["download"]["offline"]))
+                found = content_of(source, offline=bool(cell.settings["download"]["offline"]), form=form)
             except DownloadError as error:
                 if error.failure is not FailureClass.TRANSIENT:
                     return None  # offline, gated, not there: the download says so, to the cells that need it alone

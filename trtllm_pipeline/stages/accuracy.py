@@ -11,7 +11,7 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate.answers import questions_of, score_server
 from trtllm_pipeline.evaluate.functions import metrics_of
-from trtllm_pipeline.stages.asking import encoder, protocol_for
+from trtllm_pipeline.stages.asking import adapter_request, encoder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import AccuracyParams, to_json
 
@@ -26,7 +26,14 @@ def run(context: StageContext[AccuracyParams]) -> None:
     service = Service.read(context.inputs["service"])
     images = any(question.prompt.images for question in questions)
     found = score_server(
-        Target(protocol_for(service, images=images), service, service.model, asked.request_timeout_s, asked.max_tokens),
+        Target(
+            protocol_for(service, images=images),
+            service,
+            service.model,
+            asked.request_timeout_s,
+            asked.max_tokens,
+            options=adapter_request(context.inputs),
+        ),
         questions,
         metrics,
         concurrency=asked.concurrency,

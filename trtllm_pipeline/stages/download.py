@@ -16,6 +16,7 @@ PARTIAL: Final = "partial"
 
 def run(context: StageContext[DownloadParams]) -> None:
     """Fetch or generate the source into `context.out`."""
+    from trtllm_pipeline.hub.files import MODEL
     from trtllm_pipeline.hub.sources import fetch, kind_of
 
     asked = context.params
@@ -31,7 +32,7 @@ def run(context: StageContext[DownloadParams]) -> None:
         partial=context.attempt.parent / PARTIAL,
         folder=None if asked.folder is None else Path(asked.folder),
         content=asked.content,
-        tokenizer=asked.form != "draft",
+        form=asked.form or MODEL,
     )
     if asked.quantization is not None:
         _check_quantization(context.out, asked.quantization)

@@ -169,8 +169,8 @@ Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 """Limits of latencies of a request."""
 
 
-Form = Literal["model", "draft"]
-"""What a folder of weights is: a model with its tokenizer, or a draft model, which may come without one."""
+Form = Literal["model", "draft", "adapter"]
+"""What a folder of weights is: a model with its tokenizer, a draft model, which may come without one, or a LoRA adapter."""
 Speculation = Literal["draft", "eagle3", "mtp", "ngram"]
 """Who drafts: another model, an EAGLE-3 head on the model's own states, the model's own extra layers, or its text so far."""
 WITH_DRAFT_MODEL = frozenset(("draft", "eagle3"))

@@ -24,7 +24,7 @@ from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.asking import protocol_for
+from trtllm_pipeline.stages.asking import adapter_request, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -54,6 +54,7 @@ def run(context: StageContext[PerfParams]) -> None:
         asked.request_timeout_s,
         max_tokens,
         asked.temperature,
+        adapter_request(context.inputs),
     )
     load = Load(
         concurrency=asked.concurrency,

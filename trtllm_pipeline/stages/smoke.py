@@ -23,6 +23,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
+from trtllm_pipeline.stages.asking import adapter_request
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
@@ -104,7 +105,12 @@ class _Smoke:
         self.tokenizer = read_tokenizer(context.inputs["engine"])
         self.protocols = OPENAI_PROTOCOLS if self.service.kind == "openai" else PROTOCOLS
         self.target = Target(
-            self.protocols[0], self.service, self.service.model, self.asked.request_timeout_s, self.asked.max_tokens
+            self.protocols[0],
+            self.service,
+            self.service.model,
+            self.asked.request_timeout_s,
+            self.asked.max_tokens,
+            options=adapter_request(context.inputs),
         )
         self.checks: list[SmokeCheck] = []
         self.skipped: list[dict[str, str]] = []

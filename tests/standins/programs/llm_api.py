@@ -51,13 +51,51 @@ def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], releas
     return length
 
 
+_MODULES: Final = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
+
+
+def check_lora(asked: Mapping[str, Any]) -> None:
+    """Raise ProgramError for a `lora_config` that cannot be loaded. Lists are told as texts of JSON, see `read_settings`."""
+    known = {"lora_dir", "max_lora_rank", "lora_target_modules", "lora_ckpt_source", "max_loras", "max_cpu_loras"}
+    if unknown := sorted(asked.keys() - known):
+        raise ProgramError(f"pydantic_core.ValidationError: {unknown[0]}\n  Extra inputs are not permitted")
+    modules = asked.get("lora_target_modules") or []
+    if not modules or set(modules) - {*_MODULES}:
+        raise refusal(f"lora_target_modules are {modules}")
+    for folder in asked.get("lora_dir") or []:
+        file = Path(folder) / "adapter_config.json"
+        if not file.is_file():
+            raise ProgramError(f"OSError: {folder} does not appear to have a file named adapter_config.json.")
+        rank = json.loads(file.read_text(encoding="utf-8"))["r"]
+        if rank > asked.get("max_lora_rank", 64):
+            raise refusal(f"rank {rank} is above max_lora_rank {asked.get('max_lora_rank', 64)}")
+
+
+def check_lora_request(asked: Any, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a request's `lora_request` that the server cannot serve."""
+    if asked is None:
+        return
+    if "lora_config" not in settings:
+        raise ValueError("LoRA is not enabled")
+    if (
+        not {"lora_name", "lora_int_id"} <= asked.keys()
+        or not (Path(asked.get("lora_path", "")) / "adapter_config.json").is_file()
+    ):
+        raise ValueError(f"lora_request is {asked}")
+
+
 def read_settings(text: str) -> dict[str, Any]:
-    """A YAML file of nested mappings with plain values, as the pipeline writes it; lists are left out."""
+    """A YAML file of nested mappings with plain values and lists of them, as the pipeline writes it."""
     root: dict[str, Any] = {}
     open_at: list[tuple[int, dict[str, Any]]] = [(-1, root)]
+    last: tuple[dict[str, Any], str] = root, ""
     for line in text.splitlines():
+        if line.strip().startswith("- "):
+            holder, key = last
+            holder[key] = [*(holder[key] or ()), _value(line.strip()[2:])]
+            continue
         key, colon, value = line.strip().partition(":")
-        if not colon or key.startswith("- "):
+        if not colon:
             continue
         depth = len(line) - len(line.lstrip())
         while open_at[-1][0] >= depth:
@@ -67,6 +105,7 @@ def read_settings(text: str) -> dict[str, Any]:
         else:
             inner: dict[str, Any] = {}
             open_at[-1][1][key] = inner
+            last = open_at[-1][1], key
             open_at.append((depth, inner))
     return root
 

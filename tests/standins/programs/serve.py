@@ -28,7 +28,7 @@ from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, arguments, refusal
 from tests.standins.programs.checkpoint import number_of_experts
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
-from tests.standins.programs.llm_api import Iterations, check_speculation, read_settings
+from tests.standins.programs.llm_api import Iterations, check_lora, check_lora_request, check_speculation, read_settings
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
 _LIMITS: Final = ("max_batch_size", "max_beam_width")
@@ -54,11 +54,16 @@ def run(work: Work, argv: Sequence[str]) -> int:
     limit = _load(work, model, {name: options[name] for name in options if name not in _LIMITS or name in given}, value)
     work.begin()
     time.sleep(work.seconds("trtllm-serve"))
-    iterations = _speculation(work, model, value["--extra_llm_api_options"])
+    settings = (
+        {} if (file := value["--extra_llm_api_options"]) is None else read_settings(Path(file).read_text("utf-8"))
+    )
+    if "lora_config" in settings:
+        check_lora(settings["lora_config"])
+    iterations = _speculation(work, model, settings)
     workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
     try:
         name = str(options.get("served_model_name") or model.name)
-        return _serve(work, options, name, limit, iterations, images=_takes_images(model))
+        return _serve(work, options, name, limit, iterations, settings, images=_takes_images(model))
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
@@ -108,11 +113,8 @@ def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[st
     return limit
 
 
-def _speculation(work: Work, model: Path, settings: str | None) -> Iterations | None:
+def _speculation(work: Work, model: Path, asked: Mapping[str, Any]) -> Iterations | None:
     """Statistics that the server keeps, None without speculative decoding or where they are not asked for."""
-    if settings is None:
-        return None
-    asked = read_settings(Path(settings).read_text(encoding="utf-8"))
     if "speculative_config" not in asked:
         return None
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -210,10 +212,18 @@ def _spawn_workers(count: int) -> list[int]:
 
 
 def _serve(
-    work: Work, options: Mapping[str, Any], name: str, limit: int, iterations: Iterations | None, *, images: bool
+    work: Work,
+    options: Mapping[str, Any],
+    name: str,
+    limit: int,
+    iterations: Iterations | None,
+    settings: Mapping[str, Any],
+    *,
+    images: bool,
 ) -> int:
     try:
         server = _Server((options["host"], options["port"]), work, name, limit, iterations, images=images)
+        server.settings = settings
     except OSError as error:
         print(
             f"ERROR:    [Errno {error.errno}] error while attempting to bind on address ('{options['host']}', "
@@ -260,6 +270,7 @@ class _Server(ThreadingHTTPServer):
         self.limit = limit
         self.iterations = iterations
         self.images = images
+        self.settings: Mapping[str, Any] = {}
         self.lock = threading.Lock()
         self.requests = 0
 
@@ -315,6 +326,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.server.count()
         try:
+            check_lora_request(json.loads(body).get("lora_request"), self.server.settings)
             self._answer(json.loads(body), chat=chat)
         except (KeyError, TypeError, ValueError) as error:
             self._refuse(f"{type(error).__name__}: {error}")

@@ -12,8 +12,9 @@ import pytest
 from tests.helpers.trtllm_cells import PYTORCH, cell, plan, stages
 from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import DownloadError, UsageError
 from trtllm_pipeline.planning.pins import Pins
+from trtllm_pipeline.stages.asking import adapter_request
 from trtllm_pipeline.toolchains import companions
 
 HEAD: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "draft_vocab_size": 32000}
@@ -96,3 +97,68 @@ def test_layers_of_its_own_are_looked_for_in_the_model(model: Path) -> None:
 def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path) -> None:
     with pytest.raises(UsageError, match="there is no such recipe or folder"):
         pinned(asked(model, method="draft", model="no-such-recipe"))
+
+
+ADAPTER: dict[str, Any] = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}
+
+
+def with_adapter(of: Path) -> Cell:
+    found = cell(
+        toolchain=PYTORCH,
+        recipe={"sources": [{"local": str(of)}]},
+        settings={"lora.adapter": "./adapter", "serve.frontend": "trtllm_serve"},
+    )
+    return replace(found, base_dir=str(of.parent))
+
+
+def write_adapter(folder: Path, configuration: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(configuration))
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(0))
+    return folder
+
+
+def test_an_adapter_is_a_model_of_its_own_and_every_request_asks_for_it(model: Path) -> None:
+    folder = write_adapter(model.parent / "adapter", ADAPTER)
+    found = pinned(with_adapter(model))
+    assert found.reason is None
+    assert found.companions[companions.ADAPTER]["folder"] == str(folder)
+    planned = plan(found)
+    runs = {run.stage.name: run for run in planned.stage_runs.values()}
+    asking = ("repository", "launch", "smoke", "perf", "accuracy")
+    assert {name for name, run in runs.items() if "adapter" in run.inputs} == set(asking)
+    assert adapter_request({"adapter": folder}) == {
+        "lora_request": {"lora_name": "adapter", "lora_int_id": 1, "lora_path": str(folder)}
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"target_modules": "all-linear"}, None),
+        ({"target_modules": ["model.layers.0.self_attn.q_proj"]}, None),
+        ({"target_modules": ["q_proj", "lm_head"]}, "it changes lm_head; TensorRT-LLM takes q_proj"),
+        ({"target_modules": ".*proj"}, "expected a list of layers"),
+        ({"peft_type": "IA3"}, "it is IA3 by its adapter_config.json; expected LoRA"),
+        ({"use_dora": True}, "it is DoRA"),
+        ({"r": 8192}, "its rank 8192 is more than the hidden size 4096 of model"),
+        ({"r": "16"}, "expected a whole number"),
+    ],
+)
+def test_what_an_adapter_changes_is_looked_at_before_anything_is_fetched(
+    model: Path, change: dict[str, Any], words: str | None
+) -> None:
+    write_adapter(model.parent / "adapter", {**ADAPTER, **change})
+    reason = pinned(with_adapter(model)).reason
+    assert reason is None if words is None else words in str(reason)
+
+
+def test_a_folder_that_is_no_adapter_is_said_to_be_none(model: Path) -> None:
+    write(model.parent / "adapter", {"architectures": ["LlamaForCausalLM"]})
+    with pytest.raises(DownloadError, match=r"has no adapter_config\.json, so it is not a LoRA adapter"):
+        pinned(with_adapter(model))
+
+
+def test_the_largest_rank_counts() -> None:
+    assert companions.rank_of({"r": 8, "rank_pattern": {"q_proj": 32}}) == 32
+    assert companions.modules_of({"target_modules": ["v_proj", "down_proj"]}) == ["attn_v", "mlp_4h_to_h"]

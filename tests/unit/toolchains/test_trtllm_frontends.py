@@ -239,3 +239,44 @@ def test_a_draft_model_that_is_not_there_is_refused_by_hand(make: Make) -> None:
     work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT, speculative="eagle3")
     with pytest.raises(StageError, match="eagle3 drafts with a model of its own"):
         frontends.run_pytorch(work)
+
+
+def has_hidden_size(model: Path, size: int) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "hidden_size": size}))
+
+
+def write_adapter(folder: Path, width: int) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "target_modules": ["q_proj", "down_proj"]}))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    header = json.dumps({name: {"dtype": "F16", "shape": [4, width], "data_offsets": [0, 8 * width]}}).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8 * width))
+    return folder
+
+
+def test_an_adapter_is_told_to_the_llm_api_with_its_rank_and_layers(make: Make, tmp_path: Path) -> None:
+    work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT)
+    has_hidden_size(work.inputs["model"], 8)
+    adapter = write_adapter(tmp_path / "adapter", 8)
+    frontends.run_pytorch(replace(work, inputs={**work.inputs, "adapter": adapter}))
+    said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())
+    assert said["lora_config"] == {
+        "lora_dir": [str(adapter)],
+        "max_lora_rank": 4,
+        "lora_target_modules": ["attn_q", "mlp_4h_to_h"],
+    }
+    llm_api.check_lora(said["lora_config"])
+    assert frontends.serve_command(work.out)[-1] == str(work.out / frontends.SETTINGS_FILE)
+
+
+def test_an_adapter_of_another_model_or_for_triton_is_refused(make: Make, tmp_path: Path) -> None:
+    work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT)
+    has_hidden_size(work.inputs["model"], 8)
+    inputs = {**work.inputs, "adapter": write_adapter(tmp_path / "adapter", 3)}
+    with pytest.raises(StageError, match="it is of another model") as refused:
+        frontends.run_pytorch(replace(work, inputs=inputs))
+    assert refused.value.failure is FailureClass.INFEASIBLE
+    triton = make("1.2.1", frontend="triton", **LIMITS, **LAYOUT)
+    with pytest.raises(StageError, match="only trtllm-serve takes an adapter"):
+        frontends.run_pytorch(replace(triton, inputs=inputs))

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend
-from trtllm_pipeline.toolchains.companions import DRAFT
+from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, installed
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import SETTINGS_FILE
@@ -53,6 +54,8 @@ def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
+    if ADAPTER in context.inputs:
+        raise StageError("only trtllm-serve takes an adapter with each request", failure=FailureClass.USER)
     write_llmapi(context.out, found, model=model, asked=context.params, draft=context.inputs.get(DRAFT))
     print(f"wrote {llmapi.MODEL} for {model}")  # noqa: T201  a stage's stdout is its log
 
@@ -113,6 +116,9 @@ def _write_serving(
 ) -> None:
     asked = context.params
     settings = llmapi.serve_settings(asked, found.release, context.inputs.get(DRAFT))
+    if (adapter := context.inputs.get(ADAPTER)) is not None:
+        width = Fields.read(context.inputs["model"], "config.json").integer("hidden_size")
+        settings = {**llmapi.lora(adapter, width), **settings}
     command = llmapi.serve_line(asked, context.inputs, found)
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")

@@ -6,17 +6,20 @@ in `1/model.yaml`, which is written here: arguments of the LLM API, and `triton_
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode_yaml
+from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
-from trtllm_pipeline.toolchains.companions import DRAFT
+from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT, modules_of, rank_of
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
@@ -96,8 +99,8 @@ def yaml_settings(model: Path, asked: WeightsRepository, release: str, draft: Pa
 def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
     """Arguments of the LLM API for speculative decoding; none without. `draft` is the folder of the model that drafts.
 
-    Statistics of iterations are on: they have the drafted and the accepted tokens. Names that all releases take which have
-    the PyTorch backend: source of releases around 1.0 to 1.3, `DecodingBaseConfig` and its subclasses in llm_args.py.
+    Names that all releases take which have the PyTorch backend: source of releases around 1.0 to 1.3, `DecodingBaseConfig`
+    and its subclasses in llm_args.py.
     """
     method = asked.speculative
     if method is None:
@@ -111,7 +114,30 @@ def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> d
         found["speculative_model_dir"] = str(draft)
     if method == "ngram" and asked.max_ngram_size is not None:
         found["max_matching_ngram_size"] = asked.max_ngram_size
-    return {"speculative_config": found, "enable_iter_perf_stats": True}
+    return {"speculative_config": found}
+
+
+def lora(adapter: Path, hidden_size: int) -> dict[str, Any]:
+    """Arguments of the LLM API for the LoRA adapter in a folder: where it is, its largest rank, the layers that it changes.
+
+    CUDA graphs are off: releases around 1.0 do not have them with LoRA. Source: `LoraConfig` of the LLM API. Raises
+    StageError for an adapter that is none, or of a model of another size.
+    """
+    configuration = Fields.read(adapter, "adapter_config.json").values
+    try:
+        rank, modules = rank_of(configuration), modules_of(configuration)
+    except ValueError as error:
+        raise StageError(f"{adapter}: {error}", failure=FailureClass.INFEASIBLE) from error
+    (weights,) = adapter.glob("*.safetensors")
+    for name, tensor in tensors(adapter, weights.name).tensors.items():
+        width = tensor.shape[-1]
+        if re.search(r"\b[qkv]_proj\b.*lora_A", name) and width != hidden_size:
+            raise StageError(
+                f"{weights}: {name} takes {width} values, the model's layers have {hidden_size}: it is of another model",
+                failure=FailureClass.INFEASIBLE,
+            )
+    config = {"lora_dir": [str(adapter)], "max_lora_rank": rank, "lora_target_modules": modules}
+    return {"lora_config": config, "cuda_graph_config": None}
 
 
 def decoding_type(method: str, release: str) -> str:
@@ -131,7 +157,10 @@ def serve_settings(
     """
     found: dict[str, Any] = {}
     if isinstance(asked, WeightsRepository):
-        found = _merged(speculation(asked, release, draft), arguments(asked, asked.llm_args))
+        drafts = speculation(asked, release, draft)
+        # The server's statistics of iterations have the drafted and the accepted tokens; Triton shows none.
+        told = {"enable_iter_perf_stats": True} if drafts else {}
+        found = _merged({**drafts, **told}, arguments(asked, asked.llm_args))
     elif commands.takes_config(release):
         found = arguments(LlmApi(**{name: getattr(asked, name) for name in SERVE_SETTINGS}), {})
     return {name: value for name, value in found.items() if value != {}}
@@ -145,7 +174,7 @@ def serve_line(
 ) -> list[str]:
     """The command line of trtllm-serve without its address. `folder` has the settings file; None leaves its name alone."""
     config = None
-    if serve_settings(asked, found.release, inputs.get(DRAFT)):
+    if ADAPTER in inputs or serve_settings(asked, found.release, inputs.get(DRAFT)):
         config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
     model, program = str(inputs["model"]), found.serve or "trtllm-serve"
     if isinstance(asked, WeightsRepository):

@@ -100,7 +100,7 @@ REPOSITORY: Final = Stage(
     version=1,
     summary="write what the PyTorch runtime is served from: the release's llmapi model, or trtllm-serve's settings",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_pytorch",
-    inputs={"model": ("quantize", "download"), companions.DRAFT: companions.DRAFT},
+    inputs={"model": ("quantize", "download"), **{name: name for name in companions.NAMES}},
     optional=frozenset(companions.NAMES),
     params=WeightsRepository,
     read=_repository,
@@ -130,6 +130,7 @@ TOOLCHAIN: Final = Toolchain(
     stages=(
         DOWNLOAD,
         companions.FETCH_DRAFT,
+        companions.FETCH_ADAPTER,
         QUANTIZE,
         REPOSITORY,
         backends.launching(

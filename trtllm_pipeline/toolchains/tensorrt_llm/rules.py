@@ -826,6 +826,29 @@ def speculation_twice(case: Case) -> str | None:
     return "settings.repository.llm_args.speculative_config is what settings.speculative says"
 
 
+@rule("TLM704", f"toolchain {PYTORCH} with settings.serve.frontend: trtllm_serve", toolchains=_BOTH)
+def lora(case: Case) -> str | None:
+    """A LoRA adapter with engines, or with Triton: the pipeline does not plan them. Source: engines take it at the build and
+    its weights as tensors of a request; the LLM API's model in Triton has no field for it that was read.
+    """
+    if companions.adapter(case.cell) is None:
+        return None
+    if case.cell.toolchain == ENGINES:
+        return "settings.lora.adapter: engines are planned without adapters"
+    return "settings.lora.adapter: requests to Triton cannot ask for it" if case.in_triton else None
+
+
+@rule("TLM705", "name it in one of the two", toolchains=(PYTORCH,))
+def lora_twice(case: Case) -> str | None:
+    """An adapter both in `settings.lora` and in `settings.repository.llm_args`. Source: one argument of the LLM API,
+    `lora_config`, has it.
+    """
+    given = case.repository("llm_args")
+    if companions.adapter(case.cell) is None or not isinstance(given, dict) or "lora_config" not in given:
+        return None
+    return "settings.repository.llm_args.lora_config is what settings.lora says"
+
+
 def _without_pages(case: Case, setting: str) -> str | None:
     """Words for a setting that is true and takes use_paged_context_fmha, which the engine will not have."""
     if case.repository(setting) is not True or case.paged_context_fmha:

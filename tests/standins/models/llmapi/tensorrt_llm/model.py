@@ -16,6 +16,8 @@ _KNOWN = {
     "backend",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "moe_expert_parallel_size",
+    "speculative_config",
     "max_batch_size",
     "max_seq_len",
     "max_num_tokens",
@@ -41,6 +43,9 @@ class TritonPythonModel:
             raise pb.TritonModelException(f"LLM.__init__() got an unexpected keyword argument {min(unknown)!r}")
         if not (Path(self.settings["model"]) / "config.json").is_file():
             raise pb.TritonModelException(f"{self.settings['model']} does not appear to have a file named config.json")
+        drafter = self.settings.get("speculative_config", {}).get("speculative_model_dir")
+        if drafter is not None and not (Path(drafter) / "config.json").is_file():
+            raise pb.TritonModelException(f"{drafter} does not appear to have a file named config.json")
 
     def execute(self, requests):
         if not self.decoupled:
