@@ -326,7 +326,7 @@ def test_a_converted_checkpoint_has_the_documented_shape(tmp_path: Path) -> None
     installed = install(tmp_path / "i", "0.16.0")
     folder = checkpoint(installed, tmp_path / "c", "--tp_size", 2, "--pp_size", 2, "--use_weight_only", family="qwen")
     config = read(folder)
-    assert config["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2}
+    assert config["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2, "moe_tp_size": 2, "moe_ep_size": 1}
     assert config["quantization"] == {"quant_algo": "W8A16", "kv_cache_quant_algo": None}
     assert (config["dtype"], config["num_key_value_heads"], config["hidden_act"]) == ("bfloat16", 4, "silu")
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,16 @@ def test_one_missed_answer_says_nothing_and_an_answer_is_believed_at_once(asked:
     seen: list[bool] = []
     given: list[bool] = []
 
+    began = threading.Event()
+
     def answer() -> tuple[int, bytes]:
+        began.wait(5)
         seen.append(found.unresponsive() is not None)
         given.append(next(answers, True))
         return (200, b"") if given[-1] else refuse()
 
     found = asked(answer)
+    began.set()  # else the thread may ask before `found` is there
     assert eventually(lambda: len(given) > 8, 5)
     assert seen[:8] == [False, False, False, False, False, False, True, False]
 
