@@ -535,3 +535,39 @@ def test_a_model_without_its_image_processor_does_not_start(tmp_path: Path) -> N
     (lane.folder / "rows.jsonl").write_text('{"input": "Hello", "output": "Hello"}\n')
     (cell,) = lane.run(code=1).values()
     assert "preprocessor_config.json" in cell["reason"]
+
+
+LORA = """\
+name: lora
+axes:
+  model: [tiny]
+  precision: [fp16]
+  max_batch_size: [4]
+  lengths: ["256,32"]
+  toolchain: [tensorrt_llm_pytorch]
+  settings.lora.adapter: [null, ./sql]
+settings:
+  serve: { frontend: trtllm_serve }
+"""
+
+
+def test_an_adapter_is_served_and_asked_for(tmp_path: Path) -> None:
+    """The stand-in refuses an adapter that it was not started with, and one whose files are not there."""
+    lane = Lane(tmp_path / "lane", "1.2.0")
+    lane.matrix.write_text(LORA, encoding="utf-8")
+    (lane.folder / "sql").mkdir()
+    configuration = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "v_proj"]}
+    (lane.folder / "sql" / "adapter_config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    (lane.folder / "sql" / "adapter_model.safetensors").write_bytes(safetensors(0))
+    report = lane.run("--until", "smoke")
+    assert [cell["status"] for cell in report.values()] == ["done", "done"]
+    made = [name.partition("/")[0] for name in lane.artifacts()]
+    assert {stage: made.count(stage) for stage in ("download", "adapter", "repository")} == {
+        "download": 1,
+        "adapter": 1,
+        "repository": 2,
+    }
+    (folder,) = lane.outputs("adapter")
+    settings = [yaml.safe_load(path.read_text()) for path in lane.workspace.glob("store/repository/*/out/*.yaml")]
+    told = [each["lora_config"] for each in settings if "lora_config" in each]
+    assert told == [{"lora_dir": [str(folder)], "max_lora_rank": 4, "lora_target_modules": ["attn_q", "attn_v"]}]
