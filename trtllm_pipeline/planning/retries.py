@@ -94,12 +94,12 @@ def _changed(
     why = last[failed.fingerprint].message or "out of memory"
     found = cell
     for name, how in _steps(cell).items():
-        old, new = _next(plan, cell, name, how)
-        if new is None:
-            continue
-        change = SettingChange(f"settings.{SECTIONS[name]}.{name}", old, new, failed.id, why)
-        if matters(_with(cell, name, new, change)):
-            found = _with(found, name, new, change)
+        old, values = _next(plan, cell, name, how)
+        for new in values:
+            change = SettingChange(f"settings.{SECTIONS[name]}.{name}", old, new, failed.id, why)
+            if matters(_with(cell, name, new, change)):
+                found = _with(found, name, new, change)
+                break
     return None if found is cell else found
 
 
@@ -109,14 +109,14 @@ def _with(cell: Cell, name: str, value: Json, change: SettingChange) -> Cell:
     return replace(cell, settings=settings, changes=(*cell.changes, change))
 
 
-def _next(plan: Plan, cell: Cell, name: str, how: Json) -> tuple[Json, Json]:
-    """What a setting is now, and what it is next; None where nothing is left."""
+def _next(plan: Plan, cell: Cell, name: str, how: Json) -> tuple[Json, Sequence[Json]]:
+    """What a setting is now, and what it may be next, the first that matters of them."""
     params = (plan.stage_runs[run].params for run in plan.by_cell[cell.id])  # what a stage makes of the setting
     taken = (value for each in params if (value := getattr(each, name, None)) is not None)
     now = next(taken, cell.settings[SECTIONS[name]][name]) or _UNSET.get(name)
     if isinstance(how, (list, tuple)):
-        done = sum(change.setting.endswith(f".{name}") for change in cell.changes)
-        return now, how[done] if done < len(how) else None
+        done = [how.index(change.new) + 1 for change in cell.changes if change.setting.endswith(f".{name}")]
+        return now, how[max(done, default=0) :]
     if isinstance(now, int) and now > 1:
-        return now, now // 2
-    return now, now / 2 if isinstance(now, float) else None
+        return now, (now // 2,)
+    return now, (now / 2,) if isinstance(now, float) else ()

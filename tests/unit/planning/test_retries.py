@@ -135,6 +135,14 @@ def test_values_are_tried_in_their_order_and_then_it_is_over() -> None:
     ]
 
 
+def test_a_value_that_changes_nothing_is_passed_over() -> None:
+    machine, asked = Machine(), cell(batch=BATCH, settings={"retry.oom": {"max_num_tokens": [TOKENS, 4096, 2048]}})
+    for _ in range(4):
+        planned = machine.plan(asked)
+        machine.fails(planned, "build", asked)
+    assert changed(planned) == ["settings.build.max_num_tokens 8192 -> 4096 -> 2048: build ran out of memory"]
+
+
 def test_a_change_that_the_release_refuses_is_not_made() -> None:
     """A pass must hold a prompt of 128 tokens."""
     machine, asked = Machine(), cell(batch=BATCH, settings={**HALVE, "build.max_num_tokens": 200})
