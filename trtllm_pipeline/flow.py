@@ -91,7 +91,6 @@ def select_cells(
     What needs more memory than the machine has is known by estimates, corrected by what `store` has of measurements.
     Raises MatrixError, UsageError, PlanError.
     """
-    from trtllm_pipeline.config.expand import expand, select
     from trtllm_pipeline.planning import needs
 
     corrections = needs.Corrections(() if store is None else store.index.peaks(), machine)
@@ -99,6 +98,15 @@ def select_cells(
     def infeasible(cell: Cell) -> str | None:
         toolchain = toolchains.load(cell.toolchain)
         return toolchain.infeasible(cell, machine) or needs.infeasible(cell, toolchain.stages, machine, corrections)
+
+    return _expanded(request, loaded, machine, infeasible)
+
+
+def _expanded(
+    request: Request, loaded: LoadedMatrix, machine: Machine, feasibility: Callable[[Cell], str | None] | None = None
+) -> tuple[Cell, ...]:
+    """The cells that the request selects, with the toolchains of `machine`; see `expand`."""
+    from trtllm_pipeline.config.expand import expand, select
 
     toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
     release = None if installed is None else installed.release
@@ -108,7 +116,7 @@ def select_cells(
         default_toolchain=toolchain,
         instead=None if told else lambda recipe: toolchains.load(toolchain).instead(recipe, machine),
         release=release,
-        feasibility=infeasible,
+        feasibility=feasibility,
     )
     return select(cells, request.cells) if request.cells else cells
 
@@ -195,15 +203,12 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
 
 def fits(request: Request, store: Store | None) -> Fits:
     """Which cells of the request need more memory than the machine has, and with which change they fit. Raises as `plan_of`."""
-    from trtllm_pipeline.config.expand import expand, select
     from trtllm_pipeline.planning import needs
     from trtllm_pipeline.report.fits import Fit, Fits
 
     machine, loaded = machine_of(request), load(request)
     corrections = needs.Corrections(() if store is None else store.index.peaks(), machine)
-    release = None if machine.tensorrt_llm is None else machine.tensorrt_llm.release
-    cells = expand(loaded, default_toolchain=default_toolchain(request, loaded, machine), release=release)
-    cells = select(cells, request.cells) if request.cells else cells
+    cells = _expanded(request, loaded, machine)
 
     def lacking(cell: Cell) -> str | None:
         toolchain = toolchains.load(cell.toolchain)

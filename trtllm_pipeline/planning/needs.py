@@ -78,9 +78,10 @@ class Corrections:
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
                 middle = statistics.median(ratios)
                 spread = max(abs(each / middle - 1) for each in ratios)
-                return Estimate(
-                    round(expected * middle), max(_LEAST_ERROR, spread) if len(ratios) > 1 else error, len(ratios)
-                )
+                found = max(_LEAST_ERROR, spread) if len(ratios) > 1 else error
+                if similar != label:  # a small model says little of a large one: nothing is refused for its ratio
+                    found = max(found, error, 1 - (1 - error) / middle)
+                return Estimate(round(expected * middle), found, len(ratios))
         return Estimate(expected, error)
 
 
@@ -299,7 +300,7 @@ def proposals(cell: Cell, machine: Machine) -> Iterator[Proposal]:
         yield Proposal((f"axes.max_batch_size=[{batch}]",), replace(cell, max_batch_size=batch))
     tp = cell.tp
     while (tp := tp * 2) * cell.pp <= len(machine.gpus):
-        layout = f"tp{tp}" + (f"pp{cell.pp}" if cell.pp > 1 else "")
+        layout = f"tp{tp}" + f"pp{cell.pp}" * (cell.pp > 1) + f"ep{cell.ep}" * (cell.ep > 1)
         batches = (cell.max_batch_size, cell.max_batch_size // 2, cell.max_batch_size // 4, 1)
         for batch in dict.fromkeys(each for each in batches if each):
             smaller = () if batch == cell.max_batch_size else (f"axes.max_batch_size=[{batch}]",)

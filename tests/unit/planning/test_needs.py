@@ -9,11 +9,13 @@ import pytest
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
+from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Cell, Needs
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.needs import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
+from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.index import Peak
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
@@ -61,6 +63,16 @@ def test_only_what_is_alike_corrects() -> None:
     assert corrected(other, peak(120)).value == 1200
     assert corrected(peak(300, label="convert/tensorrt_llm/small/fp16")).measured == 0
     assert corrected(peak(0)).measured == 0, "a peak that was not measured is none"
+
+
+def test_another_model_makes_no_cell_impossible() -> None:
+    """What a tiny model takes beside its weights is a multiple of them, and next to nothing of a large one's."""
+    others = [peak(1000, label="convert/embedded/tiny/fp16")] * 3
+    estimate = corrected(*others)
+    assert estimate.value == 10_000
+    assert not Need("convert", "cell", HOST, estimate, 900).impossible
+    assert Need("convert", "cell", HOST, estimate, 700).impossible, "nor without it"
+    assert Need("convert", "cell", HOST, corrected(*[peak(1000)] * 3), 900).impossible, "its own does"
 
 
 def need(value: int, has: int | None, *, error: float = 0.1, least: int | None = None) -> Need:
@@ -190,6 +202,23 @@ def test_the_smallest_change_that_fits_is_proposed() -> None:
     assert fitting(llama(batch=64), parse(gpus + "24")) == ("axes.max_batch_size=[32]",)
     assert fitting(llama(batch=2), parse(gpus + "13")) == ("axes.parallel=[tp2]",)
     assert fitting(llama(batch=2), parse(gpus + "1")) is None
+
+
+def test_a_proposed_layout_keeps_what_the_cell_has_of_others() -> None:
+    machine = parse("tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=13")
+    layout = dataclasses.replace(llama(batch=2), pp=2, ep=1)
+    proposed = [each.settings for each in needs.proposals(dataclasses.replace(layout, tp=2, ep=2), machine)]
+    assert ("axes.parallel=[tp4pp2ep2]",) in proposed
+    assert ("axes.parallel=[tp2pp2]",) in [each.settings for each in needs.proposals(layout, machine)]
+
+
+def test_cells_of_another_toolchain_than_the_usual_one_are_looked_at_too(tmp_path: Path) -> None:
+    """No script converts glm4_moe: without a toolchain in the matrix, it runs on PyTorch."""
+    matrix = tmp_path / "matrix.yaml"
+    axes = "model: [glm-4.5-air], precision: [bf16], max_batch_size: [8], lengths: ['128,32']"
+    matrix.write_text(f"name: other\naxes: {{{axes}}}\n", encoding="utf-8")
+    found = flow.fits(Request(matrix, assume="tensorrt_llm==1.2.0,sm=90,gpus=8,gpu_memory_gib=80"), None)
+    assert [each.proposal for each in found.fits] == [("axes.parallel=[tp4]",)]
 
 
 def test_a_share_of_the_cache_is_the_smallest_change_of_all() -> None:
