@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "trtllm_pipeline"
@@ -17,3 +17,10 @@ def test_each_class_name_stands_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(PACKAGE)))
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in TRITON_DECIDES} == {}
+
+
+def test_each_test_file_has_a_name_of_its_own() -> None:
+    """pytest collects modules outside of packages by their names alone."""
+    tests = PACKAGE.parent / "tests"
+    names = Counter(path.name for path in tests.rglob("test_*.py") if not (path.parent / "__init__.py").exists())
+    assert [name for name, times in names.items() if times > 1] == []

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from tests.contexts import context
+from tests.helpers.needed import quantize_package
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.toolchains.model_optimizer import worker
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
+torch = quantize_package("torch")
 Tensors = Mapping[str, Any]
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of 4-bit floats, by code. Source: OCP Microscaling Formats 1.0."""

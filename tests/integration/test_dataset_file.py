@@ -87,6 +87,13 @@ def test_a_data_set_by_its_name_is_its_first_file_of_training_rows(
         dataset_file.fetch("hub:org/another")
 
 
+@pytest.mark.parametrize("name", ["hub:../..", "hub:-a/b"])
+def test_a_name_that_no_data_set_has_is_refused_in_words_offline_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DownloadError, match="is not a valid"):
+        dataset_file.fetch(name)
+
+
 def test_a_data_set_of_several_wants_a_folder(hub: FakeHub) -> None:
     files = hub.repositories["datasets/org/rows"].files
     files |= {"3.0.0/train-00001-of-00002.parquet": b"PAR2", "3.0.0/train-00000-of-00002.parquet": b"PAR1"}

@@ -114,11 +114,13 @@ def _data_file(value: str) -> str:
         named = dataset_file.NAME.fullmatch(value)
         if named is None or named["path"] is None:
             raise ValueError(f"{value!r} is not a file of a data set: write {dataset_file.FORM}")
+        _member(named["path"])
     return value
 
 
 def _data_set(value: str) -> str:
-    return value if dataset_file.NAME.fullmatch(value) else _data_file(value)
+    named = dataset_file.NAME.fullmatch(value)
+    return value if named is not None and named["path"] is None else _data_file(value)
 
 
 def _member(value: str) -> str:
@@ -487,7 +489,7 @@ class Lora(Strict):
 class Speculative(Strict):
     """Several tokens in one pass of the model: something cheap drafts them, the model checks them."""
 
-    method: Literal["none"] | params.Speculation = "none"
+    method: Literal["none", params.Speculation] = "none"
     """Who drafts: another model (draft), an EAGLE-3 head trained for the model (eagle3), the model's own layers for it
     (mtp), or the text so far (ngram)."""
     model: Text | None = None

@@ -110,10 +110,11 @@ def _names(repo: str, revision: str) -> list[str]:
             info = api.dataset_info(repo, revision=revision, timeout=hub_errors.CONNECT_TIMEOUT_S * 6)
             return [file.rfilename for file in info.siblings or ()]
     except hub_errors.UnavailableError:
-        try:
-            folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision, local_files_only=True))
-        except LocalEntryNotFoundError:
-            folder = None
+        with hugging_face.errors_in_words(repo):
+            try:
+                folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision, local_files_only=True))
+            except LocalEntryNotFoundError:
+                folder = None
         if folder is None:
             raise
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]

@@ -82,10 +82,11 @@ def headers() -> Mapping[str, str]:
 
 
 def cached_folder(model: str, revision: str) -> Path | None:
-    """The folder of this revision in the user's cache, named by its commit, if it has weights."""
+    """The folder of this revision in the user's cache, named by its commit, if it has weights. Raises DownloadError."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(model, "config.json", revision=revision)
+    with errors_in_words(model):
+        config = try_to_load_from_cache(model, "config.json", revision=revision)
     if not isinstance(config, str) or not any(Path(config).parent.glob("*.safetensors")):
         return None
     return Path(config).parent

@@ -87,7 +87,10 @@ class Pins:
         same = (name, model, cell.base_dir, id(cell.settings["download"]))
         if same not in self._companions:
             local = model.startswith((".", "/", "~"))
-            sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
+            try:
+                sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
+            except UsageError as error:
+                raise UsageError(f"settings.speculative.model {error.message}", hint=error.hint) from error
             settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": False}}
             asked = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
             found = self._recipe(asked, form=name)

@@ -95,7 +95,7 @@ def test_layers_of_its_own_are_looked_for_in_the_model(model: Path) -> None:
 
 
 def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path) -> None:
-    with pytest.raises(UsageError, match="there is no such recipe or folder"):
+    with pytest.raises(UsageError, match=r"settings\.speculative\.model no-such-recipe: there is no such recipe or folder"):
         pinned(asked(model, method="draft", model="no-such-recipe"))
 
 
@@ -162,3 +162,12 @@ def test_a_folder_that_is_no_adapter_is_said_to_be_none(model: Path) -> None:
 def test_the_largest_rank_counts() -> None:
     assert companions.rank_of({"r": 8, "rank_pattern": {"q_proj": 32}}) == 32
     assert companions.modules_of({"target_modules": ["v_proj", "down_proj"]}) == ["attn_v", "mlp_4h_to_h"]
+
+
+@pytest.mark.parametrize("name", ["hub:org/head", "org/-head", "ör/g"])
+def test_a_draft_model_that_no_hub_can_have_is_refused_in_words(
+    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DownloadError, match="is not a valid model name"):
+        pinned(asked(model, method="draft", model=name))
