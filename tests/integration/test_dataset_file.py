@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.hub import dataset_file
+from trtllm_pipeline.hub import dataset_file, hugging_face
 
 pytestmark = pytest.mark.integration
 
@@ -88,8 +88,10 @@ def test_a_data_set_by_its_name_is_its_first_file_of_training_rows(
 
 
 @pytest.mark.parametrize("name", ["hub:../..", "hub:-a/b"])
-def test_a_name_that_no_data_set_has_is_refused_in_words_offline_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_name_that_no_data_set_has_is_refused_in_words_offline_too(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(hugging_face, "offline_by_environment", lambda: True)
     with pytest.raises(DownloadError, match="is not a valid"):
         dataset_file.fetch(name)
 

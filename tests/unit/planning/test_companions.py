@@ -95,7 +95,9 @@ def test_layers_of_its_own_are_looked_for_in_the_model(model: Path) -> None:
 
 
 def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path) -> None:
-    with pytest.raises(UsageError, match=r"settings\.speculative\.model no-such-recipe: there is no such recipe or folder"):
+    with pytest.raises(
+        UsageError, match=r"settings\.speculative\.model no-such-recipe: there is no such recipe or folder"
+    ):
         pinned(asked(model, method="draft", model="no-such-recipe"))
 
 
@@ -165,9 +167,8 @@ def test_the_largest_rank_counts() -> None:
 
 
 @pytest.mark.parametrize("name", ["hub:org/head", "org/-head", "ör/g"])
-def test_a_draft_model_that_no_hub_can_have_is_refused_in_words(
-    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_draft_model_that_no_hub_can_have_is_refused_in_words(model: Path, name: str) -> None:
+    cell = asked(model, method="draft", model=name)
+    offline = {**cell.settings, "download": {**cell.settings["download"], "offline": True}}
     with pytest.raises(DownloadError, match="is not a valid model name"):
-        pinned(asked(model, method="draft", model=name))
+        pinned(replace(cell, settings=offline))
