@@ -32,6 +32,13 @@ def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | Non
     except ValidationError as error:
         # A list whose items are all wrong is reported as empty, too.
         details = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
+    # Of a list that is no word of those allowed either, the list is what is wrong.
+    words = [each for each in details if each["type"] == "literal_error" and isinstance(each["input"], list)]
+    faulty = [_path(data, each["loc"]) for each in details if each not in words]
+    for each in words:
+        path = _path(data, each["loc"])
+        if any(other[: len(path)] == path for other in faulty):
+            details.remove(each)
     tried = Counter(_path(data, each["loc"]) for each in details if each["type"] in _SCALARS)
     no_scalar = [path for path, members in tried.items() if members == len(_SCALARS)]
     # Of a list that may stand there as well, the items are wrong.

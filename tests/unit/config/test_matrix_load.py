@@ -137,6 +137,24 @@ def test_an_axis_over_a_setting_is_the_only_place_that_sets_it(write: Write) -> 
     assert faults[1].startswith("--set settings.perf.requests=5: ")
 
 
+@pytest.mark.parametrize(
+    ("setting", "messages"),
+    [
+        ("retry.oom.max_num_tokens=[a]", ['[0]: must be a whole number, not "a"']),
+        ("retry.oom.max_num_tokens=[]", [": must not be empty"]),
+        ("retry.oom.max_num_tokens=half", [": \"half\" is not allowed; did you mean 'halve'?", ": must be a list"]),
+        ("speculative.method=egle3", [": \"egle3\" is not allowed; did you mean 'eagle3'?"]),
+        ("quantize.calibration.data=hub:a/b/../c", ["must be a relative path"]),
+    ],
+)
+def test_what_may_be_a_word_or_a_list_has_one_fault(write: Write, setting: str, messages: list[str]) -> None:
+    with pytest.raises(MatrixError) as raised:
+        load_matrix(write(), [f"settings.{setting}"])
+    found = [str(fault) for fault in raised.value.faults]
+    assert len(found) == len(messages)
+    assert all(message in fault for message, fault in zip(messages, found, strict=True)), found
+
+
 def test_rules_may_only_name_axes_there_are(write: Write) -> None:
     faults = faults_of(
         write(
