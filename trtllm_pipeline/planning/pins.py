@@ -90,7 +90,7 @@ class Pins:
             try:
                 sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
             except UsageError as error:
-                raise UsageError(f"settings.speculative.model {error.message}", hint=error.hint) from error
+                raise UsageError(f"{companions.SETTINGS[name]} {error.message}", hint=error.hint) from error
             settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": False}}
             asked = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
             found = self._recipe(asked, form=name)

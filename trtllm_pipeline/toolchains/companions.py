@@ -15,6 +15,8 @@ from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, DownloadParams, load
 DRAFT: Final = "draft"
 ADAPTER: Final = "adapter"
 NAMES: Final = (DRAFT, ADAPTER)
+SETTINGS: Final = {DRAFT: "settings.speculative.model", ADAPTER: "settings.lora.adapter"}
+"""What names them."""
 MODULES: Final = {
     "q_proj": "attn_q",
     "k_proj": "attn_k",
