@@ -48,7 +48,7 @@ class Param:
     runtime: bool = False
     """Cannot change the result, and stays out of the key: ports, time limits."""
     key_with: str = ""
-    """In the key, and in job.json, only where the field of this name is set: neither None nor an empty list."""
+    """In the key, and in job.json, only where the field of this name is set: neither None nor empty."""
     key_without: str = ""
     """In the key only where the field of this name is None."""
 
@@ -121,7 +121,7 @@ def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
     found = values.copy()
     for name, key_with, key_without, is_runtime, nested in _special(given.__class__):
         left_out = is_runtime or (key_without and values[key_without] is not None)
-        if (left_out and not runtime) or (key_with and values[key_with] in (None, ())):
+        if (left_out and not runtime) or (key_with and values[key_with] in (None, (), {})):
             del found[name]
         elif nested and values[name] is not None:
             value = values[name]

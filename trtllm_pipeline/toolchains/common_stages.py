@@ -204,6 +204,7 @@ _DECLARED: Final = ("decoupled", "accumulate_tokens", "exclude_input_in_output",
 def _declared(cell: Cell) -> dict[str, Json]:
     """What a server of this cell must say of itself, under TensorRT-LLM's names."""
     tokens, repository = cell.settings["build"]["max_num_tokens"], cell.settings["repository"]
+    triton = repository["triton_max_batch_size"]
     # Beyond one block of the KV cache and a full batch of prompts trtllm-build may move it; `build` looks at what it did.
     kept = isinstance(tokens, int) and _LARGEST_KV_BLOCK <= tokens <= cell.max_batch_size * cell.isl
     return {
@@ -212,7 +213,7 @@ def _declared(cell: Cell) -> dict[str, Json]:
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": tokens if kept else None,
-        **({"triton_max_batch_size": triton} if (triton := repository["triton_max_batch_size"]) is not None else {}),
+        **({"triton_max_batch_size": triton} if triton not in {None, cell.max_batch_size} else {}),
         **{name: repository[name] for name in _DECLARED},
         **({} if (drafts := companions.speculation(cell)) is None else {"speculative": drafts["method"]}),
     }

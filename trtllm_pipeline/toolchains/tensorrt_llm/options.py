@@ -244,7 +244,7 @@ def _list_problem(tool: Tool, value: list[Json], shown: Form | Installed, form: 
         if form.nargs is not None and form.nargs.isdecimal() and len(value) != int(form.nargs):
             return f"takes {form.nargs} values, not {len(value)}"
         several = form.repeat or form.nargs not in {None, "?"}
-    return None if several or not shown.takes_value else f"takes one value, not {len(value)}"
+    return None if several or not shown.takes_value else "takes one value, not a list"
 
 
 def _absence(program: Program, tool: Tool, release: str, name: str, installed: Mapping[str, Installed] | None) -> str:
