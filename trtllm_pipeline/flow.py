@@ -293,6 +293,9 @@ def run(
     store.check_writable()
     loaded = load(request)
     plan = _runnable_plan(request, loaded, store)
+    present = _present(plan, store)
+    seen = forecast(plan, store, present)
+    check_room(seen, store)  # before there is a run: one without a plan would be the latest
     run_id = runs.run_id(time.time(), name or secrets.token_hex(2))
     folder = store.runs_dir / run_id
     folder.mkdir()
@@ -300,9 +303,6 @@ def run(
     code = 1
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
-        present = _present(plan, store)
-        seen = forecast(plan, store, present)
-        check_room(seen, store)
         write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
         asked = default_toolchain(request, loaded, plan.machine)
         write_lock(request, loaded, plan, folder / "lock", default_toolchain=asked)

@@ -11,6 +11,8 @@ from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
 from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Cell, Needs
+from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import needs
@@ -251,3 +253,16 @@ def test_a_full_disk_is_known_before() -> None:
     found = needs.of_plan(plan, plan.stage_runs.values(), no_measurements(plan.machine), 1000)
     (disk,) = (each for each in found if each.resource == DISK)
     assert disk.impossible
+
+
+def test_a_run_that_its_disk_cannot_hold_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xllamacpp")
+    matrix = tmp_path / "matrix.yaml"
+    axes = "model: [tiny], precision: [fp16], max_batch_size: [1], lengths: ['16,16']"
+    matrix.write_text(f"name: full\ntoolchain: embedded\naxes: {{{axes}}}\n", encoding="utf-8")
+    monkeypatch.setattr("trtllm_pipeline.execution.forecast._free_bytes", lambda _folder: 1000)
+    store = Store(tmp_path / "ws")
+    with pytest.raises(PlanError, match=r"of disk, .* are free"):
+        flow.run(Request(matrix, until="convert"), store, Observer())
+    assert list(store.runs_dir.iterdir()) == []
+    store.close()
