@@ -139,16 +139,25 @@ def plan_cells(
     """
     pins = Pins(store, guess=guess)
     cells = [_judged_again(pins.pin(cell), machine) if cell.reason is None else cell for cell in cells]
-    used = {cell.toolchain for cell in cells if cell.reason is None}
-    known = {name: toolchains.load(name) for name in sorted(used)}
+    plan = _make(cells, machine, pins, until)
+    return plan if store is None else _with_retries(plan, store, pins, until)
 
-    def make(these: Sequence[Cell]) -> Plan:
-        return planning.make_plan(these, known, machine, digest=pins.digest, until=until)
 
-    if store is None:
-        return make(cells)
-    reason = lambda cell: known[cell.toolchain].infeasible(cell, machine)  # noqa: E731
-    return retries.followed(make(cells), make, store.index.attempts, reason)
+def _make(cells: Sequence[Cell], machine: Machine, pins: Pins, until: str | None) -> Plan:
+    known = {name: toolchains.load(name) for name in sorted({cell.toolchain for cell in cells if cell.reason is None})}
+    return planning.make_plan(cells, known, machine, digest=pins.digest, until=until)
+
+
+def _with_retries(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
+    """`plan` with the changes that its cells allow after the attempts so far; `plan` itself where there are none."""
+
+    def make(cells: Sequence[Cell]) -> Plan:
+        return _make(cells, plan.machine, pins, until)
+
+    def reason(cell: Cell) -> str | None:
+        return toolchains.load(cell.toolchain).infeasible(cell, plan.machine)
+
+    return retries.followed(plan, make, store.index.attempts, reason)
 
 
 def _judged_again(cell: Cell, machine: Machine) -> Cell:
@@ -314,8 +323,10 @@ def run(
             )
 
         outcome = execute_(plan, present)
+        pins = Pins(store, guess=False)
         while keep_going and not outcome.interrupted:
-            again = _plan(request, loaded, store, plan.machine)
+            # Of the cells as they were pinned: nothing is asked or read anew, only what failed is planned differently.
+            again = _with_retries(plan, store, pins, request.until)
             changed = retries.newly_planned(plan, again)
             if not changed:
                 break
