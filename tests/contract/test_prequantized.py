@@ -50,7 +50,8 @@ WORKS: Final = [
     (ENGINES, "fp8", "llama", "0.13.0", 89),
     (ENGINES, "awq", "llama", "0.16.0", 80),
     (ENGINES, "gptq", "mistral", "0.16.0", 80),
-    (ENGINES, "awq", "qwen2", "0.17.0", 80),
+    (ENGINES, "awq", "qwen2", "0.16.0", 80),
+    (ENGINES, "gptq", "qwen2", "0.17.0", 80),
     (ENGINES, "fbgemm_fp8", "llama", "0.15.0", 90),
 ]
 FAILS: Final = [

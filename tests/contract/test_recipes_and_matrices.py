@@ -130,7 +130,8 @@ def weights(recipe: Recipe) -> int:
     if recipe.family == "nemotron":  # two matrices in the MLP; norms have a bias
         layer += 2 * hidden * recipe.intermediate_size + 4 * hidden
         return 2 * recipe.vocab_size * hidden + layers * layer + 2 * hidden
-    if recipe.family == "glm4_moe":  # one dense layer; a shared expert; a bias of the router
+    if recipe.family == "glm4_moe":  # biases of q, k and v; one dense layer; a shared expert; a bias of the router
+        layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
         mixture = (experts + 1) * 3 * hidden * GLM_EXPERT + experts * (hidden + 1)
         return (2 * recipe.vocab_size + 1) * hidden + layers * (layer + 2 * hidden) + expert + (layers - 1) * mixture
     match recipe.family:

@@ -35,7 +35,6 @@ class WeightsForm:
     """TensorRT-LLM's `quant_algo` in a converted checkpoint."""
 
 
-_AUTO: Final = {"llama": "0.16", "qwen": "0.17"}
 FORMS: Final[Mapping[str, WeightsForm]] = {
     "fp8": WeightsForm("fp8", FIRST_PYTORCH, (), {"llama": "0.13"}, {"--use_fp8": True}, "FP8"),
     "fp8_block": WeightsForm("fp8", FIRST_PYTORCH, ((90, 90), (100, 119))),
@@ -45,8 +44,8 @@ FORMS: Final[Mapping[str, WeightsForm]] = {
     "int4_awq": WeightsForm("int4_awq", FIRST_PYTORCH),
     "w4a8_awq": WeightsForm("w4a8_awq", FIRST_PYTORCH),
     # Both are groups of 4 bits with a zero point: TensorRT-LLM computes AutoAWQ's as GPTQ's.
-    "awq": WeightsForm("int4_awq", None, (), _AUTO, {}, "W4A16_GPTQ"),
-    "gptq": WeightsForm("int4_awq", None, (), _AUTO, {}, "W4A16_GPTQ"),
+    "awq": WeightsForm("int4_awq", None, (), {"llama": "0.16", "qwen": "0.16"}, {}, "W4A16_GPTQ"),
+    "gptq": WeightsForm("int4_awq", None, (), {"llama": "0.16", "qwen": "0.17"}, {}, "W4A16_GPTQ"),
     "mixed": WeightsForm("fp8", FIRST_PYTORCH),
 }
 _LLAMA: Final = ("llama", "mistral")
