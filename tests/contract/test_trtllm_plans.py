@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from tests.standins import releases
 from tests.standins.programs import arguments
+from tests.standins.triton import openai_frontend
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.domain import Scope
@@ -288,6 +289,27 @@ def test_both_lanes_side_by_side(planner: Planner, release: str) -> None:
         stages = [runs[name]["stage"] for name in cell["stage_runs"]]
         missing = {"convert"} if cell["axes"]["precision"] == "fp8" else {"quantize"}
         assert stages == [stage for stage in FLOW[cell["axes"]["toolchain"]] if stage not in missing]
+
+
+def test_a_plan_shows_what_the_openai_front_end_of_triton_is_started_with(planner: Planner) -> None:
+    planned = planner.plan("backends", "1.2.0", "--set", "settings.serve.frontend=triton_openai")
+    runs = {run["id"]: run for run in planned["stage_runs"]}
+    launched = [run for run in runs.values() if run["stage"] == "launch"]
+    assert {run["toolchain"] for run in launched} == {ENGINES}, "it serves no other"
+    for run in launched:
+        server, _ = run["argv"]
+        repository = runs[run["inputs"]["repository"]]
+        folder, model = (
+            f"{{workspace}}/store/{each['stage']}/{each['fingerprint']}/out"
+            for each in (repository, runs[repository["inputs"]["model"]])
+        )
+        assert server[1:6] == [
+            "/opt/tritonserver/python/openai/openai_frontend/main.py",
+            *("--model-repository", folder, "--tokenizer", model),
+        ]
+        asked = openai_frontend.parser().parse_args([*server[2:-1], "0"])
+        assert asked.host == "127.0.0.1"
+        assert server[-2] == "--openai-port"
 
 
 def test_a_plan_shows_what_trtllm_serve_is_started_with(planner: Planner) -> None:

@@ -175,6 +175,26 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
     assert backend is None or start.argv[start.argv.index("--backend") + 1] == backend
 
 
+def test_engines_are_served_by_the_openai_front_end_of_triton(done: Done) -> None:
+    lane = done("1.2.0")
+    before = lane.starts(), [name for name in lane.artifacts() if name.startswith("repository/")]
+    asked = ("--set", "settings.serve.frontend=triton_openai", "--set", "settings.perf.requests=4")
+    found = lane.run(*asked, "--set", "settings.perf.concurrency=[2]")
+    assert {each: cell["status"] for each, cell in found.items()}[PLAIN] == "done", found[PLAIN]
+    (level,) = found[PLAIN]["perf"]
+    assert (level["failures"], level["output_tokens_per_s"] > 0) == (0, True)
+    assert found[PLAIN]["accuracy"] is not None
+    assert "is one process, and 2 ranks are started by mpirun" in found[LARGER]["reason"]
+    assert (lane.starts(), [name for name in lane.artifacts() if name.startswith("repository/")]) == before
+    (smoke,) = [
+        checks
+        for folder in lane.outputs("smoke")
+        if "openai" in (checks := (folder / "smoke.json").read_text(encoding="utf-8"))
+    ]
+    assert '"model": "ensemble"' in smoke
+    assert lane.left() == []
+
+
 # ------------------------------------------------------------------------------------------------------------- resuming
 
 

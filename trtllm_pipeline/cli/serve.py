@@ -182,11 +182,11 @@ def _start(
         for each in OF_TRITON:
             if each in typed:
                 raise UsageError(
-                    f"{stage_options.flag(each)}: trtllm-serve takes no such input; it knows the model's own",
+                    f"{stage_options.flag(each)}: the server takes no such input; it knows the model's own",
                     hint="leave it out",
                 )
             if getattr(limits, each) is not None:
-                note(f"note: settings.gateway.{each} is not used: trtllm-serve takes no such input")
+                note(f"note: settings.gateway.{each} is not used: the server takes no such input")
     if wrong := stage_options.wrong(target.launch, params):
         raise UsageError("\n  ".join(wrong))
     _warn(target, host, openai=openai, keys=api_keys is not None)

@@ -304,8 +304,9 @@ class HttpSession(Session):
     def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
         try:
             body = fields.parse(data)
-            # TensorRT-LLM and vLLM say it without OpenAI's envelope.
-            error = body.get("message") if body.get("object") == "error" else body.get("error")
+            # TensorRT-LLM and vLLM say it without OpenAI's envelope, and FastAPI, so Triton's OpenAI front end, as `detail`.
+            bare = body.get("object") == "error"
+            error = body.get("message") if bare else body.get("error", body.get("detail"))
             if error is None:
                 self._take(now_ns, body, answer)
                 return

@@ -191,6 +191,11 @@ def describe(
     kind = _kind(served)
     world_size = 0 if kind == EMBEDDED else cell.tp * cell.pp
     release = machine.tensorrt_llm.release if kind != EMBEDDED and machine.tensorrt_llm else None
+    if cell.settings["serve"]["frontend"] == "triton_openai":
+        raise UsageError(
+            "what Triton's own OpenAI front end serves is not exported",
+            hint="--set settings.serve.frontend=triton; --openai puts the gateway in front of it",
+        )
     if openai and kind == "trtllm_serve":
         raise UsageError("--openai: trtllm-serve is an OpenAI server already", hint="leave it out")
     if world_size > gpus_per_node and world_size % gpus_per_node:

@@ -55,6 +55,8 @@ class TritonServer:
     path: str
     version: str | None
     backends: tuple[str, ...]
+    openai: str | None = None
+    """Path of `main.py` of its own OpenAI front end, where it is there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,4 +333,5 @@ def _triton() -> TritonServer | None:
         backends = sorted(entry.name for entry in found.backends.iterdir() if entry.is_dir())
     except OSError:
         backends = []
-    return TritonServer(str(found.binary), version, tuple(backends))
+    program = found.backends.parent / triton_installation.OPENAI_PROGRAM
+    return TritonServer(str(found.binary), version, tuple(backends), str(program) if program.is_file() else None)

@@ -16,6 +16,8 @@ from typing import Final
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
+OPENAI_PROGRAM: Final = Path("python/openai/openai_frontend/main.py")
+"""The OpenAI front end, from the server's folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,32 @@ def address_options(host: str, ports: Ports) -> tuple[str, ...]:
     )
 
 
-def openai_argv(command: Sequence[str], host: str, ports: Ports) -> list[str]:
-    """`command`, a trtllm-serve command line without address, at `host` and the first of `ports`."""
-    return [*command, "--host", host, "--port", str(ports.http)]
+class OpenAiWays(NamedTuple):
+    """What differs between OpenAI servers."""
+
+    name: str | None
+    """In messages; None for that of the program."""
+    port: str
+    """The option for it."""
+    ready: str
+    """The path that returns status 200 when it is."""
+
+
+TRTLLM_SERVE: Final = OpenAiWays(None, "--port", "/health")
+TRITON_OPENAI: Final = OpenAiWays("Triton's OpenAI front end", "--openai-port", "/health/ready")
+"""Source: python/openai of Triton's `server` repository: `main.py`, `routers/observability.py`."""
+
+
+def openai_argv(command: Sequence[str], host: str, ports: Ports, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
+    """`command`, an OpenAI server's command line without address, at `host` and the first of `ports`."""
+    return [*command, "--host", host, ways.port, str(ports.http)]
+
+
+def triton_openai(python: str, program: str, repository: str, tokenizer: str) -> list[str]:
+    """The command line of Triton's own OpenAI front end, without its address. `tokenizer` is the folder that has the chat
+    template; KServe's ports, which it leaves closed unless told otherwise, stay so.
+    """
+    return [python, program, "--model-repository", repository, "--tokenizer", tokenizer]
 
 
 def shared_memory_option(prefix: str) -> str:

@@ -1,4 +1,6 @@
-"""A `trtllm-serve` process: an OpenAI-compatible server that starts the workers of its other GPUs itself."""
+"""A process that is an OpenAI-compatible server: `trtllm-serve`, which starts the workers of its other GPUs itself, or
+Triton's own OpenAI front end, which has Triton in it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pathlib import Path
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes.process import Group
-from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, openai_argv
+from trtllm_pipeline.serving.command_lines import ENSEMBLE, LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
 from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.triton import reached_at
 
@@ -21,16 +23,18 @@ class OpenAiServer(Server):
     """A running server. Its workers have sessions of their own, but end with it all the same."""
 
     process: Group
+    ways: OpenAiWays = TRTLLM_SERVE
 
     def ready_paths(self) -> tuple[str, ...]:
         """It is healthy only with its workers."""
-        return ("/health",)
+        return (self.ways.ready,)
 
     def service(self) -> dict[str, object]:
         """What clients need to know. Raises ServerError when it serves no model."""
         try:
             models = json.loads(self.request("GET", "/v1/models")[1])["data"]
-            model = str(models[0]["id"])
+            names = [str(each["id"]) for each in models]
+            model = ENSEMBLE if ENSEMBLE in names else names[0]  # Triton's lists every model of the repository
         except (OSError, HttpError, ValueError, LookupError, TypeError) as error:
             raise ServerError(f"{self.name} does not report which model it serves: {error!r}", log=self.log) from error
         address = f"{self.host}:{self.ports.http}"
@@ -58,7 +62,10 @@ class OpenAiServer(Server):
         return self.process.stop(timeout_s)
 
 
-def start(command: Sequence[str], *, log: Path, ports: Ports, host: str = LOOPBACK) -> OpenAiServer:
-    """Start `command`, a trtllm-serve command line without address, at `host` and the first of `ports`."""
-    process = Group(openai_argv(command, host, ports), env=os.environ, cwd=log.parent, log=log)
-    return OpenAiServer(process=process, ports=ports, output=log, name=Path(command[0]).name, host=reached_at(host))
+def start(
+    command: Sequence[str], *, log: Path, ports: Ports, host: str = LOOPBACK, ways: OpenAiWays = TRTLLM_SERVE
+) -> OpenAiServer:
+    """Start `command`, an OpenAI server's command line without address, at `host` and the first of `ports`."""
+    process = Group(openai_argv(command, host, ports, ways), env=os.environ, cwd=log.parent, log=log)
+    name = ways.name or Path(command[0]).name
+    return OpenAiServer(process=process, ports=ports, output=log, name=name, host=reached_at(host), ways=ways)

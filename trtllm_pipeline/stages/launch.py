@@ -1,9 +1,9 @@
-"""The programs of the launch stages, services: a server, of one of three kinds, until told to end.
+"""The programs of the launch stages, services: a server, of one of these kinds, until told to end.
 
     run          one Triton around a model repository
     run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`serving/mpi_server.py`)
     run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
-    run_openai   `trtllm-serve`, which does as well (`serving/trtllm_serve.py`)
+    run_openai   `trtllm-serve`, which does as well, or Triton's own OpenAI front end (`serving/trtllm_serve.py`)
 
 Ready is said by `service.json` in the attempt folder. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
 the process that started it. A server is started again, on the same ports, when a Python model process of it dies, up to
@@ -29,7 +29,16 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
-from trtllm_pipeline.serving.command_lines import BLS_MODEL, ENSEMBLE, MPIRUN, THREADS_VARIABLE, Ports, reachable
+from trtllm_pipeline.serving.command_lines import (
+    BLS_MODEL,
+    ENSEMBLE,
+    MPIRUN,
+    THREADS_VARIABLE,
+    TRTLLM_SERVE,
+    OpenAiWays,
+    Ports,
+    reachable,
+)
 from trtllm_pipeline.serving.server import Server, quoted
 from trtllm_pipeline.stages.base import REPAIR_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, LaunchParams
@@ -124,11 +133,11 @@ def _serve_world(context: StageContext[Any], world_size: int, release: str, mpir
     _serve(context, lambda asked: start_ranks(ports=ports(asked), host=asked.host))
 
 
-def run_openai(context: StageContext[Any], command: Sequence[str]) -> None:
-    """Serve with `command`, a trtllm-serve command line without host and port, of `context.inputs["repository"]`."""
+def run_openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiWays = TRTLLM_SERVE) -> None:
+    """Serve with `command`, an OpenAI server's without host and port, of `context.inputs["repository"]`."""
     referenced_paths.check(context.inputs["repository"], command)
     log = context.attempt / LOG_FILE
-    _serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host))
+    _serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways))
 
 
 def _triton(repository: Path) -> triton_installation.TritonInstallation:

@@ -164,7 +164,7 @@ def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], A
 
 # ------------------------------------------------------------------------------------- stages of every toolchain
 
-Frontend = Literal["triton", "trtllm_serve"]
+Frontend = Literal["triton", "trtllm_serve", "triton_openai"]
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 """Limits of latencies of a request."""
 
@@ -246,9 +246,12 @@ class LaunchEmbedded(LaunchParams):
 class LaunchFrontend(LaunchParams):
     """Parameters of TensorRT-LLM's launch stages."""
 
-    frontend: Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's OpenAI server trtllm-serve")] = (
-        "triton"
-    )
+    frontend: Annotated[
+        Frontend,
+        Param(
+            "what answers: Triton, TensorRT-LLM's OpenAI server trtllm-serve, or the OpenAI front end of Triton's images"
+        ),
+    ] = "triton"
 
 
 GENERAL_PROMPT = "The capital of France is"

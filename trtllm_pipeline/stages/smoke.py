@@ -137,7 +137,11 @@ class _Smoke:
         async with self._client(service.model, first) as client:
             if self.answer:
                 await self._check("stop_words", first, service.model, self._stop_words(client))
-            await self._check("limits", first, service.model, self._limits(client))
+        # Triton's OpenAI front end breaks a stream off that it cannot begin, and says nothing of why.
+        whole = first if service.kind != "openai" else OPENAI_PROTOCOLS[-1]
+        async with self._client(service.model, whole) as client:
+            await self._check("limits", whole, service.model, self._limits(client))
+        async with self._client(service.model, first) as client:
             await self._check("alive", everywhere, service.model, self._alive(client, since))
 
     def _client(self, model: str, protocol: str) -> AnyClient:

@@ -14,7 +14,15 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, address_options, argv, openai_argv
+from trtllm_pipeline.serving.command_lines import (
+    MPIRUN,
+    TRTLLM_SERVE,
+    OpenAiWays,
+    Ports,
+    address_options,
+    argv,
+    openai_argv,
+)
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import (
     GENERAL_PROMPT,
@@ -91,9 +99,9 @@ def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
     ]
 
 
-def listening(command: Sequence[str], asked: LaunchParams) -> list[str]:
+def listening(command: Sequence[str], asked: LaunchParams, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
     """The command line of an OpenAI server, as a plan shows it."""
-    return openai_argv(command, asked.host, _planned_ports(asked))
+    return openai_argv(command, asked.host, _planned_ports(asked), ways)
 
 
 def planned_world(context: StageContext[Any], machine: Machine, world_size: int, release: str) -> list[str]:

@@ -24,10 +24,21 @@ _WRAPPER: Final = """\
 export LD_LIBRARY_PATH="{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
 exec "{binary}" --backend-directory="{backends}" "$@"
 """
+_OPENAI: Final = """\
+import sys
+
+sys.path.insert(0, {root!r})
+from tests.standins.triton.openai_frontend import main
+
+sys.exit(main({server!r}, sys.argv[1:]))
+"""
 
 
-def install_server(folder: Path, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Lay out `bin/tritonserver` and `backends/{python,tensorrtllm}` in `folder` around the server of this machine.
+def install_server(
+    folder: Path, environment: Mapping[str, str] | None = None, *, openai: bool = True
+) -> dict[str, str]:
+    """Lay out `bin/tritonserver` and `backends/{python,tensorrtllm}` in `folder` around the server of this machine, and
+    Triton's OpenAI front end where `openai` says so.
 
     Returns `environment`, such as an Installation's, with a PATH on which that server is found first. Raises
     ServerError where there is no server at all.
@@ -54,6 +65,11 @@ def install_server(folder: Path, environment: Mapping[str, str] | None = None) -
         encoding="utf-8",
     )
     server.chmod(0o755)
+    if openai:
+        program = home / triton_installation.OPENAI_PROGRAM
+        program.parent.mkdir(parents=True)
+        root = Path(__file__).resolve().parents[3]
+        program.write_text(_OPENAI.format(root=str(root), server=str(server)), encoding="utf-8")
     given = dict(environment or {})
     path = given.get("PATH") or os.environ.get("PATH", os.defpath)
     return {**given, "PATH": os.pathsep.join((str(server.parent), path))}

@@ -182,6 +182,7 @@ def test_every_moment_of_a_chat_is_noted() -> None:
 
 def test_errors_and_calls_of_tools_in_a_chat() -> None:
     assert chat({"error": {"message": "too long", "code": 400}}).error == "too long"
+    assert chat({"detail": "Unknown model: m"}).error == "Unknown model: m", "as FastAPI says it"
     assert "expected a JSON object" in (chat("nonsense").error or "")
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a"'}}
     assert chat(delta(tool_calls=[call]), delta(tool_calls=[{"function": {"arguments": ":1}"}}])).text == 'f{"a":1}'

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,12 @@ from tests.contexts import context, faults
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from tests.standins.programs import ProgramError, llm_api
+from tests.standins.triton import openai_frontend
 from trtllm_pipeline.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.serving import engine_requirements
+from trtllm_pipeline.serving.command_lines import Ports, openai_argv
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, LaunchFrontend
@@ -184,6 +188,63 @@ def test_each_lane_and_frontend_has_its_own_start(
     assert given[0] is work
     if expected == "run_openai":
         assert given[1] == ["trtllm-serve", "x"]
+
+
+def of_triton(monkeypatch: pytest.MonkeyPatch, release: str, openai: str | None = "/opt/main.py") -> None:
+    triton = TritonServer("/opt/bin/tritonserver", "25.08", ("tensorrtllm",), openai)
+    found = Machine(cpus=1, cpu="test", tensorrt_llm=TensorRTLLM(release, python="/opt/python3"), triton=triton)
+    monkeypatch.setattr(probe, "machine", lambda: found)
+
+
+def served_by_triton(make: Make, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 1) -> StageContext[Any]:
+    """A launch of a filled repository, of an engine of `ranks` that the machine can run."""
+    filled = make(frontend="triton", max_batch_size=4, options={}, parameters={})
+    frontends.run_engine(filled)
+    of_triton(monkeypatch, "1.2.0")
+    engine = SimpleNamespace(world_size=ranks, release="1.2.0")
+    monkeypatch.setattr(engine_requirements, "check", lambda *_: engine)
+    return replace(filled, params=LaunchFrontend(frontend="triton_openai"))
+
+
+def test_the_openai_front_end_of_triton_is_started_on_the_repository(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = served_by_triton(make, monkeypatch)
+    started: list[Any] = []
+    monkeypatch.setattr(launch, "run_openai", lambda *given: started.extend(given))
+    frontends.launch_engine(work)
+    assert started[0] is work
+    command = openai_argv(started[1], "127.0.0.1", Ports(8123, 0, 0), started[2])
+    assert command[:2] == ["/opt/python3", "/opt/main.py"]
+    asked = openai_frontend.parser().parse_args(command[2:])  # the options that the real one was read to take
+    assert (asked.model_repository, asked.tokenizer) == (str(work.inputs["repository"]), str(work.inputs["model"]))
+    assert (asked.host, asked.openai_port, asked.enable_kserve_frontends) == ("127.0.0.1", 8123, False)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "openai", "words"),
+    [(2, "/opt/main.py", "has 2 ranks .* which mpirun starts"), (1, None, "Triton here has no python/openai")],
+)
+def test_what_the_openai_front_end_of_triton_cannot_serve_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch, ranks: int, openai: str | None, words: str
+) -> None:
+    work = served_by_triton(make, monkeypatch, ranks=ranks)
+    of_triton(monkeypatch, "1.2.0", openai)
+    with pytest.raises(StageError, match=words) as caught:
+        frontends.launch_engine(work)
+    assert caught.value.failure is FailureClass.USER
+    assert "--frontend triton" in str(caught.value.hint)
+
+
+def test_the_openai_front_end_of_triton_needs_a_repository_and_an_engine(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = served_by_triton(make, monkeypatch)
+    (work.inputs["repository"] / "preprocessing" / "config.pbtxt").unlink()
+    with pytest.raises(StageError, match="names no tokenizer in its model preprocessing"):
+        frontends.launch_engine(work)
+    with pytest.raises(StageError, match="serves engines"):
+        frontends.launch_pytorch(work)
 
 
 @pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])

@@ -376,6 +376,15 @@ def test_the_lane_of_a_machine_is_the_first_it_has_all_of(release: str, expected
 
 
 SERVE = {"serve.frontend": "trtllm_serve"}
+TRITON_OPENAI = {"serve.frontend": "triton_openai"}
+
+
+def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
+    ours, theirs = (stage_run(plan(cell(settings=each)), "repository") for each in ({}, TRITON_OPENAI))
+    assert ours.fingerprint == theirs.fingerprint
+    ours, theirs = (stage_run(plan(cell(settings=each)), "launch") for each in ({}, TRITON_OPENAI))
+    assert key(theirs.params) == {"frontend": "triton_openai"}
+    assert ours.fingerprint != theirs.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -400,6 +409,28 @@ SERVE = {"serve.frontend": "trtllm_serve"}
             cell(),
             machine(more=",triton=no"),
             "Triton is not installed; settings.serve.frontend: trtllm_serve needs none",
+        ),
+        (cell(tp=2, settings=TRITON_OPENAI), machine(), "it is one process, and 2 ranks are started by mpirun"),
+        (cell(settings=TRITON_OPENAI), machine("0.16.0"), "an engine of TensorRT-LLM 0.16.0 is started by mpirun"),
+        (
+            cell(settings={**TRITON_OPENAI, "repository.decoupled": False}),
+            machine(),
+            "it streams answers, which takes settings.repository.decoupled: true",
+        ),
+        (
+            cell(settings=TRITON_OPENAI),
+            replace(machine(), assumed=False),
+            "Triton here has no python/openai/openai_frontend/main.py; images of NVIDIA have it",
+        ),
+        (
+            cell(toolchain=PYTORCH, settings=TRITON_OPENAI),
+            machine(),
+            "it serves engines; settings.serve.frontend: trtllm_serve serves PyTorch's models over OpenAI",
+        ),
+        (
+            cell(settings={**TRITON_OPENAI, "serve.options": {"num_postprocess_workers": 2}}),
+            machine(),
+            "settings.serve.options are trtllm-serve's",
         ),
         (cell(), machine(more=",templates=no"), "the Triton templates of the release (all_models) were not found"),
         (cell(toolchain=PYTORCH), machine(more=",triton=no"), "Triton is not installed"),

@@ -12,7 +12,7 @@ from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
-from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine import probe, triton_installation
 from trtllm_pipeline.machine.assume import ASSUMED
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.serving.command_lines import needs_mpirun
@@ -34,6 +34,8 @@ _NESTED: Final = "models/core/"
 _ROOM: Final = 1.25
 """GPU memory that quantizing takes, in sizes of the 16-bit weights."""
 TRITON: Final = "triton"
+TRITON_OPENAI: Final = "triton_openai"
+"""The OpenAI front end in Triton's images, with Triton in the same process."""
 BACKEND: Final = "tensorrtllm"
 """Triton's backend for engines."""
 _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
@@ -186,11 +188,15 @@ def script(machine: Machine, inside: str) -> str | None:
 
 def frontend(cell: Cell) -> dict[str, Any]:
     """What answers, and the options that are its own."""
-    settings = cell.settings["serve"]
-    return {
-        "frontend": settings["frontend"],
-        "options": settings["options"] if settings["frontend"] != TRITON else None,
-    }
+    # A repository is the same with either front end of Triton.
+    if in_triton(cell):
+        return {"frontend": TRITON, "options": None}
+    return {"frontend": cell.settings["serve"]["frontend"], "options": cell.settings["serve"]["options"]}
+
+
+def in_triton(cell: Cell) -> bool:
+    """Whether Triton serves it, with either of its front ends."""
+    return cell.settings["serve"]["frontend"] in {TRITON, TRITON_OPENAI}
 
 
 def quantizing_python(machine: Machine) -> str:
@@ -224,13 +230,15 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
     found, frontend = installed(machine), str(cell.settings["serve"]["frontend"])
+    if frontend == TRITON_OPENAI and (reason := _without_openai(cell, machine)):
+        return f"settings.serve.frontend {frontend}: {reason}"
     for name, value in cell.settings["repository"].items():
         # A default says nothing, here or where it has an effect.
         if name not in read[frontend] and name not in _OF_EVERY_STAGE and value not in (None, {}, DEFAULTS.get(name)):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
     if cell.toolchain == ENGINES and not machine.assumed and (reason := _in_a_job(cell, machine)):
         return reason
-    if frontend != TRITON:
+    if not in_triton(cell):
         if found.serve is None:
             return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
         given = cell.settings["serve"]["options"]
@@ -251,6 +259,30 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     if found.templates is None:
         return "the Triton templates of the release (all_models) were not found; `pipeline doctor` says where they are looked for"
     return None
+
+
+def _without_openai(cell: Cell, machine: Machine) -> str | None:
+    """Why Triton's own OpenAI front end cannot serve a cell; None also where Triton itself cannot."""
+    if cell.toolchain != ENGINES:
+        return "it serves engines; settings.serve.frontend: trtllm_serve serves PyTorch's models over OpenAI"
+    ranks, release = world_size(cell), installed(machine).release
+    if needs_mpirun(ranks, release):
+        said = f"{ranks} ranks are" if ranks > 1 else f"an engine of TensorRT-LLM {release} is"
+        return f"it is one process, and {said} started by mpirun; take triton, with pipeline gateway in front of it"
+    if not cell.settings["repository"]["decoupled"]:
+        return "it streams answers, which takes settings.repository.decoupled: true"
+    if machine.triton is not None and machine.triton.openai is None and not machine.assumed:
+        return (
+            f"Triton here has no {triton_installation.OPENAI_PROGRAM}; images of NVIDIA have it, or take triton, with "
+            "pipeline gateway in front of it"
+        )
+    return None
+
+
+def openai_program(machine: Machine) -> str:
+    """Path of the `main.py` of Triton's OpenAI front end; where images have it, for a machine that is assumed."""
+    found = machine.triton.openai if machine.triton else None
+    return found or str(triton_installation.CONTAINER_BINARY.parents[1] / triton_installation.OPENAI_PROGRAM)
 
 
 def _in_a_job(cell: Cell, machine: Machine) -> str | None:

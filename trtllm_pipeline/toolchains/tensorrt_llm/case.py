@@ -87,7 +87,7 @@ class Case:
     @property
     def in_triton(self) -> bool:
         """Whether Triton serves it, and not trtllm-serve."""
-        return bool(self.cell.settings["serve"]["frontend"] == "triton")
+        return bool(self.cell.settings["serve"]["frontend"] != "trtllm_serve")
 
     def switch(self, name: str) -> bool | None:
         """What a matrix says of a switch of trtllm-build, None where it says nothing."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import MPIRUN
+from trtllm_pipeline.serving.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
 from trtllm_pipeline.stages.params import Selection, load
@@ -42,8 +42,10 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBui
 CHECKPOINT: Final = ("quantize", "convert")
 _CONFIG: Final = ("triton_parameters", "triton_max_batch_size", "preferred_batch_size", "instance_kinds")
 """Repository settings of config.pbtxt itself."""
+_IN_TRITON: Final = frozenset({*SETTINGS, "parameters", *_CONFIG})
 _READ: Final = {
-    "triton": frozenset({*SETTINGS, "parameters", *_CONFIG}),
+    "triton": _IN_TRITON,
+    "triton_openai": _IN_TRITON,
     "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS),
 }
 """Frontend -> the repository settings that something reads."""
@@ -128,6 +130,10 @@ def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequenc
     if context.params.frontend == backends.TRITON:
         return (planned_world(context, machine, backends.world_size(cell), release),)
     inputs = context.inputs
+    if context.params.frontend == backends.TRITON_OPENAI:
+        program = backends.openai_program(machine)
+        command = triton_openai(installed(machine).python, program, str(inputs["repository"]), str(inputs["model"]))
+        return (listening(command, context.params, TRITON_OPENAI),)
     command = llmapi.serve_line(_repository(cell), inputs, installed(machine), inputs["repository"])
     return (listening(command, context.params),)
 
@@ -298,7 +304,7 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
 
 def _unfilled(cell: Cell, machine: Machine) -> str | None:
     """Which of a cell's repository settings the release's templates have no place for, or None."""
-    if cell.settings["serve"]["frontend"] != backends.TRITON:
+    if not backends.in_triton(cell):
         return None
     found, asked = installed(machine), _repository(cell)
     try:

@@ -8,6 +8,7 @@ address, and beside it the settings of the LLM API that have no option of their 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,15 +18,18 @@ from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.machine.triton_installation import OPENAI_PROGRAM
+from trtllm_pipeline.serving import command_lines, engine_requirements
+from trtllm_pipeline.serving.command_lines import needs_mpirun
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, templates
-from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, installed
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, TRITON_OPENAI, installed
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import SETTINGS_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
-from trtllm_pipeline.triton_repository import lint
+from trtllm_pipeline.triton_repository import lint, model_config
 
 SERVE_FILE: Final = "serve.json"
 
@@ -126,11 +130,39 @@ def _write_serving(
 
 
 def launch_engine(context: StageContext[LaunchFrontend]) -> None:
-    """Serve an engine with as many ranks as it has, or with trtllm-serve. Raises ServerError."""
+    """Serve an engine with as many ranks as it has, or with an OpenAI server. Raises StageError, ServerError."""
     if context.params.frontend == TRITON:
         launch.run_ranks(context, probe.machine())
+    elif context.params.frontend == TRITON_OPENAI:
+        launch.run_openai(context, openai_command(context.inputs), command_lines.TRITON_OPENAI)
     else:
         launch.run_openai(context, serve_command(context.inputs["repository"]))
+
+
+def openai_command(inputs: Mapping[str, Path]) -> list[str]:
+    """The command line of Triton's own OpenAI front end for a repository, with the tokenizer that this one names.
+
+    Raises StageError where it cannot serve the engine, ServerError for an engine that was not built for this machine.
+    """
+    machine, repository = probe.machine(), inputs["repository"]
+    engine = engine_requirements.check(inputs["engine"], machine)
+    if machine.triton is None or machine.triton.openai is None:
+        raise _not_served(f"Triton here has no {OPENAI_PROGRAM}; images of NVIDIA have it")
+    if needs_mpirun(engine.world_size, engine.release or ""):
+        raise _not_served(
+            f"{inputs['engine']} has {engine.world_size} ranks of TensorRT-LLM {engine.release}, which mpirun starts; "
+            "Triton's OpenAI front end is one process"
+        )
+    try:
+        texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))
+        tokenizer = texts["tokenizer_dir"]
+    except (OSError, KeyError, model_config.ModelConfigError) as error:
+        raise _not_served(f"{repository} names no tokenizer in its model preprocessing: {error}") from error
+    return command_lines.triton_openai(installed(machine).python, machine.triton.openai, str(repository), tokenizer)
+
+
+def _not_served(words: str) -> StageError:
+    return StageError(words, failure=FailureClass.USER, hint="--frontend triton, with pipeline gateway in front of it")
 
 
 def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:
@@ -138,6 +170,8 @@ def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:
     checkpoint.check_stated(context.inputs["model"])
     if context.params.frontend == TRITON:
         launch.run_llmapi(context)
+    elif context.params.frontend == TRITON_OPENAI:
+        raise _not_served("Triton's OpenAI front end serves engines")
     else:
         launch.run_openai(context, serve_command(context.inputs["repository"]))
 

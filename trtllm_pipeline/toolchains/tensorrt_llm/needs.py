@@ -124,7 +124,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
         loaded = ranks * engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
     elif cell.toolchain != ENGINES:
         loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
-    in_triton = cell.settings["serve"]["frontend"] == backends.TRITON
+    in_triton = backends.in_triton(cell)
     return Needs(
         host=ranks * _RUNTIME + loaded + (_TRITON if in_triton else 0),
         gpu=rest + int(per_token * tokens / fraction),
@@ -137,7 +137,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
 def checking(cell: Cell, machine: Machine) -> Needs:
     """An engine that answers once: a server's, without Triton, and for one request."""
     served = serving(cell, machine)
-    triton = _TRITON if cell.settings["serve"]["frontend"] == backends.TRITON else 0
+    triton = _TRITON if backends.in_triton(cell) else 0
     return Needs(host=served.host - triton, gpu=served.gpu_least or served.gpu, assumed=("host",))
 
 

@@ -7,7 +7,7 @@ under other Pythons.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from trtllm_pipeline.stages.params import ITSELF, CheckParams, Frontend, Option, Param, Scalar, Selection, Speculation
+from trtllm_pipeline.stages.params import ITSELF, CheckParams, Option, Param, Scalar, Selection, Speculation
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
@@ -37,7 +37,10 @@ RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, nul
 ServeOptions = Annotated[
     dict[str, Option] | None, Param("further options of trtllm-serve, as num_postprocess_workers=2", key_with=ITSELF)
 ]
-Served = Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's OpenAI server trtllm-serve")]
+Served = Annotated[
+    Literal["triton", "trtllm_serve"],
+    Param("what it is served by: Triton, with any front end, or TensorRT-LLM's OpenAI server trtllm-serve"),
+]
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 """As Triton calls them in instance_group."""
 Batch = Annotated[int, Param("requests in flight", ge=1)]
