@@ -249,10 +249,10 @@ def metrics_urls(folder: Path) -> dict[str, str]:
         service = Service.read(folder / SERVICE_FILE)
     except ServerError:
         return urls
-    if service.kind == "openai":
-        urls[TRTLLM_SERVE] = f"{service.http.rstrip('/')}{_TRTLLM_SERVE_PATH}"
-    elif service.metrics is not None:
+    if service.metrics is not None:
         urls["triton"] = f"http://{service.metrics}/metrics"
+    elif service.kind == "openai":
+        urls[TRTLLM_SERVE] = f"{service.http.rstrip('/')}{_TRTLLM_SERVE_PATH}"
     return urls
 
 

@@ -46,10 +46,12 @@ class OpenAiWays(NamedTuple):
     """The option for it."""
     ready: str
     """The path that returns status 200 when it is."""
+    metrics: bool = False
+    """Whether its port has Triton's `/metrics`."""
 
 
 TRTLLM_SERVE: Final = OpenAiWays(None, "--port", "/health")
-TRITON_OPENAI: Final = OpenAiWays("Triton's OpenAI front end", "--openai-port", "/health/ready")
+TRITON_OPENAI: Final = OpenAiWays("Triton's OpenAI front end", "--openai-port", "/health/ready", metrics=True)
 """Source: python/openai of Triton's `server` repository: `main.py`, `routers/observability.py`."""
 
 

@@ -43,7 +43,7 @@ class OpenAiServer(Server):
             "pid": self.process.pid,
             "http": address,
             "grpc": "",
-            "metrics": None,
+            "metrics": address if self.ways.metrics else None,
             "url": f"http://{address}",
             "model": model,
             "bls_model": None,

@@ -54,6 +54,13 @@ def test_a_server_and_its_gateway_are_targets(tmp_path: Path) -> None:
     ]
 
 
+def test_the_openai_front_end_of_triton_has_the_metrics_of_triton(tmp_path: Path) -> None:
+    about = {"kind": "openai", "url": "http://127.0.0.1:8000", "metrics": "127.0.0.1:8000"}
+    keep(tmp_path, "one", "ready", {**TRITON, **about})
+    (one,) = targets(tmp_path)
+    assert (one["targets"], one["labels"]["part"]) == (["127.0.0.1:8000"], "triton")
+
+
 def test_trtllm_serve_is_scraped_where_it_has_text(tmp_path: Path) -> None:
     keep(tmp_path, "one", "ready", {**TRITON, "kind": "openai", "url": "http://127.0.0.1:8000", "metrics": None})
     assert targets(tmp_path) == [
