@@ -93,7 +93,7 @@ def test_an_openai_server_is_asked_over_both_its_protocols(start: Start) -> None
         ("answer", "openai_completions_unary"),
         ("expected", "openai_completions"),
         ("stop_words", "openai_completions"),
-        ("limits", "openai_completions"),
+        ("limits", "openai_completions_unary"),
         ("alive", "http"),
     ], "it has no configuration to compare"
 
