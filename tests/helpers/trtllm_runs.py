@@ -76,7 +76,11 @@ class Lane:
     def pipeline(self, *words: str, code: int = 0) -> str:
         """What `pipeline` prints; nothing of it is left when it has ended."""
         process = self.start(*words)
-        out, err = process.communicate(timeout=300)
+        try:
+            out, err = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            self.kill(process)
+            raise
         assert process.returncode == code, f"{words}: exit code {process.returncode}, expected {code}\n{out}\n{err}"
         assert "\nTraceback" not in err, err  # that of a stand-in is quoted, and indented
         assert self.left() == []

@@ -92,6 +92,12 @@ def take(folder: Path, tool: str, arguments: Sequence[str] = ()) -> Fault | None
     return None
 
 
+def left(folder: Path, tool: str, kind: str) -> int:
+    """How often `tool` will fail in this way yet."""
+    with _changing(folder) as planned:
+        return sum(fault["times"] or 0 for fault in planned.get(tool, ()) if fault["kind"] == kind)
+
+
 @contextmanager
 def _changing(folder: Path) -> Iterator[dict[str, list[dict[str, Any]]]]:
     with (folder / "faults.lock").open("w") as lock:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trtllm_pipeline import chat
 from trtllm_pipeline.client import images
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.user_files import RowError, read_json_lines
+from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
+from trtllm_pipeline.files.user_files import RowError, check, decode, read_json_lines
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -112,12 +112,14 @@ def image_files(path: Path) -> tuple[str, ...]:
     """The image files that the rows of a prompt file name; nothing of a file that is none, which is said when it is read."""
     found: dict[str, None] = {}
     try:
+        check(path)
         with path.open(encoding="utf-8-sig") as lines:
             for line in lines:
-                row = json.loads(line) if '"image"' in line else None
-                named = row.get("image", []) if isinstance(row, dict) else []
-                found |= dict.fromkeys([named] if isinstance(named, str) else filter(None, map(str, named)))
-    except (OSError, ValueError, TypeError):
+                row = decode(line) if '"image"' in line else None
+                named = row.get("image") if isinstance(row, dict) else None
+                names = named if isinstance(named, list) else [named]
+                found |= dict.fromkeys(name for name in names if isinstance(name, str) and name)
+    except (MatrixError, OSError, ValueError):
         return ()
     return tuple(found)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import random
 import re
+import stat
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,10 @@ def data_url(image: bytes) -> str:
 def read(path: Path) -> str:
     """An image file as a data URL. Raises ValueError for a file that cannot be read, or is no image."""
     try:
-        if path.stat().st_size > _LARGEST:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("is not a file")
+        if found.st_size > _LARGEST:
             raise ValueError(f"is larger than {_LARGEST // 1_000_000} MB")
         return data_url(path.read_bytes())
     except OSError as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,17 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="cannot be read: No such file"):
         prompts.read(path)
     assert prompts.image_files(path) == ("a.png", "b.png")
+
+
+def test_a_prompt_file_that_cannot_be_read_names_no_images(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"image": ' + "[" * 5000)
+    assert prompts.image_files(path) == ()
+    os.mkfifo(tmp_path / "fifo")
+    assert prompts.image_files(tmp_path / "fifo") == ()
+    (tmp_path / "rows.jsonl").write_text('{"input": "a", "image": "fifo"}\n')
+    with pytest.raises(MatrixError, match="is not a file"):
+        prompts.read(tmp_path / "rows.jsonl")
 
 
 def test_a_warm_up_with_images_shares_no_beginning() -> None:
