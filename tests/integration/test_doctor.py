@@ -48,6 +48,8 @@ SCHEMA = closed(
     machine=closed(
         cpus={"type": "integer", "minimum": 1},
         cpu=TEXT,
+        memory_bytes={"type": ["integer", "null"], "minimum": 1},
+        shared_bytes={"type": ["integer", "null"], "minimum": 1},
         gpus={"type": "array", "items": GPU},
         driver=MAYBE_TEXT,
         cuda=MAYBE_TEXT,
@@ -71,7 +73,7 @@ SCHEMA = closed(
         triton={
             "anyOf": [
                 {"type": "null"},
-                closed(path=TEXT, version=MAYBE_TEXT, backends={"type": "array", "items": TEXT}),
+                closed(path=TEXT, version=MAYBE_TEXT, backends={"type": "array", "items": TEXT}, openai=MAYBE_TEXT),
             ]
         },
         mpirun=MAYBE_TEXT,

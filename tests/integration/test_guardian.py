@@ -113,14 +113,14 @@ def test_the_memory_of_all_processes_together_is_measured(guardian: Guardian, tm
 def test_what_is_written_to_disks_and_to_shared_memory_is_measured(guardian: Guardian, tmp_path: Path) -> None:
     code = (
         "import os, time; f = open('file', 'wb'); f.write(os.urandom(20_000_000)); f.flush(); os.fsync(f.fileno());"
-        "os.unlink('file'); n = f'/dev/shm/guardian-{os.getpid()}'; open(n, 'wb').write(b'x' * 30_000_000);"
+        "os.unlink('file'); n = f'/dev/shm/guardian-{os.getpid()}'; open(n, 'wb').write(b'x' * 50_000_000);"
         "time.sleep(1.0); os.unlink(n)"
     )
     guardian.spawn(
         "a", [sys.executable, "-S", "-c", code], env=os.environ, cwd=tmp_path, log=tmp_path / "log", measure=True
     )
     (exited,) = wait_for(guardian, Exited)
-    assert exited.shared_bytes > 25e6
+    assert exited.shared_bytes > 20e6, "what others give back in the meantime is missing"
     on_disk = subprocess.run(
         ["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True, check=True
     ).stdout
