@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,11 @@ export LD_LIBRARY_PATH="{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
 exec "{binary}" --backend-directory="{backends}" "$@"
 """
 _OPENAI: Final = """\
+import os
 import sys
 
+# Python stubs take the packages of the Python that is found first, as in an image that has only one.
+os.environ["PATH"] = {python!r} + os.pathsep + os.environ.get("PATH", os.defpath)
 sys.path.insert(0, {root!r})
 from tests.standins.triton.openai_frontend import main
 
@@ -69,7 +73,10 @@ def install_server(
         program = home / triton_installation.OPENAI_PROGRAM
         program.parent.mkdir(parents=True)
         root = Path(__file__).resolve().parents[3]
-        program.write_text(_OPENAI.format(root=str(root), server=str(server)), encoding="utf-8")
+        program.write_text(
+            _OPENAI.format(root=str(root), server=str(server), python=str(Path(sys.executable).parent)),
+            encoding="utf-8",
+        )
     given = dict(environment or {})
     path = given.get("PATH") or os.environ.get("PATH", os.defpath)
     return {**given, "PATH": os.pathsep.join((str(server.parent), path))}
