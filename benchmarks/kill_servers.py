@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from kill_resume import processes
 from trtllm_pipeline.hosting import servers
 from trtllm_pipeline.hosting.servers import State
 from trtllm_pipeline.processes.guardian import process_table, with_descendants
+from trtllm_pipeline.serving.triton import busy_ports
 from trtllm_pipeline.store import claims
 
 PARTS = ("keeper", "guardian", "launch", "tritonserver", "stub", "gateway", "all")
@@ -222,7 +222,7 @@ class Rounds:
             self.fault(f"after the stop of {name} processes {left} are left")
         if servers.is_held(found.folder):
             self.fault(f"after the stop of {name} its lock is held")
-        if taken := [port for port in ports.values() if not _free(port)]:
+        if taken := busy_ports(ports.values()):
             self.fault(f"after the stop of {name} ports {taken} are taken")
         theirs = self.launches & set(self.parts("once")["launch"] + self.parts("again")["launch"])
         if files := self.leftovers(self.launches - theirs):
@@ -238,16 +238,6 @@ class Rounds:
                     inside = [each for each in Path(tempfile.gettempdir(), folder).iterdir() if each.is_file()]
                     found += [str(each) for each in inside if each.read_bytes()[:200].decode().startswith(prefixes)]
         return found if prefixes else []
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def main() -> int:

@@ -20,6 +20,11 @@ def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
     return all(part in left for part in parts)
 
 
+def layout_name(tp: int, pp: int, ep: int | None = None) -> str:
+    """A layout over GPUs as ids have it, without expert parallelism unless `ep` is given."""
+    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep else "")
+
+
 class StageStatus(str, Enum):
     """Where one stage run stands. Only `scheduler.py` moves a stage run from one to another."""
 

@@ -27,6 +27,7 @@ from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, eventually, still_run
 from tests.unit.provenance.test_provenance import write_key
 from trtllm_pipeline.hosting.servers import boot_id, folder_of, look
 from trtllm_pipeline.processes.guardian import process_table, with_descendants
+from trtllm_pipeline.serving.triton import busy_ports
 
 pytestmark = pytest.mark.integration
 FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")
@@ -129,13 +130,7 @@ def other_host(tmp_path: Path) -> Iterator[Host]:
 
 
 def free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return not busy_ports([port])
 
 
 def processes(keeper: int) -> dict[str, int]:

@@ -31,6 +31,7 @@ from pydantic import (
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
+from trtllm_pipeline.domain import layout_name
 from trtllm_pipeline.evaluate.scores import METRICS
 from trtllm_pipeline.files.quantization import Form
 from trtllm_pipeline.gateway.config import GatewayParams
@@ -98,7 +99,7 @@ def parse_lengths(text: str) -> tuple[int, int]:
 def canonical_parallel(text: str) -> str:
     """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the one spelling used in ids and comparisons."""
     tp, pp, ep = parse_parallel(text)
-    return f"tp{tp}pp{pp}" + f"ep{ep}" * (ep > 1)
+    return layout_name(tp, pp, ep if ep > 1 else None)
 
 
 def canonical_lengths(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final
 
+from trtllm_pipeline.machine.memory import physical_bytes
 from trtllm_pipeline.machine.model import Gpu
 
 MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -247,15 +248,11 @@ def _device(ask: Nvml, handle: object, index: int, parent: str, sm: int, *, mig:
         uuid=ask("nvmlDeviceGetUUID", handle) if mig else parent,
         name=ask("nvmlDeviceGetName", handle) or "unknown",
         # GPUs that share the host's memory (GB10, Jetson) have none of their own to report.
-        memory_bytes=memory.total if memory else _host_memory(),
+        memory_bytes=memory.total if memory else physical_bytes(),
         sm=sm,
         mig=mig,
     )
     return Device(gpu, parent, memory.free if memory else None, None if running is None else len(running))
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _by_nvidia_smi() -> Graphics:
@@ -295,7 +292,7 @@ def _parse_smi(text: str) -> Graphics:
             if mig == "Enabled":
                 problems.append(f"GPU {index} is in MIG mode; install nvidia-ml-py to see its slices")
                 continue
-            gpu = Gpu(int(index), uuid, name, _mebibytes(total) or _host_memory(), sm)
+            gpu = Gpu(int(index), uuid, name, _mebibytes(total) or physical_bytes(), sm)
         except ValueError:
             problems.append(f"cannot parse this line of nvidia-smi: {line}")
             continue

@@ -164,9 +164,10 @@ class Need:
         }
 
 
-def of_stage(stage: Stage, cell: Cell, machine: Machine, corrections: Corrections, label: str) -> list[Need]:
-    """What one stage of a cell needs of memory; without what it needs nothing of."""
-    needs = expected(stage, cell, machine)
+def of_stage(
+    needs: Needs | None, stage: Stage, cell: Cell, machine: Machine, corrections: Corrections, label: str
+) -> list[Need]:
+    """What one stage of a cell, `expected` to need this, needs of memory; without what it needs nothing of."""
     if needs is None:
         return []
     gpus = [gpu.memory_bytes for gpu in machine.gpus]
@@ -189,7 +190,8 @@ def of_stage(stage: Stage, cell: Cell, machine: Machine, corrections: Correction
 
 def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
     """What a stage run needs of memory."""
-    return of_stage(run.stage, run.first_cell, machine, corrections, run.label)
+    needs = expected(run.stage, run.first_cell, machine)
+    return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
 
 
 def of_plan(plan: Plan, runs: Iterable[StageRun], corrections: Corrections, free: int | None) -> list[Need]:
@@ -197,8 +199,8 @@ def of_plan(plan: Plan, runs: Iterable[StageRun], corrections: Corrections, free
     found: list[Need] = []
     leaves = scratch = measured = 0
     for run in runs:
-        found += of_run(run, plan.machine, corrections)
         needs = expected(run.stage, run.first_cell, plan.machine)
+        found += of_stage(needs, run.stage, run.first_cell, plan.machine, corrections, run.label)
         if needs is not None and needs.leaves + needs.scratch:
             artifact = corrections.of(run.label, DISK, needs.leaves, needs.error)
             leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
@@ -238,7 +240,8 @@ def _first(
     for stage in stages:
         if stage.needs is None or not stage.applies(cell, machine):
             continue
-        for need in of_stage(stage, cell, machine, corrections, label_of(stage, cell)):
+        needs = expected(stage, cell, machine)
+        for need in of_stage(needs, stage, cell, machine, corrections, label_of(stage, cell)):
             if counts(need):
                 return f"{stage.name}: {in_words(need)}"
     return None

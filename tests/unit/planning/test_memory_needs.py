@@ -102,9 +102,9 @@ def test_nothing_is_refused_for_an_assumption() -> None:
     assert (guess.verdict, guess.impossible) == ("tight", False)
     little = dataclasses.replace(H100, shared_bytes=64 << 20)
     assert needs.infeasible(llama(tp=4), stages(llama()), little, no_measurements(little)) is None
-    shown = needs.of_stage(
-        toolchains.load("tensorrt_llm").stage("launch"), llama(tp=4), little, no_measurements(little), "launch/x/y/z"
-    )
+    launch, four = toolchains.load("tensorrt_llm").stage("launch"), llama(tp=4)
+    expected = needs.expected(launch, four, little)
+    shown = needs.of_stage(expected, launch, four, little, no_measurements(little), "launch/x/y/z")
     assert {each.resource: each.verdict for each in shown}[needs.SHARED] == "tight"
 
 

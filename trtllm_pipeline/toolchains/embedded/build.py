@@ -17,8 +17,9 @@ from typing import Any, Final
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.machine.memory import physical_bytes
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded
+from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
 from trtllm_pipeline.toolchains.files import link, link_tokenizer
 
@@ -27,8 +28,6 @@ PROOF_FILE: Final = "build.json"
 DEFAULT_MAX_NUM_TOKENS: Final = 8192
 """TensorRT-LLM's default, so that one matrix means the same on both."""
 _KV_BYTES: Final[Mapping[str, int]] = {"fp16": 2}
-_CONTEXT_STEP: Final = 256
-"""llama.cpp rounds the context of a slot up to a multiple of this."""
 _PROOF_TOKENS: Final = 8
 
 
@@ -38,7 +37,7 @@ def run(context: StageContext[BuildEmbedded]) -> None:
     facts = _read_checkpoint(checkpoint)
     limits = _limits(context.params, int(facts["geometry"]["max_position_embeddings"]))
     kv_token_bytes = kv_cache_bytes_per_token(facts)
-    slot_tokens = -(-limits.max_seq_len // _CONTEXT_STEP) * _CONTEXT_STEP
+    slot_tokens = -(-limits.max_seq_len // CONTEXT_STEP) * CONTEXT_STEP
     kv_bytes = kv_token_bytes * slot_tokens * limits.max_batch_size
     weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
     _check_memory(weight_bytes + kv_bytes, limits)
@@ -148,7 +147,7 @@ def _limits(asked: BuildEmbedded, context: int) -> Limits:
 
 def _check_memory(needed: int, limits: Limits) -> None:
     """Refuse what cannot fit, before llama.cpp takes memory the whole machine then lacks."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = physical_bytes()
     if needed > total:
         raise StageError(
             f"weights and KV cache for {limits.max_batch_size} requests of {limits.max_seq_len} tokens need "

@@ -9,7 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Needs
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.toolchains.embedded.params import CALIBRATED
+from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, CONTEXT_STEP
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token
 
 _BITS: Final = {"fp32": (32.0, 32.0), "fp16": (16.0, 16.0), "bf16": (16.0, 16.0), "int8_wo": (8.5, 8.5)}
@@ -30,9 +30,8 @@ _RUNTIME: Final = 46_000_000
 """Python with llama.cpp, before weights."""
 _VOCABULARY: Final = 114
 """Bytes of an entry of the vocabulary in llama.cpp."""
-_CONTEXT_STEP: Final = 256
-_STEP_TOKENS: Final = 64
-"""As in `build.py` and `runtime.py`."""
+STEP_TOKENS: Final = 64
+"""`runtime.CHUNK_TOKENS`, which a plan does not load."""
 _SERVER: Final = 212_000_000
 """Triton and its Python models, before the engine and the tokenizer."""
 _SERVED_TOKEN: Final = 2500
@@ -55,9 +54,9 @@ def runtime_bytes(cell: Cell) -> int:
     """
     shape = Shape.of(cell.recipe)
     repacked = shape.layer_weights * _FOUR_BITS[0] / 8 if cell.precision not in _BITS else 0.0
-    slot = -(-(cell.isl + cell.osl) // _CONTEXT_STEP) * _CONTEXT_STEP
+    slot = -(-(cell.isl + cell.osl) // CONTEXT_STEP) * CONTEXT_STEP
     cache = kv_bytes_per_token(shape, 2.0, 1, 1) * slot * cell.max_batch_size
-    logits = 4 * shape.vocab_size * max(_STEP_TOKENS, 2 * cell.max_batch_size)
+    logits = 4 * shape.vocab_size * max(STEP_TOKENS, 2 * cell.max_batch_size)
     return int(weights_bytes(shape, cell.precision) + repacked + cache + logits + _VOCABULARY * shape.vocab_size)
 
 

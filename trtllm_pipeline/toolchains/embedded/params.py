@@ -8,6 +8,8 @@ from trtllm_pipeline.stages.repository_settings import TextModels
 
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
 CALIBRATED: Final = ("int4_awq",)
+CONTEXT_STEP: Final = 256
+"""llama.cpp rounds the context of a slot up to a multiple of this."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.domain import layout_name
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.quantization import FILES, quantization
@@ -95,11 +96,6 @@ def check_unquantized(folder: Path) -> None:
             failure=FailureClass.INFEASIBLE,
             hint="use precision as_is, or name the model's unquantized repository",
         )
-
-
-def layout_name(tp: int, pp: int, ep: int | None) -> str:
-    """A layout over GPUs as ids have it."""
-    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep else "")
 
 
 def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[str, Any]:
