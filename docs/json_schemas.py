@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -107,10 +108,11 @@ _NEVER_SEEN: Final = {
 }
 """Last name of a path -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
-    r"paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_interval"
-    r"|(requests|errors)_per_s|servers\[\]\.queued|\.trusted|\.commit|fits\[\]\.set"
+    r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_interval"
+    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|fits\[\]\.set|findings\[\]\.(toolchain|family|precision))$"
 )
-"""Paths that are null by chance: a difference that no interval can be told of, a window that was too short."""
+"""Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
+short, a program that was examined instead of a cell."""
 _SUMMARY: Final = {"n", "min", "mean", "p50", "p99", "max"}
 _NUMBER_OR_NULL: Final = {"type": ["number", "null"]}
 _DEFINITIONS: Final = {
@@ -230,7 +232,9 @@ def document(name: str, values: Sequence[Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write all schemas."""
+    """Write all schemas. Told to end, it stops its servers first."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, values in examples(Path(folder)).items():

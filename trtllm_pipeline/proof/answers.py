@@ -9,7 +9,6 @@ coarse one, much for one that computes something else. It is the mean of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,10 @@ from typing import Final
 
 import numpy as np
 
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.evaluate.result import ANSWERS
 from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.user_files import RowError, read_json_lines
 from trtllm_pipeline.proof.material import MAX_TOKENS
 from trtllm_pipeline.toolchains.base import EMBEDDED
 from trtllm_pipeline.toolchains.embedded import random_model
@@ -62,19 +63,19 @@ class Agreement:
 def compare(answers: Path, model: Path) -> Agreement:
     """The agreement of what `answers`, the folder of an accuracy artifact, holds with the model in its folder.
 
-    Raises OSError, ValueError or KeyError for a folder without answers.
+    Raises MatrixError for answers that cannot be read, with every damaged line.
     """
     tokenizer, reference = read_tokenizer(model), Reference.from_folder(model)
     spellings = random_model.spellings(tokenizer)
     losses: list[float] = []
     unreadable = []
-    rows = [json.loads(line) for line in (answers / ANSWERS).read_text(encoding="utf-8").splitlines()]
-    for row in rows:
-        tokens = random_model.spoken(row["answer"], spellings)
+    rows = read_json_lines(answers / ANSWERS, _said, nothing="there is no answer in this file")
+    for id_, asked, answer in rows:
+        tokens = random_model.spoken(answer, spellings)
         if tokens is None or len(tokens) != MAX_TOKENS:
-            unreadable.append(str(row["id"]))
+            unreadable.append(id_)
         else:
-            losses += _losses(reference, tokenizer.encode(row["input"]).ids, tokens)
+            losses += _losses(reference, tokenizer.encode(asked).ids, tokens)
     return Agreement(
         questions=len(rows),
         tokens=len(losses),
@@ -82,6 +83,16 @@ def compare(answers: Path, model: Path) -> Agreement:
         loss_nats=float(np.mean(losses)) if losses else 0.0,
         unreadable=tuple(unreadable),
     )
+
+
+def _said(row: Json, _number: int) -> tuple[str, str, str]:
+    """Id, question and answer of a row. Raises RowError."""
+    if not isinstance(row, dict):
+        raise RowError("", "expected an object")
+    for key in ("input", "answer"):
+        if not isinstance(row.get(key), str):
+            raise RowError(key, "expected a text")
+    return str(row.get("id")), str(row["input"]), str(row["answer"])
 
 
 def _losses(reference: Reference, prompt: list[int], tokens: list[int]) -> Iterator[float]:

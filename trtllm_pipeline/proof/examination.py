@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import flow
 from trtllm_pipeline.config.models import PRECISIONS
-from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.errors import PipelineError, PlanError, UsageError
 from trtllm_pipeline.evaluate.result import ANSWERS
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.planning.request import Request
@@ -27,6 +28,7 @@ FOLDER: Final = "doctor"
 """In the workspace: models, questions, the matrix and the result."""
 RESULT: Final = "deep.json"
 _LAST_STAGE: Final = "accuracy"
+_DAMAGED: Final = "`pipeline store verify` sets damaged artifacts aside; then examine again"
 
 
 def examine(
@@ -89,7 +91,11 @@ def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Dee
     """What a cell came to, judged by its answers where it has any."""
     for run in map(plan.stage_runs.__getitem__, plan.by_cell[row.id]):
         if run.stage.name == _LAST_STAGE and (artifact := outcome.artifacts.get(run.fingerprint)) is not None:
-            agreement = answers.compare(artifact.out, folder / str(row.axes["model"]))
+            try:
+                agreement = answers.compare(artifact.out, folder / str(row.axes["model"]))
+            except PipelineError as error:
+                unread = findings.of_cell(row, None)
+                return replace(unread, detail=f"its answers cannot be read: {error.message}", hint=_DAMAGED)
             return findings.of_cell(row, agreement, str((artifact.out / ANSWERS).relative_to(folder.parent)))
     return findings.of_cell(row, None)
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trtllm_pipeline.config.models import PRECISIONS
+from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.proof import answers, material
+from trtllm_pipeline.proof import answers, examination, material
 from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
+from trtllm_pipeline.proof.findings import FindingStatus
+from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.toolchains.embedded.reference import Reference
 
@@ -137,3 +143,37 @@ def test_every_token_is_read_back_from_its_text(folder: Path) -> None:
 def test_every_precision_has_a_limit_that_wrong_answers_exceed(precision: str) -> None:
     assert 0 < tolerance_nats("tensorrt_llm", precision) <= tolerance_nats("tensorrt_llm", "nvfp4") < 1
     assert 0 < tolerance_nats("embedded", precision) < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "there is no such file"),
+        ("", "there is no answer in this file"),
+        ('{"id": "a"', "answers.jsonl:1:"),
+        ("[1]", "answers.jsonl:1: expected an object"),
+        ('{"id": "a", "input": "b"}', "answers.jsonl:1: answer: expected a text"),
+        ('{"id": "a", "input": 1, "answer": "b"}', "answers.jsonl:1: input: expected a text"),
+    ],
+)
+def test_answers_that_cannot_be_read_are_told_by_file_and_line(
+    folder: Path, tmp_path: Path, text: str | None, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / "answers.jsonl").write_text(text)
+    with pytest.raises(MatrixError, match=re.escape(told)):
+        answers.compare(tmp_path, folder / "llama")
+
+
+def test_damaged_answers_are_a_row_of_the_examination_not_its_end(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text("{")
+    run = SimpleNamespace(stage=SimpleNamespace(name="accuracy"), fingerprint="f")
+    row = CellResult(
+        CellId("llama/fp16"), {"model": "./llama", "toolchain": "embedded", "precision": "fp16"}, CellStatus.DONE
+    )
+    plan = SimpleNamespace(by_cell={row.id: ["f"]}, stage_runs={"f": run})
+    outcome = SimpleNamespace(artifacts={"f": SimpleNamespace(out=tmp_path)})
+    found = examination._of_cell(row, plan, outcome, folder)  # type: ignore[arg-type]
+    assert found.status is FindingStatus.CANNOT
+    assert found.detail.startswith("its answers cannot be read: ")
+    assert "pipeline store verify" in str(found.hint)
