@@ -102,11 +102,16 @@ _NEVER_SEEN: Final = {
     "request_rate": "number",
     "line": "integer",
     "tokens": "object",
+    "paybacks[].tokens": "number",
+    "steady": "object",
     "commit": "string",
     "comparison": "object",
-    **dict.fromkeys(("kv_cache_use", "p50", "p99"), "number"),
+    **dict.fromkeys(("set", "agreement_interval"), "array"),
+    **dict.fromkeys(
+        ("kv_cache_use", "p50", "p99", "saved_s_per_token", "requests_per_s", "errors_per_s", "queued"), "number"
+    ),
 }
-"""Last name of a path -> its type, where every example has null."""
+"""A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_interval"
     r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|fits\[\]\.set|findings\[\]\.(toolchain|family|precision))$"
@@ -186,7 +191,7 @@ def schema_of(values: Sequence[Any], path: str = "") -> dict[str, Any]:
         reference = {"$ref": "#/$defs/summary"}
         return {"anyOf": [reference, {"type": "null"}]} if "null" in kinds else reference
     if kinds == {"null"}:
-        kinds.add(_NEVER_SEEN.get(path.rpartition(".")[2].removesuffix("[]"), "string"))
+        kinds.add(_NEVER_SEEN.get(path) or _NEVER_SEEN.get(path.rpartition(".")[2].removesuffix("[]"), "string"))
     if kinds >= {"integer", "number"}:
         kinds.remove("integer")
     schema: dict[str, Any] = {"type": sorted(kinds, key=lambda kind: (kind == "null", kind))}

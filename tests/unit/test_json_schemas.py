@@ -38,6 +38,12 @@ def test_what_may_be_null_is_told_by_its_whole_path(schemas: Any, path: str, nul
     assert ("null" in schemas.schema_of([1], path)["type"]) == nullable
 
 
+def test_a_number_that_every_example_lacks_stays_a_number(schemas: Any) -> None:
+    for path in ("paybacks[].tokens", "paybacks[].saved_s_per_token", "servers[].queued"):
+        assert schemas.schema_of([None], path) == {"type": ["number", "null"]}
+    assert schemas.schema_of([None], "system.tokens") == {"type": ["object", "null"]}
+
+
 def test_told_to_end_it_ends_what_it_has_started(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     code = f"""
