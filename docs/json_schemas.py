@@ -113,7 +113,7 @@ _NEVER_SEEN: Final = {
 }
 """A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
-    r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_interval"
+    r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|fits\[\]\.set|findings\[\]\.(toolchain|family|precision))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too

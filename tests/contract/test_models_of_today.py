@@ -48,6 +48,8 @@ HAVE: Final = [
     First("phi-4-mini-instruct", ENGINES, "bf16", "0.19.0", "0.18.2"),
     First("phi-4-mini-instruct", PYTORCH, "bf16", "1.1.0", "1.0.0"),
     First("qwen2.5-vl-7b-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("qwen2-vl-7b-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("llava-v1.6-mistral-7b", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("glm-4.5-air", PYTORCH, "bf16", "1.2.0", "1.1.0"),
 ]
 ONLY_PYTORCH: Final = sorted(
@@ -86,7 +88,8 @@ def test_the_first_release_has_it_and_the_one_before_has_not(tmp_path: Path, has
 def test_engines_say_why_they_do_not_have_it(tmp_path: Path, recipe: str) -> None:
     precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
     (planned,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, ENGINES).cells
-    assert "no script of TensorRT-LLM that we know converts" in str(planned.reason)
+    said = "does not know it" if "llava" in recipe else "no script of TensorRT-LLM that we know converts"
+    assert said in str(planned.reason)
 
 
 @pytest.mark.parametrize("recipe", ONLY_PYTORCH)
@@ -115,7 +118,13 @@ def test_a_toolchain_that_is_named_is_kept(tmp_path: Path) -> None:
     assert (planned.toolchain, planned.reason is None) == (ENGINES, False)
 
 
-@pytest.mark.parametrize("recipe", ["qwen2.5-vl-7b-instruct", "gemma-3-27b-it", "llama-4-scout-17b-16e-instruct"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("qwen2-vl-7b-instruct", "qwen2.5-vl-7b-instruct", "llava-v1.6-mistral-7b"),
+        *("gemma-3-27b-it", "llama-4-scout-17b-16e-instruct"),
+    ],
+)
 def test_a_model_that_takes_images_is_asked_with_some(tmp_path: Path, recipe: str) -> None:
     planned = plan(tmp_path, [recipe], "bf16", "1.2.0", 100, PYTORCH)
     (smoke,) = (run for run in planned.stage_runs.values() if run.stage.name == "smoke")
@@ -136,6 +145,26 @@ def test_a_model_that_takes_images_is_asked_with_some(tmp_path: Path, recipe: st
 def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None:
     asked = cell(toolchain=lane, recipe={"images": True}, settings={"perf.images": "1@64x64"})
     assert said in str(infeasible(asked))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lane", "said"),
+    [
+        ("llava-1.5-7b", ENGINES, "only as pixels that the client has prepared"),
+        ("llava-1.5-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
+        ("internvl3-8b", ENGINES, "preprocessing of Triton's templates does not know it"),
+        ("internvl3-8b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
+        ("llava-v1.6-mistral-7b", ENGINES, "preprocessing of Triton's templates does not know it"),
+    ],
+)
+def test_what_no_release_serves_is_said_with_the_reason(tmp_path: Path, recipe: str, lane: str, said: str) -> None:
+    (planned,) = plan(tmp_path, [recipe], "fp16", "1.2.0", 90, lane).cells
+    assert said in str(planned.reason)
+
+
+def test_triton_s_llm_api_model_takes_no_images() -> None:
+    asked = cell("bf16", toolchain=PYTORCH, recipe={"images": True}, settings={"perf.images": "1@64x64"})
+    assert "Triton's model of the LLM API takes text alone" in str(infeasible(asked))
 
 
 def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_all_are_found() -> None:
         "gpt-oss-120b.yaml",
         "gpt-oss-20b.yaml",
         "gpt2.yaml",
+        "internvl3-8b.yaml",
         "llama-2-7b-chat.yaml",
         "llama-3.1-70b-instruct-fp8.yaml",
         "llama-3.1-70b-instruct.yaml",
@@ -83,6 +84,8 @@ def test_all_are_found() -> None:
         "llama-3.1-8b-instruct.yaml",
         "llama-3.2-1b-instruct.yaml",
         "llama-4-scout-17b-16e-instruct.yaml",
+        "llava-1.5-7b.yaml",
+        "llava-v1.6-mistral-7b.yaml",
         "mistral-7b-instruct-v0.3.yaml",
         "mixtral-8x7b-instruct-v0.1.yaml",
         "nemotron-mini-4b-instruct.yaml",
@@ -92,6 +95,7 @@ def test_all_are_found() -> None:
         "qwen2-72b-instruct.yaml",
         "qwen2-7b-instruct.yaml",
         "qwen2-7b.yaml",
+        "qwen2-vl-7b-instruct.yaml",
         "qwen2.5-0.5b-instruct.yaml",
         "qwen2.5-7b-instruct-awq.yaml",
         "qwen2.5-7b-instruct-gptq.yaml",
@@ -135,9 +139,9 @@ def weights(recipe: Recipe) -> int:
         mixture = (experts + 1) * 3 * hidden * GLM_EXPERT + experts * (hidden + 1)
         return (2 * recipe.vocab_size + 1) * hidden + layers * (layer + 2 * hidden) + expert + (layers - 1) * mixture
     match recipe.family:
-        case "llama" | "mistral" | "phi3":  # Phi-3 only joins q, k and v, and gate and up
+        case "llama" | "mistral" | "phi3" | "llava" | "llava_next":  # Phi-3 only joins q, k and v, and gate and up
             layer += expert + 2 * hidden
-        case "qwen2" | "qwen2_5_vl":  # biases of q, k and v
+        case "qwen2" | "qwen2_vl" | "qwen2_5_vl" | "internvl_chat":  # biases of q, k and v
             layer += expert + 2 * hidden
             layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
         case "qwen3":  # norms of q and k
@@ -261,7 +265,7 @@ def test_what_recipes_open_with_can_be_run() -> None:
         command = next(
             line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#   pipeline ")
         )
-        words = command.removeprefix("#   pipeline run --matrix matrices/").split(" --set ")
+        words = re.sub(r"^#   pipeline (run|plan) --matrix matrices/", "", command).split(" --set ")
         toolchain = "embedded" if Path(words[0]).stem in EMBEDDED else "tensorrt_llm"
         cells = expand(load_matrix(matrices_folder() / words[0], words[1:]), default_toolchain=toolchain)
         assert any(cell.model == path.stem and cell.reason is None for cell in cells), path.stem

@@ -73,6 +73,7 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         on("0.15.0"),
         on("0.16.0"),
     ),
+    "TLM107": Example(some_cell(toolchain=PYTORCH, recipe={"family": "llava"}), cell(lane=PYTORCH), on()),
     "TLM201": Example(cell("nvfp4"), cell("fp8"), on("0.16.0")),
     "TLM202": Example(cell("w4a8_awq"), cell("int4_awq"), on("0.9.0", 89)),
     "TLM203": Example(cell(), cell(), on("0.16.0", 100), on("0.17.0", 100)),

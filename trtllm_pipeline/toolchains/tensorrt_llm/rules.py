@@ -23,7 +23,7 @@ from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES, uneven
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
@@ -152,10 +152,12 @@ def no_builder(case: Case) -> str | None:
 
 @rule("TLM102", "take a release or a layout of the table of families")
 def no_family(case: Case) -> str | None:
-    """An architecture, or a layout of it over GPUs, that the release's converter does not have. Source: support matrices,
-    and the converters themselves.
+    """An architecture, or a layout of it over GPUs, that the release's converter does not have; a model with images that
+    Triton's templates do not take. Source: support matrices, and the converters themselves; preprocessing of the templates.
     """
     cell, release, family = case.cell, case.release, FAMILIES.get(case.family)
+    if (why := vision.ENGINES_WITHOUT.get(case.family)) is not None:
+        return f"family {case.family}: {why}"
     if family is None:
         return (
             f"family {case.family}: no script of TensorRT-LLM that we know converts it; known are {', '.join(FAMILIES)}"
@@ -242,6 +244,14 @@ def as_is(case: Case) -> str | None:
     if case.cell.precision == AS_IS and asked is not None:
         return f"settings.quantize.kv_cache_precision {asked}: precision {AS_IS} quantizes nothing, the files say the cache too"
     return prequantized.unreadable(case.cell, case.release, case.sm)
+
+
+@rule("TLM107", "`pipeline recipes list` shows other models that take images", toolchains=(PYTORCH,))
+def no_vision(case: Case) -> str | None:
+    """A model with images that the PyTorch backend does not have. Source: its lists of models, 0.19 to candidates of 1.3."""
+    if case.family not in vision.PYTORCH_WITHOUT:
+        return None
+    return f"family {case.family}: no release's list of models of the PyTorch backend has it"
 
 
 # ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs
@@ -706,8 +716,9 @@ def engine_settings(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def image_prompts(case: Case) -> str | None:
-    """`settings.perf.images` with engines, whose visual part is another engine that is not built here, with Triton, or with
-    a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with images.
+    """`settings.perf.images` with engines, whose visual part is another engine that is not built here, with Triton's LLM API
+    model, or with a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
+    images; inputs of the template `llmapi`, issue 8945 of Triton's server for 1.2.1.
     """
     asked = case.cell.settings["perf"]["images"]
     if asked is None:
@@ -715,7 +726,9 @@ def image_prompts(case: Case) -> str | None:
     if case.cell.toolchain == ENGINES:
         return f"settings.perf.images {asked}: engines take images by a visual engine of their own, which is not built here"
     if case.in_triton:
-        return f"settings.perf.images {asked}: of the PyTorch backend only trtllm-serve takes images here, not Triton"
+        return (
+            f"settings.perf.images {asked}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
+        )
     if not case.cell.recipe.get("images"):
         return f"settings.perf.images {asked}: the recipe of {case.cell.model} does not say that it takes images"
     return None
