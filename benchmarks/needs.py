@@ -37,6 +37,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import needs
 _MODELS: Final = (
     "qwen2-7b=fp8,int8_sq/128,int4_awq/32,fp8@8",
     "llama-70b/12=fp8,int4_awq/16",
+    "qwen3-30b-a3b/12=fp8/128:hf,fp8/128:g2:hf",
 )
 
 
@@ -83,7 +84,10 @@ def main() -> None:
                     continue
                 run = speed.parse_run(asked, options.samples)
                 speed.write_rows(folder / "rows.jsonl", run.samples, options.length, int(shape["vocab_size"]))
-                expected = needs.quantizing(cell(shape, run, options.length), machine)
+                if run.gpus > len(machine.gpus):
+                    speed.say(f"left out, there are {len(machine.gpus)} GPUs: {model} {asked}")
+                    continue
+                expected = needs.quantizing_on(cell(shape, run, options.length), machine, run.gpus)
                 taken, facts = measured(folder, run, machine)
                 for resource, should, did in (
                     ("host", expected.host, taken["host"]),
@@ -93,7 +97,7 @@ def main() -> None:
                     if did:
                         rows.append(Row(model, asked, resource, should, did))
                         speed.say(f"{asdict(rows[-1])} {rows[-1].error:+.1%}")
-                speed.say(f"{model} {asked}: {facts['times']} {facts['peak']} {taken}")
+                speed.say(f"{model} {asked}: {facts['times']} {facts['peak']} {facts['batch']} {taken}")
                 if options.json:
                     write_json(options.json, {"machine": asdict(machine), "rows": [asdict(row) for row in rows]})
     _print(rows)
@@ -108,32 +112,36 @@ def this_machine() -> Machine:
 
 def cell(shape: Mapping[str, Any], run: speed.Run, length: int) -> Cell:
     """The cell that asks for a run."""
-    heads = int(shape["num_attention_heads"])
-    recipe = {**shape, "head_dim": int(shape["hidden_size"]) // heads, "parameters": speed.count_parameters(shape)}
+    recipe = speed.numbers(shape)
     settings: dict[str, Any] = Settings().model_dump(mode="json")
     settings["quantize"] |= {"batch_size": run.batch, "calibration": {"samples": run.samples, "max_length": length}}
     cell_id = CellId(f"{run.text}/random")
     return Cell(cell_id, "random", PYTORCH, run.precision, run.tp, 1, 8, 1024, 128, recipe, settings)
 
 
-def measured(folder: Path, run: speed.Run, machine: Machine) -> tuple[dict[str, int], Mapping[str, Any]]:
+def measured(folder: Path, run: speed.Run, machine: Machine) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """What the worker took, in bytes by resource, and what it says of itself."""
-    watched = gpus.GpuPeaks()
+    watched, used = gpus.GpuPeaks(), machine.gpus[: run.gpus]
+    environment = {**os.environ, gpus.MASK_VARIABLE: ",".join(gpu.uuid for gpu in used)}
     with speed.attempt(folder, run) as work, Guardian() as guardian:
         worker_file.write_job("quantize", None, work)
-        watched.begin("run", [gpu.uuid for gpu in machine.gpus])
+        watched.begin("run", [gpu.uuid for gpu in used])
         log = folder / "log"
-        guardian.spawn("run", job.command(work, sys.executable), env=os.environ, cwd=folder, log=log, measure=True)
+        guardian.spawn("run", job.command(work, sys.executable), env=environment, cwd=folder, log=log, measure=True)
         ended: Exited | None = None
+        started = time.monotonic()
         while ended is None:
             select.select([guardian], [], [], 0.05)
             watched.look()
             ended = next((event for event in guardian.read_events() if isinstance(event, Exited)), None)
         if ended.returncode:
             raise SystemExit(log.read_text(encoding="utf-8")[-4000:])
+        seconds = time.monotonic() - started
         gpu = watched.end("run") or 0
         watched.close()
-        return {"host": ended.peak_bytes, "gpu": gpu, "rss": ended.max_rss_bytes}, speed.facts(work)
+        return {"host": ended.peak_bytes, "gpu": gpu, "rss": ended.max_rss_bytes, "s": round(seconds, 1)}, speed.facts(
+            work
+        )
 
 
 def _print(rows: list[Row]) -> None:

@@ -3,7 +3,7 @@
     python benchmarks/quantize.py [--shape qwen2-7b] [--layers N] [--runs fp8,int8_sq,int4_awq/32] [--samples 512] ...
 
 A folder with random weights in a model's true shape is made first (no download, no tokenizer: rows are token ids), then the
-stage's own program runs on it. A run is written PRECISION[/SAMPLES][@BATCH][:tpN][:hf]. `--by-hand` names runs that are also
+stage's own program runs on it. A run is written PRECISION[/SAMPLES][@BATCH][:tpN][:gN][:hf], gN for N GPUs. `--by-hand` names runs that are also
 done as a plain script does them: one row at a time through the whole model with its head, Model Optimizer's own export.
 `--process` names runs that are done first, each in a process of its own as the pipeline starts it: kernels not loaded,
 `process s` from start to end, imports included.
@@ -39,6 +39,7 @@ from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.model_optimizer import job, memory, worker
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FAMILIES
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 _LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}
@@ -70,6 +71,35 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
     },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "rope_theta": 1000000.0,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rope_theta": 1000000.0,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+    },
     "toy": {
         **_LLAMA,
         "hidden_size": 256,
@@ -81,7 +111,9 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 _FORWARDS: Final = {"int4_awq": 13, "w4a8_awq": 13}
-_RUN: Final = re.compile(r"(?P<precision>\w+)(/(?P<samples>\d+))?(@(?P<batch>\d+))?(:tp(?P<tp>\d+))?(?P<hf>:hf)?")
+_RUN: Final = re.compile(
+    r"(?P<precision>\w+)(/(?P<samples>\d+))?(@(?P<batch>\d+))?(:tp(?P<tp>\d+))?(:g(?P<gpus>\d+))?(?P<hf>:hf)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +126,7 @@ class Run:
     batch: int | None
     tp: int
     format: str
+    gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,49 +208,80 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def numbers(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape as a recipe has it. Its weights are those of its matrices; norms and biases are too small to count."""
+    heads = int(shape["num_attention_heads"])
+    recipe = {**shape, "head_dim": int(shape.get("head_dim") or int(shape["hidden_size"]) // heads)}
+    recipe["num_experts"] = shape.get("num_local_experts") or shape.get("num_experts")
+    untied = Shape.of({**recipe, "parameters": None})
+    table = untied.vocab_size * untied.hidden_size
+    return {**recipe, "parameters": untied.weights + (0 if recipe["num_experts"] else table)}
+
+
 def count_parameters(shape: Mapping[str, Any]) -> int:
-    """Weights of the embedding, the layers' projections and the head; norms and biases are too small to count."""
-    hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
-    kv = hidden // heads * int(shape["num_key_value_heads"])
-    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * int(shape["intermediate_size"])
-    return int(shape["num_hidden_layers"]) * layer + 2 * hidden * int(shape["vocab_size"])
+    """Weights of the embedding, the layers' matrices and the head."""
+    return int(numbers(shape)["parameters"])
 
 
 def write_model(folder: Path, shape: Mapping[str, Any]) -> None:
-    """A Hugging Face folder with random bfloat16 weights of a Llama or Qwen2 shape."""
+    """A Hugging Face folder with random bfloat16 weights of a shape of Llama, Qwen2, Mixtral or Qwen3's mixtures."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     hidden, inner, vocab = int(shape["hidden_size"]), int(shape["intermediate_size"]), int(shape["vocab_size"])
-    kv = hidden // int(shape["num_attention_heads"]) * int(shape["num_key_value_heads"])
+    head, heads = int(numbers(shape)["head_dim"]), int(shape["num_attention_heads"])
+    wide, kv, kind = heads * head, head * int(shape["num_key_value_heads"]), str(shape["model_type"])
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, dtype=torch.bfloat16, device=device).mul_(columns**-0.5).cpu()
 
-    norm = torch.ones(hidden, dtype=torch.bfloat16)
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, dtype=torch.bfloat16)
+
+    def mlp(prefix: str, names: Sequence[str], inner: int) -> dict[str, torch.Tensor]:
+        gate, up, down = (f"{prefix}.{name}.weight" for name in names)
+        return {gate: matrix(inner, hidden), up: matrix(inner, hidden), down: matrix(hidden, inner)}
+
+    def experts(prefix: str, names: Sequence[str], count: int, inner: int) -> dict[str, torch.Tensor]:
+        found = {f"{prefix}.gate.weight": matrix(count, hidden)}
+        for index in range(count):
+            found |= mlp(f"{prefix}.experts.{index}", names, inner)
+        return found
+
     folder.mkdir()
     write_json(folder / "config.json", shape)
     layers = int(shape["num_hidden_layers"])
-    with ShardWriter(folder / "model.safetensors", 16 * (layers + 1)) as file:
-        file.add({"model.embed_tokens.weight": matrix(vocab, hidden), "model.norm.weight": norm})
+    with ShardWriter(folder / "model.safetensors", (16 + 3 * _experts(shape)) * (layers + 1)) as file:
+        file.add({"model.embed_tokens.weight": matrix(vocab, hidden), "model.norm.weight": ones(hidden)})
         file.add({"lm_head.weight": matrix(vocab, hidden)})
         for index in range(layers):
             tensors = {
-                "self_attn.q_proj.weight": matrix(hidden, hidden),
+                "self_attn.q_proj.weight": matrix(wide, hidden),
                 "self_attn.k_proj.weight": matrix(kv, hidden),
                 "self_attn.v_proj.weight": matrix(kv, hidden),
-                "self_attn.o_proj.weight": matrix(hidden, hidden),
-                "mlp.gate_proj.weight": matrix(inner, hidden),
-                "mlp.up_proj.weight": matrix(inner, hidden),
-                "mlp.down_proj.weight": matrix(hidden, inner),
-                "input_layernorm.weight": norm,
-                "post_attention_layernorm.weight": norm,
+                "self_attn.o_proj.weight": matrix(hidden, wide),
+                "input_layernorm.weight": ones(hidden),
+                "post_attention_layernorm.weight": ones(hidden),
             }
-            if FAMILIES[shape["architectures"][0]] == "qwen":
-                for part, size in (("q", hidden), ("k", kv), ("v", kv)):
+            if kind == "mixtral":
+                tensors |= experts("block_sparse_moe", ("w1", "w3", "w2"), _experts(shape), inner)
+            elif kind == "qwen3_moe":
+                tensors |= experts("mlp", _MLP, _experts(shape), int(shape["moe_intermediate_size"]))
+                tensors |= {f"self_attn.{part}_norm.weight": ones(head) for part in ("q", "k")}
+            else:
+                tensors |= mlp("mlp", _MLP, inner)
+            if kind == "qwen2":
+                for part, size in (("q", wide), ("k", kv), ("v", kv)):
                     tensors[f"self_attn.{part}_proj.bias"] = torch.zeros(size, dtype=torch.bfloat16)
             file.add({f"model.layers.{index}.{name}": tensor for name, tensor in tensors.items()})
+
+
+_MLP: Final = ("gate_proj", "up_proj", "down_proj")
+
+
+def _experts(shape: Mapping[str, Any]) -> int:
+    return int(numbers(shape)["num_experts"] or 0)
 
 
 def matrix_rate(size: int = 8192, repeats: int = 20) -> float:
@@ -264,7 +328,7 @@ def parse_run(text: str, samples: int) -> Run:
     """A run as people write it; `samples` rows where it does not say."""
     match = _RUN.fullmatch(text)
     if match is None:
-        raise SystemExit(f"{text!r} is not PRECISION[/SAMPLES][@BATCH][:tpN][:hf]")
+        raise SystemExit(f"{text!r} is not PRECISION[/SAMPLES][@BATCH][:tpN][:gN][:hf]")
     return Run(
         text=text,
         precision=match["precision"],
@@ -272,6 +336,7 @@ def parse_run(text: str, samples: int) -> Run:
         batch=int(match["batch"]) if match["batch"] else None,
         tp=int(match["tp"] or 1),
         format="hugging_face" if match["hf"] else "tensorrt_llm",
+        gpus=int(match["gpus"] or 1),
     )
 
 

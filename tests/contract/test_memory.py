@@ -62,6 +62,20 @@ def test_every_figure_has_its_source_and_release() -> None:
         assert figure["said"]
 
 
+MIXTURES: list[dict[str, Any]] = json.loads((FILE.parent / "mixtures.json").read_text(encoding="utf-8"))["models"]
+
+
+@pytest.mark.parametrize("model", MIXTURES, ids=lambda model: model["model"])
+def test_a_mixture_has_the_weights_that_its_makers_publish(model: dict[str, Any]) -> None:
+    shape = Shape.of(model["numbers"])
+    assert shape.weights / 1e9 == pytest.approx(model["weights"], rel=0.012)
+    embedding = shape.vocab_size * shape.hidden_size / 1e9
+    for_a_token = shape.computed_weights / 1e9
+    assert for_a_token == pytest.approx(model["for_a_token"], rel=0.02) or for_a_token + embedding == pytest.approx(
+        model["for_a_token"], rel=0.02
+    ), "some count the embedding"
+
+
 MEASURED: list[dict[str, Any]] = json.loads((FILE.parent / "quantizing.json").read_text(encoding="utf-8"))["runs"]
 
 
@@ -80,8 +94,8 @@ def test_quantizing_took_on_an_h200_what_is_expected(run: dict[str, Any]) -> Non
     cell = Cell(
         CellId("random"), "random", "tensorrt_llm_pytorch", run["precision"], 1, 1, 8, 1024, 128, run["shape"], settings
     )
-    on = parse("tensorrt_llm==1.2.0,sm=90,gpus=1,gpu_memory_gib=140.4")
-    told = needs.quantizing(cell, on)
+    on = parse("tensorrt_llm==1.2.0,sm=90,gpus=2,gpu=NVIDIA H200,gpu_memory_gib=140.4")
+    told = needs.quantizing_on(cell, on, run.get("gpus", 1))
     assert told.gpu == pytest.approx(run["gpu_bytes"], rel=0.15)
     assert told.host == pytest.approx(run["host_bytes"], rel=0.15)
     assert told.leaves == pytest.approx(run["artifact_bytes"], rel=0.05)

@@ -54,9 +54,6 @@ TIED = {
 }
 """Models whose output weights are their embedding; GPT-2's always are."""
 MIXTRAL_EXPERTS = 8
-GLM_EXPERT = 1408
-DEEPSEEK_EXPERT = 2048
-DEEPSEEK_Q_RANK = 1536
 
 
 def name(path: Path) -> str:
@@ -125,10 +122,10 @@ def weights(recipe: Recipe) -> int:
     experts = recipe.num_experts or 0
     if recipe.family == "deepseek_v3":  # latent attention; three dense layers; a shared expert; a bias of the router
         latent, rotated = recipe.kv_lora_rank or 0, recipe.qk_rope_head_dim or 0
-        heads, value = recipe.num_attention_heads, recipe.head_dim
-        attention = (hidden + 1) * DEEPSEEK_Q_RANK + DEEPSEEK_Q_RANK * heads * (value + rotated)
+        heads, value, queries = recipe.num_attention_heads, recipe.head_dim, recipe.q_lora_rank or 0
+        attention = (hidden + 1) * queries + queries * heads * (value + rotated)
         attention += hidden * (latent + rotated) + latent + latent * heads * 2 * value + heads * value * hidden
-        mixture = (experts + 1) * 3 * hidden * DEEPSEEK_EXPERT + experts * (hidden + 1)
+        mixture = (experts + 1) * 3 * hidden * (recipe.moe_intermediate_size or 0) + experts * (hidden + 1)
         embeddings = 2 * recipe.vocab_size * hidden + hidden
         return embeddings + layers * (attention + 2 * hidden) + 3 * expert + (layers - 3) * mixture
     if recipe.family == "nemotron":  # two matrices in the MLP; norms have a bias
@@ -136,7 +133,7 @@ def weights(recipe: Recipe) -> int:
         return 2 * recipe.vocab_size * hidden + layers * layer + 2 * hidden
     if recipe.family == "glm4_moe":  # biases of q, k and v; one dense layer; a shared expert; a bias of the router
         layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
-        mixture = (experts + 1) * 3 * hidden * GLM_EXPERT + experts * (hidden + 1)
+        mixture = (experts + 1) * 3 * hidden * (recipe.moe_intermediate_size or 0) + experts * (hidden + 1)
         return (2 * recipe.vocab_size + 1) * hidden + layers * (layer + 2 * hidden) + expert + (layers - 1) * mixture
     match recipe.family:
         case "llama" | "mistral" | "phi3" | "llava" | "llava_next":  # Phi-3 only joins q, k and v, and gate and up

@@ -359,6 +359,8 @@ class Recipe(Strict):
     """Of multi-head latent attention, which keeps so many numbers of a token for all heads, instead of keys and values."""
     qk_rope_head_dim: Positive | None = None
     """Numbers of a token that latent attention keeps beside `kv_lora_rank`."""
+    q_lora_rank: Positive | None = None
+    """Numbers that latent attention makes the queries of a token from, where it does."""
     vocab_size: Positive
     max_position_embeddings: Positive
     """Longest prompt and answer together, in tokens."""
@@ -367,6 +369,16 @@ class Recipe(Strict):
     num_experts: Positive | None = None
     """Experts of a layer of a mixture, without shared ones: num_experts, num_local_experts or n_routed_experts of
     config.json. Without it the model is no mixture of experts."""
+    num_experts_per_tok: Positive | None = None
+    """Experts that each token goes to, without shared ones; without it one."""
+    moe_intermediate_size: Positive | None = None
+    """Width of one expert; without it intermediate_size, which otherwise is that of layers without experts."""
+    n_shared_experts: Count | None = None
+    """Experts that every token goes to, each as wide as the others."""
+    first_k_dense_replace: Count | None = None
+    """Layers without experts at the beginning."""
+    interleave_moe_layer_step: Positive | None = None
+    """One layer in so many has experts; without it all have, after those of `first_k_dense_replace`."""
     quantization: Form | None = None
     """How the weights are quantized already, of a model that its owner quantized: such a model has the precision `as_is`
     alone. The plan reads it from the model's files where a hub can be reached, and the download checks it."""

@@ -24,6 +24,9 @@ _SAME_NAME: Final = (
     "intermediate_size",
     "vocab_size",
     "max_position_embeddings",
+    *("kv_lora_rank", "qk_rope_head_dim", "q_lora_rank"),
+    *("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "interleave_moe_layer_step"),
+    "num_experts_per_tok",
 )
 
 
@@ -126,10 +129,16 @@ def recipe_of_folder(model: str, base: Path) -> Document:
         **({"images": True} if "vision_config" in data else {}),
         "num_key_value_heads": data.get("num_key_value_heads") or heads,
         "head_dim": data.get("head_dim")
+        or data.get("v_head_dim")
         or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
         "num_experts": next((data[key] for key in _EXPERTS if data.get(key)), None),
         "eos_token_ids": [eos] if isinstance(eos, int) else eos,
     }
+    if isinstance(
+        dense := data.get("intermediate_size_mlp"), int
+    ):  # Llama 4 has its experts' width under the usual name
+        experts = {"moe_intermediate_size": data.get("intermediate_size"), "n_shared_experts": 1}
+        recipe |= {"intermediate_size": dense, **experts}
     return Document(config.name, recipe, {path: origin for path, origin in config.origins.items() if len(path) == 1})
 
 

@@ -37,6 +37,8 @@ def expected_bytes(
     wide: int,
     narrow: int,
     table: int,
+    experts: int = 0,
+    rehearsed: bool = False,
     searches: bool,
     rows: int,
     longest: int,
@@ -47,13 +49,16 @@ def expected_bytes(
 
     `weights` is the part of the 16-bit weights there and `free` its memory; `rows` of at most `longest` tokens are measured,
     `asked` of them at a time, or as many as `fitting_rows` finds; `table` is the size of the embedding. Of activations torch
-    keeps a third more than is in use; exporting takes two of the largest tensor.
+    keeps a third more than is in use; exporting takes two of the largest tensor. `experts` are those of one layer of a
+    mixture, which are put together and quantized as a whole; where it is `rehearsed` (`kernel_warmup`), one more layer of
+    random ones is there.
     """
     token = bytes_per_token(wide, narrow, 2, searches=searches)
     fitting = min(SATURATING_TOKENS, max(0, int(_USABLE * (free - weights))) // token) // longest
     at_once = min(rows, asked or max(1, fitting))
     planned, least = (
-        weights + max(2 * table, int(_FRAGMENTS * each * longest * token)) for each in (at_once, min(rows, 1))
+        weights + max(2 * table, (2 + rehearsed) * experts, int(_FRAGMENTS * each * longest * token))
+        for each in (at_once, min(rows, 1))
     )
     return planned, least
 

@@ -42,6 +42,13 @@ class Shape:
     parameters: int | None = None
     kv_lora_rank: int | None = None
     qk_rope_head_dim: int | None = None
+    q_lora_rank: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
+    n_shared_experts: int | None = None
+    first_k_dense_replace: int | None = None
+    interleave_moe_layer_step: int | None = None
 
     @staticmethod
     def of(recipe: Mapping[str, Json]) -> Shape:
@@ -55,25 +62,85 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Number of weights: as the recipe says, else those of a dense decoder with a gated MLP and tied embeddings,
-        `V*h + L*(2*h*n*d + 2*h*k*d + 3*h*i)`.
+        """Number of weights: as the recipe says, else embedding and layers, and a head of its own for a mixture of experts,
+        as all that are known have.
         """
         if self.parameters is not None:
             return self.parameters
-        return self.vocab_size * self.hidden_size + self._dense
+        return (2 if self.num_experts else 1) * self.vocab_size * self.hidden_size + self._layers
 
     @property
     def layer_weights(self) -> int:
         """Those of the layers alone: without the embedding, and without the head where that has weights of its own."""
         table = self.vocab_size * self.hidden_size
-        own_head = self.weights - self._dense > 1.5 * table
+        own_head = self.weights - self._layers > 1.5 * table
         return max(self.weights - (2 if own_head else 1) * table, 0)
 
     @property
-    def _dense(self) -> int:
-        """Weights of the layers of a dense decoder with a gated MLP."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
-        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+    def _layers(self) -> int:
+        """Weights of the layers: attention, a gated MLP in those without experts, router and experts in the others."""
+        dense = self.num_hidden_layers - self.mixture_layers
+        mixture = self.hidden_size * (self.num_experts or 0) + self.expert_weights * (
+            (self.num_experts or 0) + (self.n_shared_experts or 0)
+        )
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_hidden_layers * self._attention + dense * mlp + self.mixture_layers * mixture
+
+    @property
+    def _attention(self) -> int:
+        """Weights of one layer's attention: `2*h*d*(n + k)`; latent attention, whose queries are made from a latent vector
+        too, as in the paper on DeepSeek-V2, 2.1.
+        """
+        hidden, heads, size = self.hidden_size, self.num_attention_heads, self.head_dim
+        if self.kv_lora_rank is None:
+            return 2 * hidden * size * (heads + self.num_key_value_heads)
+        rope = self.qk_rope_head_dim or 0
+        into = hidden if self.q_lora_rank is None else self.q_lora_rank
+        queries = (hidden * into if self.q_lora_rank is not None else 0) + into * heads * (size + rope)
+        cached = hidden * (self.kv_lora_rank + rope) + self.kv_lora_rank * heads * 2 * size
+        return queries + cached + heads * size * hidden
+
+    @property
+    def mixture_layers(self) -> int:
+        """Layers that have experts: all but the first dense ones, or one in so many."""
+        if not self.num_experts:
+            return 0
+        return (self.num_hidden_layers - (self.first_k_dense_replace or 0)) // (self.interleave_moe_layer_step or 1)
+
+    @property
+    def expert_size(self) -> int:
+        """Width of one expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of one expert of one layer, a gated MLP."""
+        return 3 * self.hidden_size * self.expert_size
+
+    def read_weights(self, tokens: int) -> int:
+        """Weights that a forward pass of `tokens` tokens reads, the head included: of a mixture those of the experts that at
+        least one token goes to, `E * (1 - (1 - e/E)^tokens)` of them where routing is even.
+        """
+        without_embedding = self.layer_weights + self.vocab_size * self.hidden_size
+        if not self.num_experts:
+            return without_embedding
+        chosen = (self.num_experts_per_tok or 1) / self.num_experts
+        idle = self.num_experts * (1 - chosen) ** tokens
+        return int(without_embedding - self.mixture_layers * idle * self.expert_weights)
+
+    @property
+    def computed_weights(self) -> int:
+        """Weights that one token is multiplied with, the head included."""
+        return self.read_weights(1)
+
+    @property
+    def activated_width(self) -> int:
+        """Width of what one token makes in an MLP: of all of its experts together, shared ones included."""
+        if not self.num_experts:
+            return self.intermediate_size
+        experts = (self.num_experts_per_tok or 1) + (self.n_shared_experts or 0)
+        dense = self.intermediate_size if self.mixture_layers < self.num_hidden_layers else 0
+        return max(dense, experts * self.expert_size)
 
 
 _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}

@@ -78,13 +78,21 @@ def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     return int(layers + (table + table / tp if pp == 1 else table))
 
 
-def activation_bytes(shape: Shape, tokens: int, tp: int) -> int:
+def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1) -> int:
     """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
 
     Four tensors of the MLP's width and seven of the hidden size are alive at once, in 16 bits. What TensorRT makes of it
-    was 0.66 to 1.9 times this (docs/memory.md).
+    was 0.66 to 1.9 times this (docs/memory.md). In a mixture, the kernels put the rows of each expert together: `e` rows of
+    the hidden size before it and after, and three of its width, of which a GPU may get all where it holds whole experts.
+    Source: `getWorkspaceBufferSizes` in moe_kernels.cu.
     """
-    return int(tokens * 2 * (4 * shape.intermediate_size / tp + 7 * shape.hidden_size))
+    dense = 4 * shape.intermediate_size / tp
+    if shape.num_experts:
+        chosen, shared = shape.num_experts_per_tok or 1, shape.n_shared_experts or 0
+        width = shape.expert_size
+        routed = chosen * (2 * shape.hidden_size + 3 * width * ep / tp) + 4 * shared * width / tp
+        dense = max(routed, dense if shape.mixture_layers < shape.num_hidden_layers else 0)
+    return int(tokens * 2 * (dense + 7 * shape.hidden_size))
 
 
 def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
@@ -98,7 +106,7 @@ def served_bytes(cell: Cell, machine: Machine) -> tuple[int, int]:
     weights = (engine_bytes if engines else weights_bytes)(shape, weights_of(cell), cell.tp, cell.pp)
     logits = logits_bytes(cell.max_batch_size, shape, engines=engines)
     collectives = _COLLECTIVES if cell.tp * cell.pp > 1 else 0
-    activations = activation_bytes(shape, num_tokens(cell), cell.tp)
+    activations = activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep)
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
     per_token = kv_bytes_per_token(shape, element, cell.tp, cell.pp)
     return weights + activations + logits + collectives + context_bytes(machine), per_token
@@ -181,8 +189,12 @@ def converting(cell: Cell, _machine: Machine) -> Needs:
 
 def quantizing(cell: Cell, machine: Machine) -> Needs:
     """The release's quantize.py, or our own worker where there is none, on as many GPUs as hold the 16-bit weights."""
+    return quantizing_on(cell, machine, max(1, backends.quantizing_takes(cell, machine).gpus))
+
+
+def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
+    """The same, on so many GPUs."""
     shape = Shape.of(cell.recipe)
-    gpus = max(1, backends.quantizing_takes(cell, machine).gpus)
     weights, leaves = weights_bytes(shape, "bf16", 1, 1), checkpoint_bytes(cell)
     script = cell.toolchain == ENGINES and backends.script(machine, QUANTIZE_SCRIPT) is not None
     if script and commands.calibrates_as_told(_release(machine)):
@@ -195,19 +207,21 @@ def quantizing(cell: Cell, machine: Machine) -> Needs:
         )
     rows = _calibration(cell)
     asked = cell.settings["quantize"].get("batch_size")
-    least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+    free = min((gpu.memory_bytes for gpu in machine.gpus), default=0) - context_bytes(machine)
     made = precision(cell.precision)
     measured = made.calibrated or kv_cache(cell) is not None
     gpu, gpu_least = model_optimizer.expected_bytes(
-        weights // gpus,
-        wide=shape.intermediate_size,
+        weights if gpus == 1 else _share(shape, gpus),
+        wide=shape.expert_size if shape.num_experts else shape.intermediate_size,
         narrow=shape.hidden_size,
         table=2 * shape.vocab_size * shape.hidden_size,
+        experts=2 * shape.expert_weights * (shape.num_experts or 0),
+        rehearsed=gpus == 1 and 2 * weights <= free,
         searches=made.searches,
         longest=rows["max_length"],
         rows=rows["samples"] if measured else 0,
         asked=asked if isinstance(asked, int) else None,
-        free=least - context_bytes(machine),
+        free=free,
     )
     return Needs(
         host=model_optimizer.expected_host_bytes(weights, leaves),
@@ -215,6 +229,15 @@ def quantizing(cell: Cell, machine: Machine) -> Needs:
         gpu_least=gpu_least + context_bytes(machine),
         leaves=leaves,
     )
+
+
+def _share(shape: Shape, gpus: int) -> int:
+    """16-bit weights on the fullest of several GPUs, in bytes: whole layers, as evenly as they go, and embedding or head.
+
+    Source: accelerate's `get_balanced_memory` and `infer_auto_device_map`.
+    """
+    layer = 2 * shape.layer_weights // shape.num_hidden_layers
+    return 2 * shape.vocab_size * shape.hidden_size + -(-shape.num_hidden_layers // gpus) * layer
 
 
 def _calibration(cell: Cell) -> Mapping[str, int]:
