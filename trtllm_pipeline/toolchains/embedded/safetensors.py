@@ -1,15 +1,11 @@
-"""Reads safetensors files, one or sharded, without torch and without holding more than the tensor asked for.
-
-Format: an unsigned 64-bit little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
-Source: https://github.com/huggingface/safetensors#format
-"""
+"""Reads safetensors files, one or sharded, without torch and without holding more than the tensor asked for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +13,8 @@ from numpy.typing import NDArray
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
+from trtllm_pipeline.hub.tensor_values import DTYPES, read, to_bfloat16
 from trtllm_pipeline.hub.verify import TensorEntry, tensors
-
-# numpy has no bfloat16: such tensors are mapped as 16-bit integers and widened by a shift.
-_DTYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 class Weights(Mapping[str, NDArray[np.float32]]):
@@ -41,23 +35,16 @@ class Weights(Mapping[str, NDArray[np.float32]]):
             if missing := sorted(name for name in here if name not in found.tensors):
                 raise _damaged(folder / shard, f"the index places {missing[0]} in it, but it is not there")
             for name, tensor in found.tensors.items():
-                if tensor.dtype not in _DTYPES:
+                if tensor.dtype not in DTYPES:
                     raise StageError(
-                        f"tensor {name} in {folder / shard} has type {tensor.dtype}; {', '.join(_DTYPES)} are converted",
+                        f"tensor {name} in {folder / shard} has type {tensor.dtype}; {', '.join(DTYPES)} are converted",
                         failure=FailureClass.INFEASIBLE,
                         hint="start from the unquantized model",
                     )
                 self._entries[name] = found.path, tensor
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
-        path, entry = self._entries[name]
-        raw = np.memmap(path, dtype=_DTYPES[entry.dtype], mode="r", offset=entry.begin, shape=entry.shape or (1,))
-        if entry.dtype == "BF16":
-            wide = raw.astype(np.uint32)
-            wide <<= 16
-            return wide.view(np.float32).reshape(entry.shape)
-        with np.errstate(over="ignore"):  # of float64, which no model needs; infinity is found where it is converted
-            return np.array(raw, dtype=np.float32).reshape(entry.shape)
+        return read(*self._entries[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -92,12 +79,6 @@ def write(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
             file.write(to_bfloat16(tensor).tobytes())
-
-
-def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of `values` as bfloat16, rounded to nearest even. Finite values only."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def _damaged(path: Path, reason: str) -> StageError:

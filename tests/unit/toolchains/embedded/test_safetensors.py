@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("gguf")
 
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.hub.tensor_values import to_bfloat16
 from trtllm_pipeline.toolchains.embedded import safetensors
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
@@ -36,7 +37,7 @@ def test_every_type_reads_as_float32(tmp_path: Path) -> None:
             "half": ("F16", values.astype(np.float16)),
             "single": ("F32", values.astype(np.float32)),
             "double": ("F64", values),
-            "brain": ("BF16", safetensors.to_bfloat16(values.astype(np.float32))),
+            "brain": ("BF16", to_bfloat16(values.astype(np.float32))),
             "empty": ("F32", np.zeros((0, 2), dtype=np.float32)),
             "scalar": ("F32", np.float32(7).reshape(())),
         },
