@@ -186,13 +186,49 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         cell(lane=PYTORCH, **NGRAM, repository__llm_args={"print_iter_log": True}),
         on(),
     ),
-    "TLM704": Example(cell(lane=PYTORCH, **ADAPTER), cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE), on()),
+    "TLM704": Example(cell(lane=PYTORCH, **ADAPTER), cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE), on("1.3.0rc19")),
     "TLM705": Example(
         cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE, repository__llm_args={"lora_config": {"max_lora_rank": 8}}),
         cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE),
         on(),
     ),
+    "TLM721": Example(cell(**ADAPTER, build__lora_plugin="bfloat16"), cell(**ADAPTER, build__lora_plugin="auto"), on()),
+    "TLM722": Example(cell("int8_sq", **ADAPTER), cell("int8_wo", **ADAPTER), on()),
+    "TLM723": Example(
+        cell(**ADAPTER, repository__enable_kv_cache_reuse=True),
+        cell(**ADAPTER, repository__enable_kv_cache_reuse=True),
+        on("0.12.0"),
+        on("0.13.0"),
+    ),
+    "TLM724": Example(
+        cell("bf16", **ADAPTER, repository__triton_backend="python"),
+        cell("fp16", **ADAPTER, repository__triton_backend="python"),
+        on(),
+    ),
+    "TLM725": Example(
+        cell(**ADAPTER, build__lora_ckpt_source="nemo"), cell(**ADAPTER, build__lora_ckpt_source="hf"), on()
+    ),
 }
+
+
+@pytest.mark.parametrize(
+    ("lane", "release", "frontend", "words"),
+    [
+        (ENGINES, "0.8.0", "triton", "engines take adapters as requests have them since 0.10"),
+        (ENGINES, "0.9.0", "triton", "engines take adapters as requests have them since 0.10"),
+        (ENGINES, "0.10.0", "triton", None),
+        (ENGINES, "1.3.0rc20", "triton", None),
+        (ENGINES, "1.0.0", "triton_openai", "cannot bring an adapter to an engine"),
+        (ENGINES, "0.21.0", "trtllm_serve", "trtllm-serve takes lora_request since 1.0"),
+        (ENGINES, "1.0.0", "trtllm_serve", None),
+        (PYTORCH, "1.0.0", "trtllm_serve", None),
+        (PYTORCH, "1.3.0rc19", "triton", "is known to have one since 1.3.0rc20"),
+        (PYTORCH, "1.3.0", "triton", None),
+    ],
+)
+def test_where_adapters_can_be_asked_for(lane: str, release: str, frontend: str, words: str | None) -> None:
+    said = infeasible(cell(lane=lane, **ADAPTER, serve__frontend=frontend), on(release))
+    assert said is None if words is None else words in str(said), said
 
 
 def test_every_rule_has_an_example_and_words() -> None:
@@ -241,6 +277,7 @@ VARIANTS: Final[tuple[Mapping[str, Any], ...]] = (
     {"build.use_paged_context_fmha": "disable"},
     {"build.use_fp8_context_fmha": "enable"},
     {"build.use_fp8_context_fmha": "disable"},
+    {"lora.adapter": "some/adapter", "build.max_lora_rank": 8, "build.lora_target_modules": ["attn_q"]},
 )
 """Settings that decide between what works and what does not."""
 
@@ -325,6 +362,7 @@ def refused_by_facts(cell: Cell, commands: Mapping[str, dict[str, str]], release
         "quantized": algorithm is not None,
         "fp8_inputs": algorithm in {"FP8", "W4A8_AWQ", "NVFP4"},
         "kv_cache": cache.upper() if cache else None,
+        "lora_plugin": plugins.get("lora_plugin"),
         **attention,
     }
     asked = cell.settings["build"]

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import takewhile
@@ -21,9 +22,12 @@ import pytest
 import yaml
 from packaging.version import Version
 
+from tests.helpers.adapters import random_pairs, write_adapter
+from tests.helpers.trtllm_cells import values
 from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
+from trtllm_pipeline.triton_repository import model_config
 
 pytestmark = [
     pytest.mark.integration,
@@ -591,3 +595,55 @@ def test_an_adapter_is_served_and_asked_for(tmp_path: Path) -> None:
     settings = [yaml.safe_load(path.read_text()) for path in lane.workspace.glob("store/repository/*/out/*.yaml")]
     told = [each["lora_config"] for each in settings if "lora_config" in each]
     assert told == [{"lora_dir": [str(folder)], "max_lora_rank": 4, "lora_target_modules": ["attn_q", "attn_v"]}]
+
+
+LORA_ENGINES = """\
+name: lora
+axes:
+  model: [tiny]
+  precision: [fp16]
+  max_batch_size: [4]
+  lengths: ["256,32"]
+  settings.lora.adapter: [./sql, ./chat]
+settings:
+  perf: { concurrency: [1, 2], requests: 4, exclusive: false }
+  build: { max_lora_rank: 8, lora_target_modules: [attn_q, attn_v] }
+"""
+TINY = {"q_proj": (128, 128), "v_proj": (128, 64)}
+
+
+@pytest.mark.parametrize("release", ["0.11.0", pytest.param("0.16.0", marks=pytest.mark.slow), "1.2.0"])
+def test_engines_are_sent_an_adapter_once_and_asked_for_it_ever_after(tmp_path: Path, release: str) -> None:
+    """The stand-in of the engine model refuses what the runtime refuses, and answers by the rank of the adapter."""
+    lane = Lane(tmp_path / "lane", release)
+    lane.matrix.write_text(LORA_ENGINES, encoding="utf-8")
+    for name, rank in (("sql", 4), ("chat", 8)):
+        write_adapter(lane.folder / name, random_pairs(TINY, rank=rank))
+    report = lane.run()
+    assert [cell["status"] for cell in report.values()] == ["done", "done"]
+    made = Counter(name.partition("/")[0] for name in lane.artifacts())
+    assert (made["adapter"], made["build"], made["repository"], made["perf"], made["accuracy"]) == (2, 1, 2, 2, 2), (
+        "one engine takes both adapters"
+    )
+    (start,) = (each for each in lane.installed.invocations("trtllm-build") if "--output_dir" in each.argv)
+    assert values(start.argv)["--lora_plugin"] == "float16"
+    assert values(start.argv)["--max_lora_rank"] == "8"
+    assert [
+        values(each.argv)["--lora_task_uids"]
+        for each in lane.installed.invocations("run.py")
+        if "--lora_dir" in each.argv
+    ] == ["0", "0"]
+    found = {}
+    for folder in lane.outputs("smoke"):
+        told = json.loads((folder / "smoke.json").read_text())
+        (adapter,) = (check for check in told["checks"] if check["name"] == "adapter")
+        answers = {check["detail"].partition(" in ")[0] for check in told["checks"] if check["name"] == "answer"}
+        assert answers == {adapter["detail"].partition(" with it")[0]}, "over every protocol, by its number alone"
+        skipped = {skip["model"] for skip in told["skipped"] if "lora_task_id" in skip["reason"]}
+        assert skipped == ({"tensorrt_llm_bls"} if release == "0.11.0" else set())
+        found[adapter["detail"]] = adapter["ok"]
+    assert len(found) == 2
+    assert all(found.values())
+    for folder in lane.outputs("repository"):
+        engine = model_config.read(folder / "tensorrt_llm" / "config.pbtxt")
+        assert engine.parameters["lora_cache_max_adapter_size"].string_value in {"4", "8"}

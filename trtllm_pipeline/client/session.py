@@ -21,6 +21,15 @@ _SPARE_MESSAGES: Final = 1 << 12
 _MESSAGES_PER_TOKEN: Final = 64
 """Besides the spare ones, enough messages per token for several choices, a role and usage."""
 
+
+class InputTensor(NamedTuple):
+    """An input of several dimensions, as bytes in the type that the model has for it. gRPC alone takes it."""
+
+    shape: tuple[int, ...]
+    """Without the batch dimension."""
+    values: bytes
+
+
 Option = bool | int | float | str | Sequence[str] | Mapping[str, str | int]
 
 
@@ -30,7 +39,7 @@ class GenerationRequest:
 
     text: str
     max_tokens: int
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option | InputTensor] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] = ()
     """The same as chat messages, for chat endpoints."""
 

@@ -24,7 +24,16 @@ from urllib.parse import quote
 
 from trtllm_pipeline.client import fields, recognise
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Option, Session, deltas
+from trtllm_pipeline.client.session import (
+    Answer,
+    BaseClient,
+    GenerationRequest,
+    HttpSession,
+    InputTensor,
+    Option,
+    Session,
+    deltas,
+)
 from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
@@ -114,9 +123,13 @@ class ServedModel:
             counts=any(tensor.name == "num_output_tokens" for tensor in config.output),
         )
 
-    def tensors(self, request: GenerationRequest, *, stream: bool) -> dict[str, Option]:
+    def tensors(self, request: GenerationRequest, *, stream: bool) -> dict[str, Option | InputTensor]:
         """Input values of `request` by tensor name. Raises ServerError for an option the model does not have."""
-        asked: dict[str, Option] = {"text_input": request.text, "max_tokens": request.max_tokens, **request.options}
+        asked: dict[str, Option | InputTensor] = {
+            "text_input": request.text,
+            "max_tokens": request.max_tokens,
+            **request.options,
+        }
         values = {self._input(name): value for name, value in asked.items()}
         if stream and self._input("stream") in self.inputs:
             values[self._input("stream")] = True
@@ -500,9 +513,10 @@ def config_of(body: bytes) -> model_config_pb2.ModelConfig:
 
 
 def infer_request(
-    model: ServedModel, tensors: Mapping[str, Option], *, request_id: str
+    model: ServedModel, tensors: Mapping[str, Option | InputTensor], *, request_id: str
 ) -> service_pb2.ModelInferRequest:
-    """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents.
+    """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents; an InputTensor
+    has its own shape.
 
     Raises ServerError for a value of another type than its tensor.
     """
@@ -510,6 +524,11 @@ def infer_request(
 
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
     for name, value in tensors.items():
+        if isinstance(value, InputTensor):
+            datatype = model.inputs[name].removeprefix("TYPE_")
+            request.inputs.add(name=name, datatype=datatype, shape=[*[1] * model.batched, *value.shape])
+            request.raw_input_contents.append(value.values)
+            continue
         if model.inputs[name] not in _DTYPES:
             raise ServerError(
                 f"input {name} of {model.name} has type {model.inputs[name]}, which this client does not support"

@@ -80,7 +80,8 @@ class Pins:
         }
         if not found and not configurations:
             return cell
-        return dataclasses.replace(cell, companions=found, reason=companions.unfit(cell, configurations))
+        described = dataclasses.replace(cell, companions=companions.described(found, configurations))
+        return dataclasses.replace(described, reason=companions.unfit(described, configurations))
 
     def _companion(self, name: str, model: str, cell: Cell) -> Mapping[str, Json]:
         """`source`, `files` and `folder` of another model than the cell's own, by what its settings call it."""

@@ -6,12 +6,14 @@ their intervals). Answers are there before their scores, and stay when scoring f
 
 from __future__ import annotations
 
+import asyncio
+
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate.answers import questions_of, score_server
 from trtllm_pipeline.evaluate.functions import metrics_of
-from trtllm_pipeline.stages.asking import adapter_request, encoder, protocol_for
+from trtllm_pipeline.stages.asking import adapter_options, encoder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import AccuracyParams, to_json
 
@@ -32,7 +34,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
             service.model,
             asked.request_timeout_s,
             asked.max_tokens,
-            options=adapter_request(context.inputs),
+            options=asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s)),
         ),
         questions,
         metrics,

@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Option
+from trtllm_pipeline.client.session import GenerationRequest, InputTensor, Option
+from trtllm_pipeline.client.triton import Client, ServedModel, failure_class, sampling
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import find, read_tokenizer
+from trtllm_pipeline.stages.lora import TRITON_TYPES
+from trtllm_pipeline.triton_repository.engine import Engine
 
 if TYPE_CHECKING:
     from trtllm_pipeline.evaluate.answers import Encode
+    from trtllm_pipeline.stages.lora_tensors import LoraTensors
 
 
 ADAPTER: Final = "adapter"
 """The input with a LoRA adapter."""
+TASK: Final = 1
+"""The number by which servers know it."""
+_FIRST_PROMPT: Final = "Hello"
 
 
 def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False) -> str:
@@ -42,11 +49,52 @@ def encoder(engine: Path) -> Encode | None:
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def adapter_request(inputs: Mapping[str, Path]) -> dict[str, Option]:
-    """What every request to trtllm-serve says of the LoRA adapter among a stage's inputs; nothing without one.
+async def adapter_options(service: Service, inputs: Mapping[str, Path], timeout_s: float) -> dict[str, Option]:
+    """What every request says of the LoRA adapter among a stage's inputs; nothing without one.
 
-    Source: `lora_request` of the server's protocol, and LoRARequest.
+    An engine in Triton is sent the adapter here, once: its backend keeps it under a number, and takes that alone from then
+    on, over every protocol. Other servers load the folder themselves. Raises StageError for one that takes no adapters.
+
+    Source: `lora_request` of trtllm-serve's protocol; inputs of the Triton models `llmapi` and `inflight_batcher_llm`.
     """
     if ADAPTER not in inputs:
         return {}
-    return {"lora_request": {"lora_name": ADAPTER, "lora_int_id": 1, "lora_path": str(inputs[ADAPTER])}}
+    folder = inputs[ADAPTER]
+    if service.kind == "openai":
+        return {"lora_request": {"lora_name": ADAPTER, "lora_int_id": TASK, "lora_path": str(folder)}}
+    async with Client(service, service.model, "grpc", timeout_s=timeout_s) as client:
+        if client.model.takes("lora_task_id"):
+            from trtllm_pipeline.stages.lora_tensors import convert
+
+            await _send(client, convert(folder, _data_type(inputs["engine"], client.model)))
+            return {"lora_task_id": TASK}
+        if client.model.takes("lora_path"):
+            return {"lora_id": TASK, "lora_name": ADAPTER, "lora_path": str(folder)}
+    raise StageError(
+        f"model {service.model} has no input for LoRA adapters",
+        failure=FailureClass.USER,
+        hint="the templates of the release decide; settings.serve.frontend: trtllm_serve has one",
+    )
+
+
+def _data_type(engine: Path, model: ServedModel) -> str:
+    """Of the engine, in which the adapter has to be. Raises StageError where the server takes another."""
+    dtype = Engine.read(engine).dtype or "float16"
+    served = model.inputs["lora_weights"]
+    if served != TRITON_TYPES[dtype]:
+        raise StageError(
+            f"the engine is {dtype}, and model {model.name} takes lora_weights as {served}: they would be misread",
+            failure=FailureClass.USER,
+            hint="pipeline stage repository --adapter DIR writes one that fits",
+        )
+    return dtype
+
+
+async def _send(client: Client, adapter: LoraTensors) -> None:
+    """The first request of an adapter, with which the server keeps it. Raises StageError."""
+    options: dict[str, Option | InputTensor] = {**sampling(0, seed=0), "lora_task_id": TASK, **adapter.inputs()}
+    answer = await client.session().generate(GenerationRequest(_FIRST_PROMPT, 1, options))
+    if answer.error is not None:
+        raise StageError(
+            f"the server did not take the LoRA adapter: {answer.error}", failure=failure_class(answer.error)
+        )

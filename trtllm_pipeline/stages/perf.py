@@ -6,6 +6,7 @@ fails the validity gates fails the stage; both files stay in the attempt's folde
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -24,7 +25,7 @@ from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.asking import adapter_request, protocol_for
+from trtllm_pipeline.stages.asking import adapter_options, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -54,7 +55,7 @@ def run(context: StageContext[PerfParams]) -> None:
         asked.request_timeout_s,
         max_tokens,
         asked.temperature,
-        adapter_request(context.inputs),
+        asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s)),
     )
     load = Load(
         concurrency=asked.concurrency,

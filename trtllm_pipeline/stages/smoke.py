@@ -23,7 +23,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.stages.asking import adapter_request
+from trtllm_pipeline.stages.asking import ADAPTER, adapter_options
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
@@ -110,7 +110,6 @@ class _Smoke:
             self.service.model,
             self.asked.request_timeout_s,
             self.asked.max_tokens,
-            options=adapter_request(context.inputs),
         )
         self.checks: list[SmokeCheck] = []
         self.skipped: list[dict[str, str]] = []
@@ -127,6 +126,8 @@ class _Smoke:
             if isinstance(client, Client):
                 for path in sorted(self.context.inputs["repository"].glob("*/config.pbtxt")):
                     await self._check("configuration", first, path.parent.name, self._configuration(client, path))
+        if ADAPTER in self.context.inputs:
+            await self._check("adapter", first, service.model, self._adapter())
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
@@ -155,8 +156,23 @@ class _Smoke:
             ok, detail = False, str(error)
         self.checks.append(SmokeCheck(name, protocol, model, ok, detail, round((time.monotonic() - start) * 1e3, 1)))
 
+    async def _adapter(self) -> str:
+        """From here on every request asks for the adapter."""
+        async with self._client(self.service.model, self.protocols[0]) as client:
+            bare = (await self._ask(client)).text
+            options = await adapter_options(self.service, self.context.inputs, self.asked.request_timeout_s)
+            self.target = replace(self.target, options=options)
+            text = (await self._ask(client)).text
+        return f"{text!r} with it, {bare!r} without"
+
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:
+            if isinstance(client, Client) and (
+                lacking := [n for n in self.target.options if not client.model.takes(n)]
+            ):
+                reason = f"the model has no input {', '.join(lacking)} in this release"
+                self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})
+                return
             if protocol == "grpc_unary" and isinstance(client, Client) and client.model.decoupled:
                 reason = "the model is decoupled, and Triton serves those over ModelStreamInfer alone"
                 self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})

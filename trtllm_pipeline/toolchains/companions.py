@@ -10,23 +10,18 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.lora import MODULES
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, DownloadParams, load
+from trtllm_pipeline.toolchains.base import ENGINES
 
 DRAFT: Final = "draft"
 ADAPTER: Final = "adapter"
 NAMES: Final = (DRAFT, ADAPTER)
 SETTINGS: Final = {DRAFT: "settings.speculative.model", ADAPTER: "settings.lora.adapter"}
 """What names them."""
-MODULES: Final = {
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_dense",
-    "gate_proj": "mlp_h_to_4h",
-    "down_proj": "mlp_4h_to_h",
-    "up_proj": "mlp_gate",
-}
-"""Layer of an adapter -> TensorRT-LLM's name of it. Source: `get_default_trtllm_modules_to_hf_modules` in lora_manager.py."""
+LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
+"""Options of trtllm-build that say what adapters an engine takes."""
+_ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
 _ALL_LINEAR: Final = "all-linear"
 
 
@@ -76,7 +71,7 @@ def rank_of(configuration: Mapping[str, Any]) -> int:
 CONFIGURATION: Final = (
     *("architectures", "hidden_size", "target_hidden_size", "draft_vocab_size"),
     "num_nextn_predict_layers",
-    *("peft_type", "r", "rank_pattern", "target_modules", "use_dora"),
+    *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "modules_to_save", "lora_bias"),
 )
 """What is looked at of config.json, of a companion and of the cell's own model, and of adapter_config.json."""
 
@@ -95,7 +90,7 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     Source: the drafters of the PyTorch backend. An EAGLE-3 head reads hidden states of the model that it was trained for,
     and draws from a vocabulary of its own; layers for more tokens are part of the model's weights.
     """
-    if (lora := of.get(ADAPTER)) is not None and (said := _unfit_adapter(cell, lora)) is not None:
+    if ADAPTER in of and (said := _unfit_adapter(cell, of[ADAPTER])) is not None:
         return f"settings.lora.adapter {adapter(cell)}: {said}"
     drafter, model = of.get(DRAFT), of.get("model")
     if drafter is not None:
@@ -120,16 +115,73 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     return None
 
 
-def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any]) -> str | None:
+def lora_build(cell: Cell) -> tuple[int | None, tuple[str, ...]]:
+    """Largest rank and layers of adapters that a cell's engine is built for: as `settings.build` says, else those of its
+    adapter; None and none without one.
+
+    A query, key or value alone makes all three, whose products the engine computes as one.
+    """
+    if adapter(cell) is None:
+        return None, ()
+    known, build = cell.companions.get(ADAPTER, {}), cell.settings["build"]
+    rank, modules = (build.get(name, known.get(name)) for name in LORA_BUILD)
+    names = modules.split() if isinstance(modules, str) else list(modules) if isinstance(modules, list | tuple) else []
+    if not _ATTENTION.isdisjoint(names):
+        names += sorted(_ATTENTION.difference(names))
+    return rank if isinstance(rank, int) else None, tuple(map(str, names))
+
+
+def described(found: Mapping[str, Mapping[str, Json]], of: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """The pinned companions `found` with what their configurations say that stages have to know: an adapter's rank and layers."""
+    known = of.get(ADAPTER)
+    if known is None or ADAPTER not in found:
+        return dict(found)
+    try:
+        said = {"max_lora_rank": rank_of(known), "lora_target_modules": modules_of(known)}
+    except ValueError:
+        return dict(found)  # `unfit` says it
+    return {**found, ADAPTER: {**found[ADAPTER], **said}}
+
+
+def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str | None:
+    engine, build = cell.toolchain == ENGINES, cell.settings["build"]
+    if configuration is None:
+        if not engine or all(name in build for name in LORA_BUILD):
+            return None
+        return (
+            "its rank and layers cannot be told now, since its hub is not reached; settings.build.max_lora_rank and "
+            "lora_target_modules say them"
+        )
     if configuration.get("peft_type", "LORA") != "LORA" or configuration.get("use_dora"):
         kind = "DoRA" if configuration.get("use_dora") else configuration.get("peft_type")
         return f"it is {kind} by its adapter_config.json; expected LoRA"
     try:
-        modules_of(configuration)
+        modules = modules_of(configuration)
         rank, width = rank_of(configuration), int(str(cell.recipe["hidden_size"]))
     except ValueError as error:
         return str(error)
-    return f"its rank {rank} is more than the hidden size {width} of {cell.model}" if rank > width else None
+    if rank > width:
+        return f"its rank {rank} is more than the hidden size {width} of {cell.model}"
+    return _unfit_engine(cell, configuration, rank, modules) if engine else None
+
+
+def _unfit_engine(cell: Cell, configuration: Mapping[str, Any], rank: int, modules: list[str]) -> str | None:
+    """Why an engine of the cell cannot take an adapter. Source: `loraValidateRequestTensors` of loraUtils.cpp, which checks
+    the first request; layers of experts have names of their own, and `lora_config` no place for a bias.
+    """
+    if configuration.get("modules_to_save"):
+        saved = ", ".join(map(str, configuration["modules_to_save"]))
+        return f"it has whole layers of its own ({saved}), which no request can bring to an engine; merge it into the model"
+    if configuration.get("lora_bias"):
+        return "it has a bias (lora_bias), which engines do not take"
+    if cell.recipe.get("num_experts") and any(name.startswith("mlp") for name in modules):
+        return "it changes layers of experts, which are not converted; one of attention alone works"
+    most, built = lora_build(cell)
+    if most is not None and rank > most:
+        return f"its rank {rank} is above settings.build.max_lora_rank {most}"
+    if lacking := [name for name in modules if name not in built]:
+        return f"it changes {', '.join(lacking)}, which settings.build.lora_target_modules does not have"
+    return None
 
 
 def _params(name: str, cell: Cell) -> DownloadParams:

@@ -15,6 +15,10 @@ class EngineError(ServerError):
     """A folder is not an engine folder."""
 
 
+_OFF = (None, False, "disable")
+"""How files say that a plugin is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine folder as its config.json describes it. None stands for what the file does not say.
@@ -40,6 +44,9 @@ class Engine:
     """Tokens of prompt and answer together."""
     paged_kv_cache: bool | None = None
     paged_context_fmha: bool | None = None
+    max_lora_rank: int | None = None
+    """Of the LoRA adapters that it takes; None where it takes none."""
+    lora_target_modules: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path, *, max_seq_len: int | None = None) -> Engine:
@@ -81,6 +88,7 @@ class Engine:
         if build.has("kv_cache_type"):  # from release 0.13 on
             paged = str(build.values["kv_cache_type"]).lower() == "paged"
         fmha = plugins.values.get("use_paged_context_fmha")
+        lora = build.fields("lora_config") if plugins.values.get("lora_plugin") not in _OFF else None
         return cls(
             folder,
             version=None if version is None else str(version),
@@ -96,6 +104,8 @@ class Engine:
             max_seq_len=max_seq_len if longest is None else longest,
             paged_kv_cache=paged if isinstance(paged, bool) else None,
             paged_context_fmha=fmha if isinstance(fmha, bool) else None,
+            max_lora_rank=None if lora is None else lora.optional_integer("max_lora_rank"),
+            lora_target_modules=() if lora is None else tuple(lora.texts("lora_target_modules")),
         )
 
     @property

@@ -85,6 +85,13 @@ def data_type_name(number: int) -> str:
     return str(DataType.Name(number))
 
 
+def data_type_number(word: str) -> int:
+    """The number of a `data_type`, such as TYPE_FP16."""
+    from tritonclient.grpc.model_config_pb2 import DataType
+
+    return int(DataType.Value(word))
+
+
 def string_parameters(config: ModelConfig) -> dict[str, str]:
     """The model's parameters."""
     return {key: value.string_value for key, value in config.parameters.items()}

@@ -40,6 +40,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
         if "plugin_kind" in option and name.lstrip("-") in options
     }
     check(work, checkpoint, plugins)
+    adapters = lora_config(table, options, checkpoint, plugins)
     work.begin()
     world = int(checkpoint["mapping"]["world_size"])
     under_mpi = work.ranks > 1
@@ -57,7 +58,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
         config = {
             "version": work.release,
             "pretrained_config": checkpoint,
-            "build_config": build_config(table, options, checkpoint, plugins),
+            "build_config": {**build_config(table, options, checkpoint, plugins), **adapters},
         }
         files.insert(0, (output / "config.json", json.dumps(config, indent=4).encode()))
     work.write(files)
@@ -91,6 +92,23 @@ def limited_num_tokens(config: dict[str, Any], plugins: Mapping[str, Any]) -> No
         return
     most = (config.get("max_seq_len") or config["max_input_len"]) * config["max_batch_size"]
     config["max_num_tokens"] = max(min(config["max_num_tokens"], most), plugins.get("tokens_per_block") or 0)
+
+
+def lora_config(
+    table: Mapping[str, Any], options: Mapping[str, Any], checkpoint: Mapping[str, Any], plugins: dict[str, Any]
+) -> dict[str, Any]:
+    """What the engine says of adapters. Raises ProgramError for a plugin that its layers do not take, or for no layers."""
+    plugin = plugins.get("lora_plugin")
+    if plugin in {None, "disable"} or "--max_lora_rank" not in table:
+        return {}
+    plugins["lora_plugin"] = checkpoint["dtype"] if plugin == "auto" else plugin
+    if checkpoint["quantization"]["quant_algo"] == "FP8" and plugins["lora_plugin"] != checkpoint["dtype"]:
+        raise ProgramError("AssertionError")  # of FP8Linear
+    modules = options.get("lora_target_modules")
+    if not modules:
+        raise refusal("lora_plugin without lora_target_modules; the stand-in does not read them from lora_dir")
+    config = {"lora_dir": [], "lora_ckpt_source": "hf", "max_lora_rank": options["max_lora_rank"]}
+    return {"lora_config": {**config, "lora_target_modules": list(modules)}}
 
 
 def _read_checkpoint(folder: Path) -> dict[str, Any]:
@@ -131,7 +149,7 @@ def check(work: Work, checkpoint: Mapping[str, Any], plugins: dict[str, Any]) ->
         "quantized": algorithm is not None,
         "fp8_inputs": algorithm in _FP8_INPUTS,
         "kv_cache": quantization["kv_cache_quant_algo"],
-        **{name: plugins.get(name) for name in _PLUGINS},
+        **{name: plugins.get(name) for name in (*_PLUGINS, "lora_plugin")},
         **attention,
     }
     for row, said in refusals.applied(work.facts["refusals"]["trtllm-build"], facts):

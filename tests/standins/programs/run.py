@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.standins.programs import ProgramError, Work, arguments
 from tests.standins.programs.engine import check_tokenizer, read_engine
+
+
+def _check_adapters(built: Mapping[str, Any], options: Mapping[str, Any], engine: Path) -> None:
+    """An engine with lora_plugin does not load without adapters. Source: `ModelRunnerCpp.from_dir` of model_runner_cpp.py."""
+    folders = options.get("lora_dir")
+    if "lora_config" not in built:
+        return
+    if not folders:
+        raise ProgramError(
+            f"RuntimeError: LoRA weights are unspecified and also unavailable in the engine_dir ({engine})."
+        )
+    for folder in folders:
+        if not (Path(folder) / "adapter_config.json").is_file():
+            raise ProgramError(f"ValueError: {folder}/adapter_config.json does not exist")
 
 
 def run(work: Work, argv: Sequence[str]) -> int:
@@ -18,6 +33,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if not work.gpus:
         raise ProgramError("RuntimeError: No CUDA GPUs are available")
     config = read_engine(work, Path(options["engine_dir"]), ranks=work.ranks)
+    _check_adapters(config["build_config"], options, Path(options["engine_dir"]))
     work.begin()
     time.sleep(work.seconds("run.py"))
     if work.rank == 0:

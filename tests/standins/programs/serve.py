@@ -57,7 +57,9 @@ def run(work: Work, argv: Sequence[str]) -> int:
     settings = (
         {} if (file := value["--extra_llm_api_options"]) is None else read_settings(Path(file).read_text("utf-8"))
     )
-    if "lora_config" in settings:
+    if is_engine(model):
+        settings = {**settings, **_adapters_of(model)}
+    elif "lora_config" in settings:
         check_lora(settings["lora_config"])
     iterations = _speculation(work, model, settings)
     workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
@@ -67,6 +69,12 @@ def run(work: Work, argv: Sequence[str]) -> int:
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
+
+
+def _adapters_of(engine: Path) -> dict[str, Any]:
+    """What an engine says of adapters: built with lora_plugin, it takes those of requests without being told more."""
+    built = json.loads((engine / "config.json").read_text(encoding="utf-8"))["build_config"]
+    return {"lora_config": built["lora_config"]} if "lora_config" in built else {}
 
 
 def _option(options: Mapping[str, Any], values: Mapping[str, Any], spelling: str) -> Any:

@@ -17,6 +17,10 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb
 
+_LORA = ("lora_weights", "lora_config")
+_MODULES = {1: "attn_q", 2: "attn_k", 3: "attn_v", 4: "attn_dense", 5: "mlp_h_to_4h", 6: "mlp_4h_to_h", 7: "mlp_gate"}
+_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
+"""Data type of an engine -> Triton's word for it. Triton itself has compared a request's type with the configuration's."""
 _FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _ASKED_FOR = ("num_input_tokens", "num_output_tokens")
 """Sent only to requests with `return_` and the name."""
@@ -39,6 +43,8 @@ class TritonPythonModel:
         self._limits = _load(Path(settings["gpt_model_path"]), settings)
         answers = os.environ.get("TRTLLM_STANDIN_ANSWERS")
         self._answers = json.loads(Path(answers).read_text(encoding="utf-8")) if answers else {}
+        self._adapters = {}
+        self._weights_type = {each["name"]: each["data_type"] for each in config["input"]}.get("lora_weights")
         self._running = {}
         self._lock = threading.Lock()
 
@@ -90,6 +96,7 @@ class TritonPythonModel:
             raise ValueError(
                 f"Prompt length ({len(prompt)}) exceeds maximum input length ({self._limits['max_input_len']})."
             )
+        shift = 1 + self._adapter(request)
         known = self._answers.get(bytes(prompt).decode(errors="replace"), "").encode()
         wanted = len(known) or min(wanted, self._limits["max_seq_len"] - len(prompt))
         streaming = bool(_scalar(request, "streaming", False))
@@ -106,7 +113,7 @@ class TritonPythonModel:
                 break
             if sender.is_cancelled():
                 break
-            token = known[index] if known else prompt[(index + 1) % len(prompt)]
+            token = known[index] if known else prompt[(index + shift) % len(prompt)]
             if token == end_id and index >= least:
                 break
             made.append(token)
@@ -121,6 +128,46 @@ class TritonPythonModel:
         else:
             tokens = made if exclude else prompt + made
             sender.send(self._response(request, tokens, len(prompt), len(made)), flags=_FINAL)
+
+    def _adapter(self, request):
+        """The largest rank of the adapter that a request asks for, 0 without one. Raises ValueError as the runtime refuses.
+
+        Source: `loraValidateRequestTensors` of loraUtils.cpp, and the cache of adapters, which keeps what came first.
+        """
+        given = {name: pb.get_input_tensor_by_name(request, name) for name in _LORA}
+        task = _scalar(request, "lora_task_id", None)
+        if given["lora_weights"] is None and given["lora_config"] is None:
+            if task is None:
+                return 0
+            with self._lock:
+                if task not in self._adapters:
+                    raise ValueError(f"LoRA task {task} not found in cache. Please send LoRA weights with request")
+                return self._adapters[task]
+        if task is None:
+            raise ValueError("Assertion failed: lora_task_id must be set for LoRA inference")
+        if None in given.values():
+            raise ValueError("Assertion failed: Request for LoRA inference must have both lora_weights and lora_keys")
+        if not self._limits["lora"]:
+            raise ValueError("stand-in: the engine was built without lora_plugin")
+        weights, rows = given["lora_weights"], given["lora_config"].as_numpy()
+        shape = list(weights.shape())
+        if len(shape) != 3 or shape[0] != 1 or rows.ndim != 3 or rows.shape[:2] != (1, shape[1]):
+            raise ValueError("Assertion failed: Invalid shape for lora_weights tensor")
+        if self._weights_type != self._limits["lora_dtype"]:
+            raise ValueError("Assertion failed: Expected lora weights to be the same data type as base model")
+        for module, layer, rank in rows[0].tolist():
+            if not 0 <= layer < self._limits["layers"]:
+                raise ValueError("Assertion failed: Expected layerId to be in the range [0, numModelLayers)")
+            name = _MODULES.get(module)
+            if name not in self._limits["lora"]["lora_target_modules"]:
+                raise ValueError(f"Assertion failed: lora module {name} not enabled for this model")
+            most = self._limits["lora"]["max_lora_rank"]
+            if rank > most:
+                raise ValueError(
+                    f"Assertion failed: Invalid low_rank ({rank}). low_rank must be smaller than mMaxLowRank ({most})"
+                )
+        with self._lock:
+            return self._adapters.setdefault(task, int(rows[0, :, 2].max()))
 
     def _response(self, request, tokens, input_tokens, output_tokens):
         """All declared outputs for one row and one beam."""
@@ -172,7 +219,14 @@ def _load(engine, settings):
     build = config["build_config"]
     longest = build.get("max_seq_len") or build["max_input_len"] + build["max_output_len"]
     _refuse(settings, build, longest)
-    return {"max_seq_len": longest, "max_input_len": min(build["max_input_len"], longest - 1)}
+    model = config["pretrained_config"]
+    return {
+        "max_seq_len": longest,
+        "max_input_len": min(build["max_input_len"], longest - 1),
+        "layers": model.get("num_hidden_layers", 0),
+        "lora": build.get("lora_config"),
+        "lora_dtype": _TYPES.get(model.get("dtype")),
+    }
 
 
 def _refuse(settings, build, longest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.trtllm_cells import PYTORCH, cell, plan, stages
+from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, plan, stage_run, stages, values
 from tests.standins.programs.checkpoint import safetensors
+from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import DownloadError, UsageError
 from trtllm_pipeline.planning.pins import Pins
-from trtllm_pipeline.stages.asking import adapter_request
+from trtllm_pipeline.stages.asking import adapter_options
 from trtllm_pipeline.toolchains import companions
 
 HEAD: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "draft_vocab_size": 32000}
@@ -104,11 +106,15 @@ def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path)
 ADAPTER: dict[str, Any] = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}
 
 
-def with_adapter(of: Path) -> Cell:
+def with_adapter(of: Path, toolchain: str = PYTORCH, recipe: dict[str, Any] | None = None, **build: Any) -> Cell:
     found = cell(
-        toolchain=PYTORCH,
-        recipe={"sources": [{"local": str(of)}]},
-        settings={"lora.adapter": "./adapter", "serve.frontend": "trtllm_serve"},
+        toolchain=toolchain,
+        recipe={"sources": [{"local": str(of)}], **(recipe or {})},
+        settings={
+            "lora.adapter": "./adapter",
+            **({"serve.frontend": "trtllm_serve"} if toolchain == PYTORCH else {}),
+            **{f"build.{name}": value for name, value in build.items()},
+        },
     )
     return replace(found, base_dir=str(of.parent))
 
@@ -129,7 +135,8 @@ def test_an_adapter_is_a_model_of_its_own_and_every_request_asks_for_it(model: P
     runs = {run.stage.name: run for run in planned.stage_runs.values()}
     asking = ("repository", "launch", "smoke", "perf", "accuracy")
     assert {name for name, run in runs.items() if "adapter" in run.inputs} == set(asking)
-    assert adapter_request({"adapter": folder}) == {
+    service = Service("http://localhost:1", "", None, None, "model", None, "openai")
+    assert asyncio.run(adapter_options(service, {"adapter": folder}, 1.0)) == {
         "lora_request": {"lora_name": "adapter", "lora_int_id": 1, "lora_path": str(folder)}
     }
 
@@ -153,6 +160,68 @@ def test_what_an_adapter_changes_is_looked_at_before_anything_is_fetched(
     write_adapter(model.parent / "adapter", {**ADAPTER, **change})
     reason = pinned(with_adapter(model)).reason
     assert reason is None if words is None else words in str(reason)
+
+
+def test_an_engine_is_built_for_the_rank_and_the_layers_of_its_adapter(model: Path) -> None:
+    folder = write_adapter(model.parent / "adapter", ADAPTER)
+    found = plan(pinned(with_adapter(model, ENGINES)))
+    runs = {run.stage.name: run for run in found.stage_runs.values()}
+    assert {name for name, run in runs.items() if "adapter" in run.inputs} == {
+        *("check", "repository", "launch", "smoke", "perf", "accuracy")
+    }
+    command = commands(found, "build")[0]
+    place = command.index("--lora_target_modules")
+    assert command[place + 1 : place + 4] == ["attn_q", "attn_v", "attn_k"], "the engine computes all three as one"
+    assert {name: values(command)[name] for name in ("--max_lora_rank", "--lora_plugin")} == {
+        "--max_lora_rank": "16",
+        "--lora_plugin": "float16",
+    }
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(1))
+    other = plan(pinned(with_adapter(model, ENGINES)))
+    same = {found.stage_runs[run].stage.name for run in set(found.stage_runs) & set(other.stage_runs)}
+    assert same == {"download", "convert", "build"}, "the engine holds nothing of the weights"
+    (folder / "adapter_config.json").write_text(json.dumps({**ADAPTER, "r": 8}))
+    larger = plan(pinned(with_adapter(model, ENGINES, max_lora_rank=16)))
+    assert stage_run(larger, "build").id == stage_run(found, "build").id, "what it is built for counts, not who says it"
+
+
+@pytest.mark.parametrize(
+    ("change", "build", "words"),
+    [
+        ({}, {"max_lora_rank": 8}, "its rank 16 is above settings.build.max_lora_rank 8"),
+        ({}, {"max_lora_rank": 16, "lora_target_modules": ["attn_q"]}, None),
+        (
+            {},
+            {"lora_target_modules": "mlp_gate"},
+            "it changes attn_q, attn_v, which settings.build.lora_target_modules does not",
+        ),
+        ({"modules_to_save": ["lm_head"]}, {}, "it has whole layers of its own (lm_head)"),
+        ({"lora_bias": True}, {}, "it has a bias"),
+    ],
+)
+def test_what_the_runtime_says_at_the_first_request_is_said_before_the_build(
+    model: Path, change: dict[str, Any], build: dict[str, Any], words: str | None
+) -> None:
+    write_adapter(model.parent / "adapter", {**ADAPTER, **change})
+    reason = pinned(with_adapter(model, ENGINES, **build)).reason
+    assert reason is None if words is None else words in str(reason)
+
+
+def test_layers_of_experts_are_not_converted(model: Path) -> None:
+    write_adapter(model.parent / "adapter", {**ADAPTER, "target_modules": ["q_proj", "up_proj"]})
+    experts = {"family": "mixtral", "num_experts": 8}
+    assert "it changes layers of experts" in str(pinned(with_adapter(model, ENGINES, experts)).reason)
+    assert pinned(with_adapter(model, ENGINES)).reason is None
+
+
+def test_without_the_hub_the_matrix_has_to_say_what_an_engine_is_built_for(model: Path) -> None:
+    unknown = {companions.ADAPTER: None}
+    assert "settings.build.max_lora_rank and lora_target_modules say them" in str(
+        companions.unfit(with_adapter(model, ENGINES), unknown)
+    )
+    told = with_adapter(model, ENGINES, max_lora_rank=8, lora_target_modules=["attn_q"])
+    assert companions.unfit(told, unknown) is None
+    assert companions.unfit(with_adapter(model), unknown) is None
 
 
 def test_a_folder_that_is_no_adapter_is_said_to_be_none(model: Path) -> None:

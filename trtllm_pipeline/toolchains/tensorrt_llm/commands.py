@@ -198,6 +198,12 @@ def build(
     chosen = {table.canonical(options.spelling(key)) for key in asked.options}
     defaults = _build_defaults(release, asked, sm)
     arguments.add_where_known({name: value for name, value in defaults.items() if name not in chosen})
+    if asked.max_lora_rank is not None:
+        lora: dict[str, Json] = {
+            "max_lora_rank": asked.max_lora_rank,
+            "lora_target_modules": [*asked.lora_target_modules],
+        }
+        arguments.argv += options.render(_BUILD, release, lora)
     return arguments.with_extra(asked.options)
 
 
@@ -217,6 +223,8 @@ def _build_defaults(release: str, asked: EngineBuild, sm: int | None) -> dict[st
         "--gemm_plugin": {"fp8": "disable", "nvfp4": "nvfp4"}.get(precision, dtype),
         "--nccl_plugin": dtype,
         "--moe_plugin": dtype,
+        # As `auto` of releases from 0.11 on: layers and adapters must have the same type.
+        "--lora_plugin": None if asked.max_lora_rank is None else dtype,
         "--tokens_per_block": TOKENS_PER_BLOCK,
         "--use_paged_context_fmha": "enable" if attention.paged else "disable",
         "--use_fp8_context_fmha": "enable" if attention.fp8 else "disable",
@@ -294,8 +302,12 @@ def engine_check(
     tokenizer: str,
     mpirun: str = MPIRUN,
     as_root: bool = False,
+    adapter: str | None = None,
 ) -> list[str]:
-    """`run.py`: one answer of an engine without a server, with one process for each of its ranks."""
+    """`run.py`: one answer of an engine without a server, with one process for each of its ranks.
+
+    An engine for LoRA adapters does not load without one: `adapter` is its folder.
+    """
     ranks: list[str] = []
     if asked.world_size > 1:
         ranks = [mpirun, *["--allow-run-as-root"] * as_root]
@@ -307,6 +319,8 @@ def engine_check(
     arguments = _Arguments(_RUN, release, *ranks, *program)
     arguments.add({"--engine_dir": engine, "--tokenizer_dir": tokenizer})
     arguments.add({"--max_output_len": asked.max_tokens, "--input_text": asked.prompt})
+    if adapter is not None:
+        arguments.add({"--lora_dir": adapter, "--lora_task_uids": "0"})
     return arguments.argv
 
 

@@ -19,8 +19,10 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import PYTORCH, Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
+from trtllm_pipeline.toolchains.companions import ADAPTER
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import (
     backends,
@@ -121,6 +123,7 @@ def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Seq
             tokenizer=str(context.inputs["model"]),
             mpirun=machine.mpirun or MPIRUN,
             as_root=os.geteuid() == 0,
+            adapter=str(context.inputs[ADAPTER]) if ADAPTER in context.inputs else None,
         ),
     )
 
@@ -181,13 +184,17 @@ def _checkpoint(cell: Cell, *, calibrated: bool) -> Checkpoint:
 
 
 def _build_params(cell: Cell) -> EngineBuild:
+    rank, modules = companions.lora_build(cell)
+    given = case.build_options(cell)
     own = {
         "max_batch_size": cell.max_batch_size,
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
         # trtllm-build has no use for more, and would build the same engine.
         "max_num_tokens": min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
-        "options": case.build_options(cell),
+        "max_lora_rank": rank,
+        "lora_target_modules": modules,
+        "options": {name: given[name] for name in given if rank is None or name not in companions.LORA_BUILD},
     }
     return load(EngineBuild, backends.checkpoint_params(cell), own)
 
@@ -261,7 +268,8 @@ CHECK: Final = Stage(
     summary="let an engine answer once, without a server",
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run_check",
     commands=_check,
-    inputs={"engine": "build", "model": "download"},
+    inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
+    optional=frozenset({ADAPTER}),
     params=EngineCheck,
     read=lambda cell: load(EngineCheck, {"world_size": backends.world_size(cell)}, cell.settings["check"]),
     resources=backends.all_ranks,
@@ -277,7 +285,8 @@ REPOSITORY: Final = Stage(
     version=1,
     summary="fill the release's five Triton models for an engine, and lint them",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
-    inputs={"engine": "build", "model": "download"},
+    inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
+    optional=frozenset({ADAPTER}),
     after=("check",),
     params=EngineRepository,
     read=_repository,
@@ -336,12 +345,15 @@ TOOLCHAIN: Final = Toolchain(
     summary="TensorRT engines built by TensorRT-LLM 0.8 to 1.2, served by Triton or trtllm-serve",
     stages=(
         DOWNLOAD,
+        companions.FETCH_ADAPTER,
         QUANTIZE,
         CONVERT,
         BUILD,
         CHECK,
         REPOSITORY,
-        backends.launching("launch_engine", {"repository": "repository", "engine": "build"}, _server, needs.serving),
+        backends.launching(
+            "launch_engine", {"repository": "repository", "engine": "build", ADAPTER: ADAPTER}, _server, needs.serving
+        ),
         SMOKE,
         PERF,
         ACCURACY,

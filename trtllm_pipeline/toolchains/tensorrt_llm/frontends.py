@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import TensorRTLLM
@@ -25,7 +23,7 @@ from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT
-from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, TRITON_OPENAI, installed
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import SETTINGS_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
@@ -44,7 +42,8 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    write_engine(context.out, found, engine=inputs["engine"], model=inputs["model"], asked=context.params)
+    engine, model, adapter = inputs["engine"], inputs["model"], inputs.get(ADAPTER)
+    write_engine(context.out, found, engine=engine, model=model, asked=context.params, adapter=adapter)
     print(f"wrote {', '.join(templates.MODELS)} for {inputs['engine']}")  # noqa: T201  a stage's stdout is its log
 
 
@@ -58,14 +57,21 @@ def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    if ADAPTER in context.inputs:
-        raise StageError("only trtllm-serve takes an adapter with each request", failure=FailureClass.USER)
-    write_llmapi(context.out, found, model=model, asked=context.params, draft=context.inputs.get(DRAFT))
+    others = {name: context.inputs.get(name) for name in (DRAFT, ADAPTER)}
+    write_llmapi(context.out, found, model=model, asked=context.params, **others)
     print(f"wrote {llmapi.MODEL} for {model}")  # noqa: T201  a stage's stdout is its log
 
 
-def write_engine(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path, asked: EngineRepository) -> None:
-    """Fill the templates of `installed` for an engine into the empty folder `out`.
+def write_engine(
+    out: Path,
+    installed: TensorRTLLM,
+    *,
+    engine: Path,
+    model: Path,
+    asked: EngineRepository,
+    adapter: Path | None = None,
+) -> None:
+    """Fill the templates of `installed` for an engine, and a LoRA adapter, into the empty folder `out`.
 
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
@@ -73,20 +79,34 @@ def write_engine(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path
         facts = lint.Engine.of_trtllm_build(engine.absolute())
     except lint.EngineError as error:
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
+    asked = asked if adapter is None else lora_models.with_cache(asked, lora_models.check(adapter, facts, model))
     values = templates.values_of(asked, engine=facts, tokenizer=model) | templates.texts(asked.parameters)
     given = templates.given(asked)
     places = templates.installed_places(Path(_templates(installed))) or frozenset()
     templates.check_config(asked, places, most=facts.max_batch_size or asked.max_batch_size)
-    change = partial(templates.change, asked)
+
+    def change(name: str, config: model_config.ModelConfig) -> None:
+        templates.change(asked, name, config)
+        if adapter is not None:
+            lora_models.change(facts, name, config)
+
     templates.fill(_templates(installed), out, values, release=installed.release, asked=given, change=change)
     _check(out, installed, facts)
 
 
 def write_llmapi(
-    out: Path, installed: TensorRTLLM, *, model: Path, asked: WeightsRepository, draft: Path | None = None
+    out: Path,
+    installed: TensorRTLLM,
+    *,
+    model: Path,
+    asked: WeightsRepository,
+    draft: Path | None = None,
+    adapter: Path | None = None,
 ) -> None:
     """Fill the LLM API's template of `installed` into the empty folder `out`. Raises StageError as `write_engine`."""
-    llmapi.fill(_templates(installed), out, model=model, asked=asked, release=installed.release, draft=draft)
+    llmapi.fill(
+        _templates(installed), out, model=model, asked=asked, release=installed.release, draft=draft, adapter=adapter
+    )
     _check(out, installed, None)
 
 
@@ -121,12 +141,27 @@ def _write_serving(
     asked = context.params
     settings = llmapi.serve_settings(asked, found.release, context.inputs.get(DRAFT))
     if (adapter := context.inputs.get(ADAPTER)) is not None:
-        width = Fields.read(context.inputs["model"], "config.json").integer("hidden_size")
-        settings = {**llmapi.lora(adapter, width), **settings}
+        settings = {**_adapter_settings(context, adapter), **settings}
     command = llmapi.serve_line(asked, context.inputs, found)
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
     write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})
+
+
+def _adapter_settings(
+    context: StageContext[EngineRepository] | StageContext[WeightsRepository], adapter: Path
+) -> dict[str, Any]:
+    """Arguments of the LLM API for an adapter: an engine knows what it takes, weights do not."""
+    if isinstance(context.params, EngineRepository):
+        try:
+            return llmapi.adapter_cache(
+                lora_models.check(
+                    adapter, lint.Engine.of_trtllm_build(context.inputs["engine"]), context.inputs["model"]
+                )
+            )
+        except lint.EngineError as error:
+            raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
+    return llmapi.lora(adapter, context.inputs["model"])
 
 
 def launch_engine(context: StageContext[LaunchFrontend]) -> None:

@@ -6,7 +6,6 @@ in `1/model.yaml`, which is written here: arguments of the LLM API, and `triton_
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any, Final
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.stages.lora import check_width
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT, modules_of, rank_of
@@ -27,6 +26,9 @@ from trtllm_pipeline.triton_repository import model_config
 
 TEMPLATE_SET: Final = "llmapi"
 MODEL: Final = "tensorrt_llm"
+ADAPTER_INPUT: Final = "lora_path"
+_CACHED_RANK: Final = 64
+"""`maxAdapterSize` of the runtime's cache of adapters. Source: PeftCacheConfig."""
 ARGUMENTS: Final = {"enable_chunked_context": "enable_chunked_prefill"}
 """Setting -> argument of the LLM API."""
 KV_CACHE: Final = {
@@ -50,11 +52,18 @@ DRAFT_TARGET_RENAMED: Final = "1.3"
 
 
 def fill(
-    root: Path, out: Path, *, model: Path, asked: WeightsRepository, release: str, draft: Path | None = None
+    root: Path,
+    out: Path,
+    *,
+    model: Path,
+    asked: WeightsRepository,
+    release: str,
+    draft: Path | None = None,
+    adapter: Path | None = None,
 ) -> None:
     """Write the repository of the Hugging Face folder `model` into the folder `out`, from `all_models` at `root`.
 
-    `draft` is the folder of the model that drafts tokens, where there is one.
+    `draft` is the folder of the model that drafts tokens, `adapter` that of a LoRA adapter, where there is one.
 
     Raises StageError where the release has no such template.
     """
@@ -67,6 +76,14 @@ def fill(
         )
     settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, asked, release, draft))
     config = model_config.read(source / model_config.FILE_NAME)
+    if adapter is not None:
+        if not takes_adapters(config):
+            raise StageError(
+                f"{source} has no input {ADAPTER_INPUT}: Triton's LLM API model of TensorRT-LLM {release} takes no LoRA adapters",
+                failure=FailureClass.USER,
+                hint="settings.serve.frontend: trtllm_serve serves them",
+            )
+        settings = {**lora(adapter, model), **settings}
     # The code says both again when Triton completes the configuration, which a launch may have turned off.
     config.max_batch_size = settings["triton_config"]["max_batch_size"]
     config.model_transaction_policy.decoupled = settings["triton_config"]["decoupled"]
@@ -117,7 +134,24 @@ def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> d
     return {"speculative_config": found}
 
 
-def lora(adapter: Path, hidden_size: int) -> dict[str, Any]:
+def template(root: Path) -> model_config.ModelConfig:
+    """The configuration of the LLM API's model in `all_models` at `root`. Raises OSError, ModelConfigError."""
+    return model_config.read(root / TEMPLATE_SET / MODEL / model_config.FILE_NAME, allow_unknown=True)
+
+
+def takes_adapters(config: model_config.ModelConfig) -> bool:
+    """Whether the LLM API's model in Triton, by its configuration, can be asked for a LoRA adapter."""
+    return any(tensor.name == ADAPTER_INPUT for tensor in config.input)
+
+
+def adapter_cache(rank: int) -> dict[str, Any]:
+    """Arguments of the LLM API for adapters of a rank with an engine, whose cache has room for `_CACHED_RANK` unless told."""
+    if rank <= _CACHED_RANK:
+        return {}
+    return {"peft_cache_config": {"optimal_adapter_size": rank, "max_adapter_size": rank}}
+
+
+def lora(adapter: Path, model: Path) -> dict[str, Any]:
     """Arguments of the LLM API for the LoRA adapter in a folder: where it is, its largest rank, the layers that it changes.
 
     CUDA graphs are off: releases around 1.0 do not have them with LoRA. Source: `LoraConfig` of the LLM API. Raises
@@ -128,14 +162,7 @@ def lora(adapter: Path, hidden_size: int) -> dict[str, Any]:
         rank, modules = rank_of(configuration), modules_of(configuration)
     except ValueError as error:
         raise StageError(f"{adapter}: {error}", failure=FailureClass.INFEASIBLE) from error
-    (weights,) = adapter.glob("*.safetensors")
-    for name, tensor in tensors(adapter, weights.name).tensors.items():
-        width = tensor.shape[-1]
-        if re.search(r"\b[qkv]_proj\b.*lora_A", name) and width != hidden_size:
-            raise StageError(
-                f"{weights}: {name} takes {width} values, the model's layers have {hidden_size}: it is of another model",
-                failure=FailureClass.INFEASIBLE,
-            )
+    check_width(adapter, model)
     config = {"lora_dir": [str(adapter)], "max_lora_rank": rank, "lora_target_modules": modules}
     return {"lora_config": config, "cuda_graph_config": None}
 
@@ -174,7 +201,8 @@ def serve_line(
 ) -> list[str]:
     """The command line of trtllm-serve without its address. `folder` has the settings file; None leaves its name alone."""
     config = None
-    if ADAPTER in inputs or serve_settings(asked, found.release, inputs.get(DRAFT)):
+    weights = isinstance(asked, WeightsRepository)
+    if (ADAPTER in inputs and weights) or serve_settings(asked, found.release, inputs.get(DRAFT)):
         config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
     model, program = str(inputs["model"]), found.serve or "trtllm-serve"
     if isinstance(asked, WeightsRepository):

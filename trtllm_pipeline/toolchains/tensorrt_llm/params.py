@@ -118,6 +118,12 @@ class EngineBuild:
     max_input_len: InputLength
     max_seq_len: Length
     max_num_tokens: Pass = None
+    max_lora_rank: Annotated[
+        int | None, Param("largest rank of LoRA adapters", ge=1, null="the engine takes none", key_with=ITSELF)
+    ] = None
+    lora_target_modules: Annotated[
+        tuple[str, ...], Param("layers that LoRA adapters change, in TensorRT-LLM's words", key_with=ITSELF)
+    ] = ()
     options: Annotated[dict[str, Option], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
         field(default_factory=dict)
     )

@@ -6,6 +6,7 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell
@@ -22,6 +23,7 @@ from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, llmapi, needs, rules
 from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
+from trtllm_pipeline.triton_repository import model_config
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
 _SETTINGS: Final = frozenset({*(each.name for each in table(LlmApi)), "llm_args"})
@@ -118,8 +120,27 @@ def _missing(machine: Machine) -> str | None:
     return None
 
 
+def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
+    """Why requests to Triton cannot ask for a cell's LoRA adapter, by the installed template; None where they can."""
+    templates = backends.installed(machine).templates
+    if companions.adapter(cell) is None or not backends.in_triton(cell) or machine.assumed or templates is None:
+        return None
+    try:
+        takes = llmapi.takes_adapters(llmapi.template(Path(templates)))
+    except (OSError, model_config.ModelConfigError):
+        return None  # the repository stage says what is wrong with it
+    if takes:
+        return None
+    return (
+        f"settings.lora.adapter: the LLM API's model in {templates} has no input {llmapi.ADAPTER_INPUT}; "
+        "settings.serve.frontend: trtllm_serve takes adapters"
+    )
+
+
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    reason = rules.infeasible(cell, machine) or backends.unservable(cell, machine, _READ)
+    reason = (
+        rules.infeasible(cell, machine) or backends.unservable(cell, machine, _READ) or _adapter_unasked(cell, machine)
+    )
     lacks = backends.quantizing_lacks(machine) if reason is None and _quantized(cell) else None
     return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
 

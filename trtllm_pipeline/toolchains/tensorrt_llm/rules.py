@@ -51,6 +51,11 @@ _MARLIN: Final = "1.3.0rc20"
 """First release whose PyTorch backend computes NVFP4 weights on Hopper, by Marlin kernels."""
 _GEMMA2_TOKENS: Final = 4096
 _WEIGHT_ONLY_OPTIONS: Final = ("--weight_only_precision", "--use-weight-only-with-precision")
+_LORA_IN_ENGINES: Final = "0.10"
+"""First release whose templates are known to have `lora_task_id`."""
+_LORA_IN_SERVE: Final = "1.0"
+_LORA_IN_LLMAPI: Final = "1.3.0rc20"
+"""Of 30 June 2026; pull request 14079 was merged in May."""
 _GIB: Final = 1 << 30
 
 
@@ -839,16 +844,33 @@ def speculation_twice(case: Case) -> str | None:
     return "settings.repository.llm_args.speculative_config is what settings.speculative says"
 
 
-@rule("TLM704", f"toolchain {PYTORCH} with settings.serve.frontend: trtllm_serve", toolchains=_BOTH)
+@rule(
+    "TLM704",
+    f"the toolchain {PYTORCH} with settings.serve.frontend: trtllm_serve has them from {FIRST_PYTORCH} on",
+    toolchains=_BOTH,
+)
 def lora(case: Case) -> str | None:
-    """A LoRA adapter with engines, or with Triton: the pipeline does not plan them. Source: engines take it at the build and
-    its weights as tensors of a request; the LLM API's model in Triton has no field for it that was read.
+    """A LoRA adapter where the release, or what answers, has no way to ask for one. Source: inputs of the Triton models; pull
+    request 14079, by which the LLM API's model has some; `lora_request` of trtllm-serve; options of Triton's OpenAI front end.
     """
     if companions.adapter(case.cell) is None:
         return None
-    if case.cell.toolchain == ENGINES:
-        return "settings.lora.adapter: engines are planned without adapters"
-    return "settings.lora.adapter: requests to Triton cannot ask for it" if case.in_triton else None
+    frontend, release = case.cell.settings["serve"]["frontend"], case.release
+    if case.cell.toolchain == PYTORCH:
+        # Where templates are installed, their own inputs decide: `pytorch_backend`.
+        if not case.in_triton or not case.machine.assumed or at_least(release, _LORA_IN_LLMAPI):
+            return None
+        return (
+            f"settings.lora.adapter: Triton's LLM API model of TensorRT-LLM {release} has no input for it; it is known to have "
+            f"one since {_LORA_IN_LLMAPI}"
+        )
+    if not at_least(release, _LORA_IN_ENGINES):
+        return f"settings.lora.adapter: engines take adapters as requests have them since {_LORA_IN_ENGINES}, this is {release}"
+    if frontend == backends.TRITON_OPENAI:
+        return f"settings.lora.adapter: requests to {frontend} cannot bring an adapter to an engine"
+    if not case.in_triton and not at_least(release, _LORA_IN_SERVE):
+        return f"settings.lora.adapter: trtllm-serve takes lora_request since {_LORA_IN_SERVE}, this is {release}"
+    return None
 
 
 @rule("TLM705", "name it in one of the two", toolchains=(PYTORCH,))
@@ -860,6 +882,63 @@ def lora_twice(case: Case) -> str | None:
     if companions.adapter(case.cell) is None or not isinstance(given, dict) or "lora_config" not in given:
         return None
     return "settings.repository.llm_args.lora_config is what settings.lora says"
+
+
+@rule("TLM721", "leave it out: it is the data type of the model")
+def lora_plugin(case: Case) -> str | None:
+    """`lora_plugin` of another data type than the model's, or none, with an adapter. Source: layers of FP8 assert it; with
+    others the adapter has no effect, without a word (issue 791 of tensorrtllm_backend).
+    """
+    given, dtype = case.option("lora_plugin"), commands.data_type(case.precision, case.family)
+    if companions.adapter(case.cell) is None or given in (None, "auto", dtype):
+        return None
+    return f"settings.build.lora_plugin {given}: with settings.lora.adapter it has to be {dtype}, as the model"
+
+
+@rule("TLM722", "fp16, bf16, fp8, int8_wo, int4_wo and int4_awq work")
+def lora_on_smoothquant(case: Case) -> str | None:
+    """An adapter on layers of SmoothQuant. Source: `SmoothQuantGatedMLP` of quantization/layer.py, which asserts that there
+    is none.
+    """
+    if companions.adapter(case.cell) is None or case.precision != "int8_sq":
+        return None
+    return f"settings.lora.adapter: layers of {case.shown} take no LoRA adapters"
+
+
+@rule("TLM723", "leave it out, or install a newer release", before="0.13")
+def lora_with_reuse(case: Case) -> str | None:
+    """`enable_kv_cache_reuse` with an adapter before 0.13: blocks of another adapter would be taken. Source: release notes
+    of 0.13.
+    """
+    if companions.adapter(case.cell) is None or case.repository("enable_kv_cache_reuse") is not True:
+        return None
+    return f"settings.repository.enable_kv_cache_reuse: with LoRA adapters since 0.13, this is {case.release}"
+
+
+@rule("TLM724", "leave it out: bfloat16 works with the backend tensorrtllm")
+def lora_in_python(case: Case) -> str | None:
+    """An adapter with `triton_backend: python`, whose code makes float16 of it. Source: issue 671 of tensorrtllm_backend;
+    that of releases before 0.16 was not read.
+    """
+    if companions.adapter(case.cell) is None or case.repository("triton_backend") != "python":
+        return None
+    dtype = commands.data_type(case.precision, case.family)
+    if dtype == "float16" and at_least(case.release, "0.16"):
+        return None
+    return f"settings.repository.triton_backend python: of TensorRT-LLM {case.release} it takes no adapter in {dtype}"
+
+
+@rule("TLM725", "leave it out: adapters are in Hugging Face's form, and come with requests")
+def lora_files(case: Case) -> str | None:
+    """`lora_dir`, or a `lora_ckpt_source` other than hf, beside an adapter. Source: `LoraConfig` of lora_manager.py: the
+    engine would hold other adapters than the one that is fetched.
+    """
+    if companions.adapter(case.cell) is None:
+        return None
+    for name, allowed in (("lora_dir", None), ("lora_ckpt_source", "hf")):
+        if case.option(name) not in (None, allowed):
+            return f"settings.build.{name} says where adapters are, and so does settings.lora.adapter"
+    return None
 
 
 def _without_pages(case: Case, setting: str) -> str | None:

@@ -29,8 +29,8 @@ from trtllm_pipeline.triton_repository.engine import Engine
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
 ENGINE_MODEL: Final = "tensorrt_llm"
-_ENSEMBLE: Final = "ensemble"
-MODELS: Final = ("preprocessing", ENGINE_MODEL, "postprocessing", _ENSEMBLE, "tensorrt_llm_bls")
+ENSEMBLE: Final = "ensemble"
+MODELS: Final = ("preprocessing", ENGINE_MODEL, "postprocessing", ENSEMBLE, "tensorrt_llm_bls")
 READ_WITHOUT_ASKING: Final = frozenset(
     (
         "tokenizer_dir",
@@ -251,7 +251,7 @@ def check_config(asked: EngineRepository, places: Collection[str], *, most: int)
             if placeholder in places and placeholder in _SETTING_OF:
                 refuse(f"triton_parameters.{model}.{name}", f"use settings.repository.{_SETTING_OF[placeholder]}")
     for model in asked.instance_kinds or {}:
-        if model not in MODELS or model == _ENSEMBLE:
+        if model not in MODELS or model == ENSEMBLE:
             refuse("instance_kinds", f"{model} has no instances; others are {', '.join(MODELS)}")
 
 

@@ -12,7 +12,7 @@ _INTO = ("input_ids", "input_lengths", "request_output_len", "end_id", "pad_id")
 _MADE = {"output_ids": "TOKENS_BATCH", "sequence_length": "SEQUENCE_LENGTH"}
 _MADE_ONCE = {"cum_log_probs": "CUM_LOG_PROBS", "output_log_probs": "OUTPUT_LOG_PROBS"}
 """In release 0.8 postprocessing needed these too."""
-_UNUSED = ("prompt", "lora", "embedding", "image", "video", "decoder", "num_draft", "use_draft", "guided")
+_UNUSED = ("prompt", "embedding", "image", "video", "decoder", "num_draft", "use_draft", "guided")
 
 
 class TritonPythonModel:

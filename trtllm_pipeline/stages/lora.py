@@ -1,0 +1,55 @@
+"""What LoRA adapters and TensorRT-LLM call the same layers, and whether an adapter is of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
+from trtllm_pipeline.hub.verify import TensorEntry, tensors
+
+MODULES: Final = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_dense",
+    "gate_proj": "mlp_h_to_4h",
+    "down_proj": "mlp_4h_to_h",
+    "up_proj": "mlp_gate",
+}
+"""Layer of an adapter -> TensorRT-LLM's name of it. Source: `get_default_trtllm_modules_to_hf_modules` in lora_manager.py."""
+MODULE_IDS: Final = {
+    "attn_q": 1,
+    "attn_k": 2,
+    "attn_v": 3,
+    "attn_dense": 4,
+    "mlp_h_to_4h": 5,
+    "mlp_4h_to_h": 6,
+    "mlp_gate": 7,
+}
+"""Source: `LORA_MODULE_IDS` in lora_manager.py."""
+TRITON_TYPES: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
+"""Data type of an engine -> Triton's word for that of `lora_weights`."""
+
+
+def check_width(adapter: Path, model: Path) -> None:
+    """Raise StageError for an adapter of a model with layers of another width than those of the folder `model`."""
+    hidden_size = Fields.read(model, CONFIGURATION[MODEL]).integer("hidden_size")
+    for name, path, entry in tensors_of(adapter):
+        width = entry.shape[-1]
+        if re.search(r"\b[qkv]_proj\b.*lora_A", name) and width != hidden_size:
+            raise StageError(
+                f"{path}: {name} takes {width} values, the model's layers have {hidden_size}: it is of another model",
+                failure=FailureClass.INFEASIBLE,
+            )
+
+
+def tensors_of(adapter: Path) -> Iterator[tuple[str, Path, TensorEntry]]:
+    """Name, file and entry of each tensor of an adapter."""
+    for file in sorted(adapter.glob("*.safetensors")):
+        shard = tensors(adapter, file.name)
+        yield from ((name, shard.path, entry) for name, entry in shard.tensors.items())

@@ -1,0 +1,80 @@
+"""LoRA adapters in the Triton models around an engine: whether it takes an adapter, and what of config.pbtxt is for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.stages.lora import TRITON_TYPES, check_width
+from trtllm_pipeline.toolchains.companions import modules_of, rank_of
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
+from trtllm_pipeline.toolchains.tensorrt_llm.templates import ENGINE_MODEL, ENSEMBLE
+from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.triton_repository.engine import Engine
+
+INPUTS: Final = {
+    "lora_task_id": ("TYPE_UINT64", [1]),
+    "lora_weights": ("", [-1, -1]),
+    "lora_config": ("TYPE_INT32", [-1, 3]),
+}
+"""Data type and dimensions of what a request says of an adapter; weights are of the engine's type."""
+
+
+def check(adapter: Path, engine: Engine, model: Path) -> int:
+    """The rank of an adapter that `engine`, made of the folder `model`, takes. Raises StageError for another.
+
+    Source: `loraValidateRequestTensors` of loraUtils.cpp, which says it at the first request.
+    """
+    try:
+        configuration = Fields.read(adapter, "adapter_config.json").values
+        rank, modules = rank_of(configuration), modules_of(configuration)
+    except ValueError as error:
+        raise StageError(f"{adapter}: {error}", failure=FailureClass.INFEASIBLE) from error
+    why = None
+    if engine.max_lora_rank is None:
+        why = "was built without lora_plugin"
+    elif rank > engine.max_lora_rank:
+        why = f"takes adapters up to rank {engine.max_lora_rank}, this one has {rank}"
+    elif lacking := [name for name in modules if name not in engine.lora_target_modules]:
+        why = f"takes adapters of {', '.join(engine.lora_target_modules)}, this one changes {', '.join(lacking)}"
+    if why is not None:
+        raise StageError(
+            f"{adapter}: the engine {engine.folder} {why}",
+            failure=FailureClass.INFEASIBLE,
+            hint="pipeline build --max-lora-rank N --lora-target-modules LAYER,... makes one that takes it",
+        )
+    check_width(adapter, model)
+    return rank
+
+
+def with_cache(asked: EngineRepository, rank: int) -> EngineRepository:
+    """With a cache for adapters of a rank, unless the user says otherwise: without a word it is laid out for small ones."""
+    return replace(
+        asked,
+        lora_cache_optimal_adapter_size=asked.lora_cache_optimal_adapter_size or rank,
+        lora_cache_max_adapter_size=asked.lora_cache_max_adapter_size or rank,
+    )
+
+
+def change(engine: Engine, name: str, config: model_config.ModelConfig) -> None:
+    """Let a Triton model take adapters in the engine's data type, and the ensemble hand them on: it does from 0.16 on.
+
+    Templates have FP16. The runtime refuses any other type than the engine's, or, where bytes are misread, goes on without
+    the adapter (issue 791 of tensorrtllm_backend).
+    """
+    if name == ENSEMBLE:
+        (step,) = (each for each in config.ensemble_scheduling.step if each.model_name == ENGINE_MODEL)
+        known = {tensor.name for tensor in config.input}
+        for tensor, (kind, dims) in INPUTS.items():
+            if tensor not in known:
+                number = model_config.data_type_number(kind or "TYPE_FP16")
+                config.input.add(
+                    name=tensor, data_type=number, dims=dims, optional=True, allow_ragged_batch=len(dims) > 1
+                )
+            step.input_map[tensor] = tensor
+    for tensor in config.input:
+        if tensor.name == "lora_weights":
+            tensor.data_type = model_config.data_type_number(TRITON_TYPES[engine.dtype or "float16"])
