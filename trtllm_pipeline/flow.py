@@ -419,10 +419,6 @@ def exposed(plan: Plan) -> list[str]:
     return [warning for host in sorted(hosts) if (warning := reachable(host))]
 
 
-MODEL_STAGES: Final = ("download", "build", "quantize")
-"""Stages that leave a folder with the tokenizer of the model, the most complete first."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServedCell:
     """One cell with all that its server needs, as its stages left it in a workspace."""
@@ -456,7 +452,7 @@ class ServedCell:
     @property
     def model_folder(self) -> Path:
         """A folder with tokenizer, chat template and generation_config.json."""
-        return next(self.artifacts[stage].out for stage in MODEL_STAGES if stage in self.artifacts)
+        return self.artifacts["download"].out if "download" in self.artifacts else self.inputs["model"]
 
     @property
     def max_seq_len(self) -> int:
@@ -506,7 +502,7 @@ def served_cell(request: Request, store: Store) -> ServedCell:
         raise UsageError(
             f"{cell.id} is not built in {store.workspace}: {missing[0]} is missing", hint=run_command(only, store)
         )
-    if not any(stage in artifacts for stage in MODEL_STAGES):
+    if "download" not in artifacts and "model" not in launch.inputs:
         raise UsageError(
             f"{cell.id}: nothing with its tokenizer is left in {store.workspace}",
             hint=run_command(replace(request, cells=(cell.id,)), store),

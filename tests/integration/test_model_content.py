@@ -137,6 +137,70 @@ def test_copies_are_one_model_and_only_what_is_read_makes_it_stale(hub: FakeHub,
     assert f"download ({WEIGHTS}) changed" in told
 
 
+def test_a_new_chat_template_costs_neither_conversion_nor_build(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
+    """And what was made sees only what it hangs on; `exec` makes it again from the whole model, byte for byte."""
+    workspace = tmp_path / "w"
+    asked = ("-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--cells", "from-hf/*")
+    pipeline("run", *asked, "--until", "repository")
+    (made,) = workspace.glob("store/convert/*")
+    (download,) = workspace.glob("store/download/*")
+    manifest, job = (json.loads((made / name).read_text()) for name in ("manifest.json", "job.json"))
+    assert manifest["key"]["inputs"]["model"].keys() == {"files"}
+    assert manifest["provenance"]["made_from"] == {"model": download.name}
+    assert job["viewed"] == {"model": str(download / "out")}
+    assert not list(workspace.glob("**/inputs")), "gone with the attempt"
+    statement = pipeline("store", "provenance", made.name, "--workspace", workspace)
+    assert f"stage-run/{download.name}" in statement
+    pipeline("exec", made / "job.json", "--output-dir", tmp_path / "again")
+    assert (tmp_path / "again" / "out" / "model.gguf").read_bytes() == (made / "out" / "model.gguf").read_bytes()
+
+    repository = hub.repositories[HUGGING_FACE]
+    repository.commit = "e" * 40
+    repository.files["chat_template.jinja"] = b"{{ messages }}"
+    repository.files["generation_config.json"] = json.dumps({"eos_token_id": 2}).encode()
+    pipeline("run", *asked, "--refresh", "--until", "download")
+    plan = json.loads(pipeline("plan", *asked, "--until", "repository", "--format", "json"))
+    assert todo(plan) == {"repository": "download (chat_template.jinja, generation_config.json) changed"}
+    pipeline("run", *asked, "--until", "repository")
+    assert [len(list(workspace.glob(f"store/{stage}/*"))) for stage in ("download", "convert", "build")] == [2, 1, 1]
+    (newest,) = {*workspace.glob("store/download/*")} - {download}
+    served = [path.read_text() for path in workspace.glob("store/repository/*/out/preprocessing/config.pbtxt")]
+    assert [sum(each.name in text for text in served) for each in (download, newest)] == [1, 1]
+
+    repository.commit = "f" * 40
+    tokenizer = json.loads(repository.files["tokenizer_config.json"])
+    repository.files["tokenizer_config.json"] = json.dumps({**tokenizer, "chat_template": "{{ messages }}"}).encode()
+    pipeline("run", *asked, "--refresh", "--until", "download")
+    plan = json.loads(pipeline("plan", *asked, "--until", "repository", "--format", "json"))
+    assert todo(plan) == {
+        "convert": "download (tokenizer_config.json) changed",
+        "build": "convert changed",
+        "repository": "build and download (tokenizer_config.json) changed",
+    }
+
+
+def test_a_local_folder_that_somebody_edits_is_read_by_file(
+    files: dict[str, bytes], matrix: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    recipe = tmp_path / "recipes" / "from-hf.yaml"
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "sources": [{"local": str(folder)}]}))
+    workspace = tmp_path / "w"
+    asked = ("-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--cells", "from-hf/*")
+    pipeline("run", *asked, "--until", "build")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "LICENSE").write_text("yours")
+    plan = json.loads(pipeline("plan", *asked, "--until", "build", "--format", "json"))
+    assert todo(plan) == {}
+    (folder / "config.json").write_text(json.dumps({**json.loads(files["config.json"]), "rope_theta": 5e5}))
+    plan = json.loads(pipeline("plan", *asked, "--until", "build", "--format", "json"))
+    assert todo(plan)["convert"] == "download (config.json) changed"
+    assert "config.json" in todo(plan)["download"]
+
+
 def test_a_changed_file_is_named_with_its_digests(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "w"
     asked = ("-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--cells", "from-ms/*")

@@ -90,7 +90,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = script_engine(folder / "engine")
     (folder / "repository").mkdir()
     repository.write(
-        folder / "repository", engine, RepositoryEmbedded(max_batch_size=Limits.read(engine).max_batch_size)
+        folder / "repository", engine, engine, RepositoryEmbedded(max_batch_size=Limits.read(engine).max_batch_size)
     )
     return folder / "repository"
 
@@ -349,7 +349,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_in_its_own_words(tmp_path: Pa
     engine = script_engine(tmp_path / "engine")
     (tmp_path / "repository").mkdir()
     repository.write(
-        tmp_path / "repository", engine, RepositoryEmbedded(max_batch_size=Limits.read(engine).max_batch_size)
+        tmp_path / "repository", engine, engine, RepositoryEmbedded(max_batch_size=Limits.read(engine).max_batch_size)
     )
     (engine / "model.gguf").write_bytes(b"GGUF, but not really")
     with launched(tmp_path / "repository", tmp_path / "attempt") as service:

@@ -42,12 +42,12 @@ _EXAMPLES = {
         "build --checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",
     ),
     "check": ("check --engine engine --model model --output-dir checked",),
-    "repository": ("stage repository --engine engine --max-batch-size 4 --output-dir repository",),
+    "repository": ("stage repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
     "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),
-    "smoke": ("smoke --service service.json --repository repository --engine engine --output-dir smoke",),
-    "perf": ("perf --service service.json --repository repository --engine engine --output-dir perf",),
-    "accuracy": ("accuracy --service service.json --engine engine --output-dir accuracy",),
-    "score": ("score --perf perf --engine engine --input-data questions.jsonl --output-dir scores",),
+    "smoke": ("smoke --service service.json --repository repository --engine engine --model model --output-dir smoke",),
+    "perf": ("perf --service service.json --repository repository --engine engine --model model --output-dir perf",),
+    "accuracy": ("accuracy --service service.json --engine engine --model model --output-dir accuracy",),
+    "score": ("score --perf perf --engine engine --model model --input-data questions.jsonl --output-dir scores",),
 }
 
 

@@ -48,7 +48,8 @@ def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable
     job = read_job(path)
     if unknown := [name for name in inputs if name not in job.inputs]:
         raise UsageError(f"--input {unknown[0]}: the job has no such input", hint=f"one of {', '.join(job.inputs)}")
-    replaced = {job.inputs[name]: str(given.absolute()) for name, given in inputs.items()}
+    replaced = {job.inputs[name]: folder for name, folder in job.viewed.items()}
+    replaced |= {job.inputs[name]: str(given.absolute()) for name, given in inputs.items()}
     replaced |= {job.out: str(attempt / OUT), job.attempt: str(attempt)}
 
     def moved(word: str) -> str:
@@ -61,6 +62,7 @@ def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable
         job,
         commands=tuple(tuple(map(moved, command)) for command in job.commands),
         inputs={name: moved(given) for name, given in job.inputs.items()},
+        viewed={},
         out=moved(job.out),
         attempt=str(attempt),
     )

@@ -64,6 +64,8 @@ class Job:
     section: str
     """Settings section where the limit can be changed."""
     gpus: tuple[str, ...] = ()
+    viewed: Mapping[str, str] = field(default_factory=dict)
+    """Input name -> the artifact of which `inputs` has a folder with some files, there as long as the attempt runs."""
     schema: int = field(default=SCHEMA)
 
     def write(self, path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError, StateError
 from trtllm_pipeline.execution import scheduler as scheduling
+from trtllm_pipeline.execution import views
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import Durations, section, tasks
 from trtllm_pipeline.files import disk
@@ -355,6 +356,11 @@ class _Execution:
 
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...]) -> Job:
         inputs = {name: str(self._input(self._plan.stage_runs[upstream])) for name, upstream in run.inputs.items()}
+        seen = {
+            name: str(views.make(attempt.folder, name, Path(inputs[name]), files)) for name, files in run.reads.items()
+        }
+        viewed = {name: inputs[name] for name, folder in seen.items() if folder != inputs[name]}
+        inputs |= seen
         # Lines of a Python program are in its log as soon as they are said, and in their order.
         environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
         return Job(
@@ -369,6 +375,7 @@ class _Execution:
             params_class=class_name(run.params),
             params=to_json(run.params),
             inputs=inputs,
+            viewed=viewed,
             files=run.files,
             out=str(attempt.folder / OUT),
             attempt=str(attempt.folder),
@@ -388,6 +395,8 @@ class _Execution:
         held = self._running[event.id]
         run, attempt = held.run, held.attempt
         self._took[run.id] = event.usage.wall_s
+        if run.reads:
+            views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
             left = size_bytes(attempt.out)
             self._remember_peak(held, event.usage, left)
@@ -438,6 +447,7 @@ class _Execution:
             **_peaks(usage),
             "system": self._system,
             "inputs": {**dict(self._read_by(run))},
+            **({"made_from": made_from} if (made_from := self._made_from(run)) else {}),
             **({"made_by": who} if (who := made_by()) else {}),
             **({"changes": changes} if (changes := _changes(run)) else {}),
         }
@@ -450,6 +460,10 @@ class _Execution:
         except (StageError, OSError) as error:
             future.set_exception(error)
         return future
+
+    def _made_from(self, run: StageRun) -> dict[str, Json]:
+        """Fingerprints of the inputs of which its key has the selected files alone, by input name."""
+        return {name: self._plan.stage_runs[run.inputs[name]].fingerprint for name in run.reads}
 
     def _read_by(self, run: StageRun) -> Iterator[tuple[str, str]]:
         """Digests of what a stage run read, by input name: the same fingerprint may come out as other bytes another time."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.store.manifest import NAME as MANIFEST
+from trtllm_pipeline.store import manifest
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.triton_repository import model_config, referenced_paths
 from trtllm_pipeline.triton_repository.engine import Engine, EngineError
@@ -173,16 +173,27 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
     if engine is None:
         raise UsageError(
             f"{folder}: its model {ENGINE_MODEL} names no engine folder that is there: {named or 'none'}",
-            hint="write the repository again: pipeline stage repository --engine DIR --output-dir DIR",
+            hint="write the repository again: pipeline stage repository --engine DIR --model DIR --output-dir DIR",
         )
     try:
         code = (inner / "1" / "model.py").read_text(encoding="utf-8", errors="replace")
     except OSError:
         code = ""
-    inputs = {"repository": folder, "engine": engine.folder}
+    model = model_folder or _tokenizer_of(folder) or engine.folder
+    inputs = {"repository": folder, "engine": engine.folder, "model": model}
     if "trtllm_pipeline.toolchains.embedded" in code:
-        return _of(toolchains.EMBEDDED, machine, inputs, folder, model_folder or engine.folder, engine, 0)
-    return _of(toolchains.ENGINES, machine, inputs, folder, model_folder or engine.folder, engine, engine.world_size)
+        return _of(toolchains.EMBEDDED, machine, inputs, folder, model, engine, 0)
+    return _of(toolchains.ENGINES, machine, inputs, folder, model, engine, engine.world_size)
+
+
+def _tokenizer_of(repository: Path) -> Path | None:
+    """The folder with the tokenizer that a repository names, where it is there."""
+    try:
+        texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))
+    except (OSError, model_config.ModelConfigError):
+        return None
+    named = Path(texts.get("tokenizer_dir") or "")
+    return named if named.is_absolute() and named.is_dir() else None
 
 
 def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
@@ -206,10 +217,23 @@ def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> Ser
         raise UsageError(
             f"{folder} is no engine: neither {_EMBEDDED_WEIGHTS} nor rank0.engine is in it", hint=_EXPECTED
         )
-    inputs = {"engine": folder, "model": model_folder or folder}
+    model = model_folder or _made_of(folder) or folder
     toolchain = toolchains.EMBEDDED if embedded else toolchains.ENGINES
     ranks = 0 if embedded else engine.world_size
-    return _of(toolchain, machine, inputs, folder, model_folder or folder, engine, ranks)
+    return _of(toolchain, machine, {"engine": folder, "model": model}, folder, model, engine, ranks)
+
+
+def _made_of(engine: Path) -> Path | None:
+    """The model that an engine in a workspace was made of, where it is there: the tokenizer is not beside the engine."""
+    artifact: Path | None = engine.parent
+    while artifact is not None and artifact.parent.name != "download":
+        try:
+            used = {*manifest.inputs(manifest.read(artifact)).values()}
+        except StateError:
+            return None
+        store = artifact.parents[1]
+        artifact = next((each for fingerprint in used for each in store.glob(f"*/{fingerprint}")), None)
+    return None if artifact is None else artifact / OUT
 
 
 def _of(
@@ -225,7 +249,9 @@ def _of(
     _check_runs(toolchain, machine)
     launch = toolchains.load(toolchain).stage("launch")
     # An artifact's manifest says what it is of; a folder of somebody's has its own name.
-    label = str((read_object(folder.parent / MANIFEST) or {}).get("label") if folder.name == OUT else "").split("/")
+    label = str((read_object(folder.parent / manifest.NAME) or {}).get("label") if folder.name == OUT else "").split(
+        "/"
+    )
     model, name = (label[2], f"{label[2]}-{label[3]}") if len(label) == 4 else (folder.name, folder.name)
     return ServeTarget(
         toolchain=toolchain,

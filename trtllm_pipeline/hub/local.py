@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,15 +26,20 @@ def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Pa
     return {name: path for name in wanted if (path := model_files.find(folder, name)) is not None}
 
 
-def content_digest(folder: Path, digest: Callable[[Path], str], *, form: str = MODEL) -> str:
-    """Check the model in `folder`, see `check_folder`; the digest of the names and contents of its files."""
-    from blake3 import blake3
-
+def contents(folder: Path, digest: Callable[[Path], str], *, form: str = MODEL) -> dict[str, str]:
+    """Check the model in `folder`, see `check_folder`; the digest of each of its files, by name."""
     files = needed_files(folder, folder.name, form=form)
     check_folder(folder, folder.name, form=form)
+    return {name: digest(path) for name, path in files.items()}
+
+
+def content_digest(digests: Mapping[str, str]) -> str:
+    """The digest of the names and contents of a model's files."""
+    from blake3 import blake3
+
     whole = blake3()
-    for name, path in files.items():
-        whole.update(f"{name}\0{digest(path)}\n".encode())
+    for name, found in digests.items():
+        whole.update(f"{name}\0{found}\n".encode())
     return whole.hexdigest()
 
 

@@ -5,7 +5,8 @@ A source, in a recipe:                                              pinned, in a
     {"modelscope": "org/name", "revision": "master"}                the revision is a commit; "listing" is a digest
                                                                     of both, the fingerprint has `content_of` where told
     {"package_index": "dist==1.0", "sha256": ..., "member": ...}    as it is
-    {"local": "path"}                                               {"local": DIGEST}, of the content; the path is advice
+    {"local": "path"}                                               {"local": DIGEST, "files": {NAME: DIGEST}}, BLAKE3 of the
+                                                                    content, without licences by file; the path is advice
     {"generated": "llama", "seed": 0}                               as it is
 """
 
@@ -154,7 +155,9 @@ def _pin(
     if kind == "local":
         from trtllm_pipeline.hub import local
 
-        return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest, form=form)}
+        found = local.contents(base_dir / Path(name).expanduser(), digest, form=form)
+        read: dict[str, Json] = {each: told for each, told in found.items() if not files.is_licence(each)}
+        return {kind: local.content_digest(found), "files": read}
     return {"seed": 0, **source} if kind == "generated" else dict(source)
 
 
@@ -185,7 +188,7 @@ def fetch(
 
         assert folder is not None
         local.take(folder, out, progress=progress, form=form)
-        if (found := local.content_digest(out, digest_file, form=form)) != name:
+        if (found := local.content_digest(local.contents(out, digest_file, form=form))) != name:
             raise DownloadError(
                 f"{folder} has content {found[:12]}, not {name[:12]}: it changed after it was planned",
                 hint="run the command again",

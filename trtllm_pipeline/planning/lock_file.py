@@ -58,7 +58,7 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
     # The code that a source is fetched with is the recipe's own.
     source = {"local": known["folder"]} if "local" in source else {**source}
     source.pop("code", None)
-    if "files" in known:
+    if "files" in known and "local" not in source:  # a folder is looked at each time
         source["files"] = known["files"] or {}
     return {**{name: known[name] for name in known if name not in {"source", "folder", "files"}}, "sources": [source]}
 

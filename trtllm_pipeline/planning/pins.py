@@ -159,7 +159,8 @@ class Pins:
             from trtllm_pipeline.hub.sources import local_folder
 
             folder = str(local_folder(sources, Path(cell.base_dir)))
-            return {**cell.recipe, "source": _with_code(source, cell), "folder": folder}
+            pinned = _with_code({"local": source["local"]}, cell)
+            return {**cell.recipe, "source": pinned, "files": source["files"], "folder": folder}
         if source.keys() & {"hugging_face", "modelscope"}:
             listed_files = source.get("files")
             source = {name: value for name, value in source.items() if name != "files"}

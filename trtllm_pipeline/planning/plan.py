@@ -1,22 +1,34 @@
 """cells -> plan: the graph of stage runs, with equal work merged by equal fingerprints.
 
-Every fingerprint of the whole matrix is known before anything runs, since keys are made of inputs' fingerprints and
-never of their bytes. This is the hot path of a large matrix: plain objects, shared parts, no model classes.
+Every fingerprint of the whole matrix is known before anything runs, since keys are made of inputs' fingerprints, and of
+bytes only where these are known before: of the files that a stage reads of a model. This is the hot path of a large matrix: plain objects, shared parts, no model classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files.model_parts import ModelPart, files_of
 from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import key as params_key
 from trtllm_pipeline.toolchains.base import Toolchain
+
+SELECTED: Final = "files"
+"""Key of an input that is not read whole: the digest of the files that are, instead of the input's fingerprint."""
+
+
+class SelectedFiles(NamedTuple):
+    """What a stage run reads of a model."""
+
+    names: tuple[str, ...]
+    key: dict[str, Json]
+    """The part of the stage run's key."""
 
 
 @dataclass(slots=True)
@@ -34,6 +46,10 @@ class StageRun:
     files: Mapping[str, str]
     """Name -> path of user's files, as found on this machine."""
     inputs: Mapping[str, StageRunId]
+    reads: Mapping[str, tuple[str, ...]]
+    """Input name -> names of the files that it reads there, of inputs that are not read whole."""
+    contents: Mapping[str, str] | None
+    """Name -> digest of each file that it leaves, where that is known before it runs."""
     after: tuple[StageRunId, ...]
     first_cell: Cell
     cells: list[CellId] = field(default_factory=list)
@@ -84,13 +100,14 @@ def make_plan(
     stages = {name: _stages_until(toolchain, until) for name, toolchain in toolchains.items()}
     runs: dict[StageRunId, StageRun] = {}
     by_cell: dict[CellId, tuple[StageRunId, ...]] = {}
+    selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = {}
     for cell in cells:
         of_cell: dict[str, StageRunId] = {}
         if cell.reason is None:
             for stage in stages[cell.toolchain]:
                 if not stage.applies(cell, machine):
                     continue
-                run = _stage_run(stage, cell, machine, of_cell, runs, identities[cell.toolchain], digest)
+                run = _stage_run(stage, cell, machine, of_cell, runs, identities[cell.toolchain], digest, selected)
                 run.cells.append(cell.id)
                 of_cell[stage.name] = run.id
         by_cell[cell.id] = tuple(of_cell.values())
@@ -121,12 +138,22 @@ def _stage_run(
     runs: dict[StageRunId, StageRun],
     identity: Mapping[str, Json],
     digest: Callable[[str, Cell], tuple[str, str]],
+    selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles],
 ) -> StageRun:
     inputs = {
         name: next(of_cell[up] for up in stage.upstream(name) if up in of_cell)
         for name in stage.inputs
         if name not in stage.optional or not of_cell.keys().isdisjoint(stage.upstream(name))
     }
+    reads: dict[str, tuple[str, ...]] = {}
+    read: dict[str, Json] = {name: runs[run].fingerprint for name, run in inputs.items()}
+    for name, parts_read in () if stage.parts is None else stage.parts(cell).items():
+        if name in inputs and (contents := runs[inputs[name]].contents) is not None:
+            same = inputs[name], parts_read
+            found_files = selected.get(same)
+            if found_files is None:
+                found_files = selected[same] = _selection(contents, parts_read)
+            reads[name], read[name] = found_files
     files: dict[str, str] = {}
     digests: dict[str, Json] = {}
     for name, path in stage.files(cell).items():
@@ -137,7 +164,7 @@ def _stage_run(
         "stage": stage.name,
         "version": stage.version,
         "params": params_key(params),
-        "inputs": {name: runs[run].fingerprint for name, run in inputs.items()},
+        "inputs": read,
     }
     if not stage.shared:
         parts["toolchain"] = cell.toolchain
@@ -151,14 +178,28 @@ def _stage_run(
     found = runs.get(run_id)
     if found is None:
         after = tuple(of_cell[name] for name in stage.after if name in of_cell)
-        found = StageRun(run_id, stage, cell.toolchain, hashed, key, params, files, inputs, after, cell)
+        contents = None if stage.contents is None else stage.contents(cell)
+        found = StageRun(
+            run_id, stage, cell.toolchain, hashed, key, params, files, inputs, reads, contents, after, cell
+        )
         runs[run_id] = found
     return found
 
 
+def _selection(contents: Mapping[str, str], parts: frozenset[ModelPart]) -> SelectedFiles:
+    names = files_of(contents, parts)
+    return SelectedFiles(names, {SELECTED: fingerprint(canonical({name: contents[name] for name in names}))})
+
+
 def part(plan: Plan, cells: Sequence[Cell]) -> Plan:
     """Of `plan`, these of its cells and what they are made of."""
-    kept = {run for cell in cells for run in plan.by_cell[cell.id]}
+    kept: set[StageRunId] = set()
+    pending = [run for cell in cells for run in plan.by_cell[cell.id]]
+    while pending:  # what models have in common may be read from that of another cell
+        run_id = pending.pop()
+        if run_id not in kept:
+            kept.add(run_id)
+            pending += plan.stage_runs[run_id].inputs.values()
     runs = {run_id: run for run_id, run in plan.stage_runs.items() if run_id in kept}
     return Plan(tuple(cells), runs, {cell.id: plan.by_cell[cell.id] for cell in cells}, plan.machine)
 

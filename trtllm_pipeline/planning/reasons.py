@@ -6,11 +6,15 @@ import json
 import re
 import textwrap
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint, Scope, StageRunId
+from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files.model_parts import files_of
 from trtllm_pipeline.fingerprint import Change, changes
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Store
 
 NEVER = "not made yet"
@@ -26,6 +30,7 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
     tried = store.index.attempts(plan.stage_runs[run].fingerprint for run in to_run) if store is not None else {}
     found: dict[StageRunId, str] = {}
     changed: dict[StageRunId, tuple[Change, ...]] = {}
+    latest_of: dict[StageRunId, Fingerprint] = {}
     for run_id in to_run:
         run = plan.stage_runs[run_id]
         of_cells = (latest.get((cell, run.stage.name)) for cell in run.cells)
@@ -44,36 +49,38 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
         elif before[0] == run.fingerprint:
             found[run_id] = "its files are gone"
         else:
-            changed[run_id] = changes(before[1], run.key)
+            changed[run_id], latest_of[run_id] = changes(before[1], run.key), before[0]
     if store is not None:
-        before_keys = store.index.keys(
-            {_old(each) for of_run in changed.values() for each in of_run if _is_input(each)}
-        )
+        of_inputs = {run_id: _old_inputs(of_run, latest_of.get(run_id), store) for run_id, of_run in changed.items()}
+        before_keys = store.index.keys({each for found_inputs in of_inputs.values() for each in found_inputs.values()})
         for run_id, of_run in changed.items():
             if of_run:
-                found[run_id] = in_words(plan, plan.stage_runs[run_id], of_run, before_keys)
+                before_of = {name: before_keys[old] for name, old in of_inputs[run_id].items() if old in before_keys}
+                found[run_id] = in_words(plan, plan.stage_runs[run_id], of_run, before_of)
     return found
 
 
-def in_words(plan: Plan, run: StageRun, changed: Collection[Change], before: Mapping[Fingerprint, str]) -> str:
+def in_words(plan: Plan, run: StageRun, changed: Collection[Change], before: Mapping[str, str]) -> str:
     """Changes of a key as one line. A changed input is named by its stage: that stage's own reason says more.
 
-    `before` has keys of earlier inputs: files of a model that changed are named wherever the model is read.
+    `before` has the keys of earlier inputs, by name: files of a model that changed are named wherever the model is read.
     """
     own = [change for change in changed if not _is_input(change)]
     if own:
         return f"changed: {_some([_told(change) for change in own], '; ')}"
     stages: dict[str, str] = {}
-    for change in changed:
-        name = change.path.removeprefix(_INPUTS)
+    for name in dict.fromkeys(map(_input_of, changed)):
         if name not in run.inputs:  # one that the stage has no longer has no stage to be named by
             stages[name] = ""
             continue
         upstream = plan.stage_runs[run.inputs[name]]
-        known = before.get(_old(change))
-        parts = () if known is None else changes(known, upstream.key)
+        parts = changes(before[name], upstream.key) if name in before else ()
+        read = run.stage.parts(run.first_cell).get(name) if run.stage.parts and name in run.reads else None
         files = [part.path.removeprefix(_CONTENT) for part in parts if part.path.startswith(_CONTENT)]
+        files = [file for file in files if read is None or files_of((file,), read)]
         stages[upstream.stage.name] = f" ({_some(files, ', ')})" if files else ""
+        if read is not None and not files and any(each.path == f"{_INPUTS}{name}" for each in changed):
+            stages[upstream.stage.name] = " (its key had all files, now those that it reads)"
     return f"{' and '.join(f'{name}{files}' for name, files in sorted(stages.items()))} changed"
 
 
@@ -81,9 +88,20 @@ def _is_input(change: Change) -> bool:
     return change.path.startswith(_INPUTS)
 
 
-def _old(change: Change) -> Fingerprint:
-    """The fingerprint that an input had; no stage run's where there was none."""
-    return Fingerprint("" if change.old is None else json.loads(change.old))
+def _input_of(change: Change) -> str:
+    """The name of an input that changed."""
+    return change.path.split(".")[1]
+
+
+def _old_inputs(changed: Collection[Change], before: Fingerprint | None, store: Store) -> dict[str, Fingerprint]:
+    """The fingerprints that changed inputs had, by name, as far as they are known."""
+    inputs = [change for change in changed if _is_input(change) and change.old is not None]
+    found = {_input_of(each): Fingerprint(json.loads(each.old or "")) for each in inputs if each.path.count(".") == 1}
+    if before is not None and len(found) < len(inputs):
+        with suppress(StateError):  # what it was made from is in its manifest alone
+            (artifact,) = store.index.artifacts((before,)).values()
+            found = {**manifest.inputs(manifest.read(artifact.folder)), **found}
+    return found
 
 
 def _told(change: Change) -> str:

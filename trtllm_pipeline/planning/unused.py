@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterable
@@ -60,6 +59,6 @@ def _with_inputs(store: Store, wanted: Iterable[Fingerprint]) -> set[Fingerprint
         if each not in found and each in stages:
             found.add(each)
             with suppress(StateError):
-                key = json.loads(manifest.read(store.folder(stages[each], each)).key)
-                pending += [Fingerprint(used) for used in key.get("inputs", {}).values()]
+                made = manifest.read(store.folder(stages[each], each))
+                pending += manifest.inputs(made).values()
     return found

@@ -163,7 +163,7 @@ def _dependencies(sealed: Manifest, job: Mapping[str, Any]) -> Iterator[Json]:
     key = json.loads(sealed.key)
     digests = sealed.provenance.get("inputs")
     digests = digests if isinstance(digests, dict) else {}
-    for name, fingerprint in key.get("inputs", {}).items():
+    for name, fingerprint in manifest.inputs(sealed).items():
         found: dict[str, Json] = {"name": f"inputs/{name}", "uri": f"trtllm-pipeline:stage-run/{fingerprint}"}
         yield {**found, "digest": {"dirHashBlake3": digests[name]}} if name in digests else found
     for name, digest in key.get("files", {}).items():

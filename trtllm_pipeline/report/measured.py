@@ -139,8 +139,8 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
     cells = []
     for row in rows:
         made = artifacts.get(row.id, {})
-        perf, engine, answers = made.get("perf"), made.get("build"), made.get("accuracy") or made.get("score")
-        events = None if perf is None or engine is None else (perf / EVENTS, engine / "tokenizer.json")
+        perf, model, answers = made.get("perf"), made.get("download"), made.get("accuracy") or made.get("score")
+        events = None if perf is None or model is None else (perf / EVENTS, model / "tokenizer.json")
         cells.append(Measured.of(row, perf=perf, events=events, answers=answers))
     return tuple(cells)
 

@@ -110,6 +110,10 @@ def _command_line(each: CommandChange) -> TextLine:
     return TextLine(f"{each.stage} ({count(each.stage_runs, 'stage run')}): {words}")
 
 
+def _keys_of_inputs(run: StageRun, plan: Plan) -> dict[str, str]:
+    return {name: plan.stage_runs[upstream].key for name, upstream in run.inputs.items()}
+
+
 def difference(new: Plan, base: Plan, *, names: tuple[str, str], commands: tuple[Commands, Commands]) -> PlanDifference:
     """`new` against `base`, two plans of one matrix; `names` and `commands` are of both, in this order."""
     changed = {
@@ -118,9 +122,8 @@ def difference(new: Plan, base: Plan, *, names: tuple[str, str], commands: tuple
         for run, other in _pairs(new, new.by_cell.get(cell, ()), base, before)
         if run not in base.stage_runs
     }
-    keys = {run.fingerprint: run.key for run in base.stage_runs.values()}
     why = Counter(
-        in_words(new, run, changes(other.key, run.key), keys)
+        in_words(new, run, changes(other.key, run.key), _keys_of_inputs(other, base))
         for run, other in ((new.stage_runs[run], base.stage_runs[other]) for run, other in changed.items())
     )
     return PlanDifference(

@@ -13,17 +13,17 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate.answers import questions_of, score_server
 from trtllm_pipeline.evaluate.functions import metrics_of
-from trtllm_pipeline.stages.asking import adapter_options, encoder, protocol_for
+from trtllm_pipeline.stages.asking import adapter_options, encoder, model_folder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import AccuracyParams, to_json
 
 
 def run(context: StageContext[AccuracyParams]) -> None:
     """Ask, score, write. Raises StageError for rows without references, failed requests and too low a score."""
-    engine = context.inputs["engine"]
+    model = model_folder(context.inputs)
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
-    with chat_renderer(engine) as render:
+    with chat_renderer(model) as render:
         questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     service = Service.read(context.inputs["service"])
     images = any(question.prompt.images for question in questions)
@@ -39,7 +39,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
         questions,
         metrics,
         concurrency=asked.concurrency,
-        encode=encoder(engine),  # before anything is asked: without it there is no use for answers
+        encode=encoder(model),  # before anything is asked: without it there is no use for answers
         folder=context.out,
         progress=context.progress,
         source="own",

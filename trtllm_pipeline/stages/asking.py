@@ -26,6 +26,11 @@ TASK: Final = 1
 _FIRST_PROMPT: Final = "Hello"
 
 
+def model_folder(inputs: Mapping[str, Path]) -> Path:
+    """The folder with tokenizer and chat template; by hand that of the engine, where no other was named."""
+    return inputs.get("model") or inputs["engine"]
+
+
 def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False) -> str:
     """The protocol to ask `service` over: the one that is wanted of Triton, bare completions of an OpenAI server, and chat
     of one that is asked with images. Raises StageError for images where there is no chat.
@@ -41,11 +46,11 @@ def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False
     return "openai_completions" if service.kind == "openai" else wanted
 
 
-def encoder(engine: Path) -> Encode | None:
-    """Text to tokens, without special ones, as the tokenizer beside the engine does it; None where there is none."""
-    if find(engine, "tokenizer.json") is None:
+def encoder(model: Path) -> Encode | None:
+    """Text to tokens, without special ones, as the tokenizer of a folder does it; None where there is none."""
+    if find(model, "tokenizer.json") is None:
         return None
-    tokenizer = read_tokenizer(engine)
+    tokenizer = read_tokenizer(model)
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from trtllm_pipeline.domain import Cell, Needs, Resources, Scope
+from trtllm_pipeline.files.model_parts import ModelPart
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.model import Machine
 
@@ -78,6 +79,11 @@ class Stage:
     """Input name -> name of the upstream stage of the same cell; of several, the first that the cell has."""
     optional: frozenset[str] = frozenset()
     """Names of the inputs that a cell may lack."""
+    parts: Callable[[Cell], Mapping[str, frozenset[ModelPart]]] | None = None
+    """Input name -> what it reads of the model there, for inputs that are not read whole: its key hangs on these files
+    alone, and its program sees no others."""
+    contents: Callable[[Cell], Mapping[str, str] | None] | None = None
+    """Name -> digest of each file that it leaves, where that is known before it runs."""
     after: tuple[str, ...] = ()
     """Stages of the same cell that must have succeeded first, though their results are not read."""
     scope: Scope = Scope.ARTIFACT

@@ -187,7 +187,11 @@ class DownloadParams:
     ]
     content: Annotated[
         dict[str, str] | None,
-        Param("SHA-256 of each file that is read, by name", null="not known before the download", key_with=ITSELF),
+        Param(
+            "digest of each file that is read, by name: SHA-256, of a local source BLAKE3",
+            null="not known before the download",
+            key_with=ITSELF,
+        ),
     ] = None
     form: Annotated[Form | None, Param("what is fetched", null="a whole model", key_with=ITSELF)] = None
     folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None

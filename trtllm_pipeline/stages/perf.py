@@ -25,7 +25,7 @@ from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.asking import adapter_options, protocol_for
+from trtllm_pipeline.stages.asking import adapter_options, model_folder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -35,9 +35,9 @@ EVENTS: Final = "events.jsonl"
 
 def run(context: StageContext[PerfParams]) -> None:
     """Measure; raises StageError when the measurement is not valid."""
-    folder = context.inputs["engine"]
-    tokenizer = read_tokenizer(folder)
-    with chat_renderer(folder) as render:
+    folder, model = context.inputs["engine"], model_folder(context.inputs)
+    tokenizer = read_tokenizer(model)
+    with chat_renderer(model) as render:
         prompts = read(context.files["input_data"], render)
     if context.params.images is not None:
         made = ImagesAsked.parse(context.params.images)
@@ -90,7 +90,7 @@ def run(context: StageContext[PerfParams]) -> None:
 def measured(context: StageContext[PerfParams]) -> LoadResult:
     """What follows from the events of a stage that has run."""
     limits = {name.removesuffix("_ms"): limit for name, limit in (context.params.slo or {}).items()}
-    return analyze(context.out / EVENTS, read_tokenizer(context.inputs["engine"]), Objectives(limits))
+    return analyze(context.out / EVENTS, read_tokenizer(model_folder(context.inputs)), Objectives(limits))
 
 
 def _output_length(engine: Engine) -> int:

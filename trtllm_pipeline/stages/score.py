@@ -11,18 +11,18 @@ from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.answers import timed_answers
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
-from trtllm_pipeline.stages.asking import encoder
+from trtllm_pipeline.stages.asking import encoder, model_folder
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import ScoreParams, to_json
 
 
 def run(context: StageContext[ScoreParams]) -> None:
     """Read, score, write. Raises StageError when there is nothing to score or the score is too low."""
-    engine = context.inputs["engine"]
+    model = model_folder(context.inputs)
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
-    with chat_renderer(engine) as render:
+    with chat_renderer(model) as render:
         everything = read(path, metrics, asked.metrics, render)
     questions, faults = scorable(everything, metrics)
     if not questions:
@@ -32,7 +32,7 @@ def run(context: StageContext[ScoreParams]) -> None:
             hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
         )
     found = timed_answers(
-        context.inputs["perf"] / "events.jsonl", {each.prompt.id: each for each in questions}, encoder(engine)
+        context.inputs["perf"] / "events.jsonl", {each.prompt.id: each for each in questions}, encoder(model)
     )
     if not found.answers:
         raise StageError(

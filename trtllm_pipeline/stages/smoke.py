@@ -23,7 +23,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.stages.asking import ADAPTER, adapter_options
+from trtllm_pipeline.stages.asking import ADAPTER, adapter_options, model_folder
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
@@ -102,7 +102,7 @@ class _Smoke:
         self.context = context
         self.asked = context.params
         self.service = Service.read(context.inputs["service"])
-        self.tokenizer = read_tokenizer(context.inputs["engine"])
+        self.tokenizer = read_tokenizer(model_folder(context.inputs))
         self.protocols = OPENAI_PROTOCOLS if self.service.kind == "openai" else PROTOCOLS
         self.target = Target(
             self.protocols[0],

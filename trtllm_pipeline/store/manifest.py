@@ -100,6 +100,17 @@ class Manifest:
         (folder / NAME).write_text(f"{text}\n", encoding="utf-8")
 
 
+def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
+    """Fingerprint of each stage run that an artifact was made from, by input name.
+
+    The key has the digest of the files that were read instead, where an input was not read whole.
+    """
+    made_from = manifest.provenance.get("made_from")
+    named = json.loads(manifest.key).get("inputs", {})
+    found = {**named, **(made_from if isinstance(made_from, dict) else {})}
+    return {name: Fingerprint(each) for name, each in found.items() if isinstance(each, str)}
+
+
 def content_digest(entry: FileEntry) -> str:
     """BLAKE3 of a file's content, and of a link's target as text."""
     return digest_text(entry.link) if entry.link is not None else str(entry.digest)

@@ -40,16 +40,26 @@ from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 
 ENGINE: Final = ("build", "quantize", "download")
-"""What is served, with its tokenizer beside it: an engine, or where there is none to build the weights themselves."""
+"""What is served: an engine, or where there is none to build the weights themselves."""
+MODEL: Final = "model"
+"""The input with the model's own files: tokenizer, chat template. By hand it may be left out where these lie beside the
+engine."""
+_MAY_LACK: Final = frozenset({MODEL, companions.ADAPTER})
 
 
-def _download(cell: Cell) -> DownloadParams:
-    """Where the model comes from, and what it is: the files that the hub lists, with the code that the recipe trusts."""
+def _contents(cell: Cell) -> dict[str, str] | None:
+    """Digest of each file of the model that some stage reads, with the code that the recipe trusts, by name."""
     source, files = cell.recipe["source"], cell.recipe.get("files")
     assert isinstance(source, dict)
     code = source.get("code")
-    content = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
-    found = {"source": source, "content": content, "folder": cell.recipe.get("folder")}
+    found = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
+    return None if found is None else {name: str(digest) for name, digest in found.items()}
+
+
+def _download(cell: Cell) -> DownloadParams:
+    """Where the model comes from, and what it is."""
+    source = cell.recipe["source"]
+    found: dict[str, Any] = {"source": source, "content": _contents(cell), "folder": cell.recipe.get("folder")}
     if cell.precision == AS_IS:
         found["quantization"] = cell.recipe.get("quantization")
     return load(DownloadParams, found, cell.settings["download"])
@@ -74,6 +84,7 @@ DOWNLOAD = Stage(
     shared=True,
     params=DownloadParams,
     read=_download,
+    contents=_contents,
     resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     expected_s=2.0,
     expected_s_per_gb=20.0,
@@ -192,8 +203,14 @@ SMOKE = Stage(
     summary="talk to the server over every protocol and check the answers",
     program="trtllm_pipeline.stages.smoke:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", "engine": ENGINE, companions.ADAPTER: companions.ADAPTER},
-    optional=frozenset({companions.ADAPTER}),
+    inputs={
+        "service": "launch",
+        "repository": "repository",
+        "engine": ENGINE,
+        MODEL: "download",
+        companions.ADAPTER: companions.ADAPTER,
+    },
+    optional=_MAY_LACK,
     scope=Scope.IN_SERVICE,
     params=SmokeParams,
     read=_smoke,
@@ -252,8 +269,14 @@ PERF = Stage(
     summary="measure latency and throughput over a list of concurrencies or request rates",
     program="trtllm_pipeline.stages.perf:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", "engine": ENGINE, companions.ADAPTER: companions.ADAPTER},
-    optional=frozenset({companions.ADAPTER}),
+    inputs={
+        "service": "launch",
+        "repository": "repository",
+        "engine": ENGINE,
+        MODEL: "download",
+        companions.ADAPTER: companions.ADAPTER,
+    },
+    optional=_MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,
     params=PerfParams,
@@ -316,8 +339,8 @@ ACCURACY = Stage(
     summary="score the server's greedy answers against references",
     program="trtllm_pipeline.stages.accuracy:run",
     shared=True,
-    inputs={"service": "launch", "engine": ENGINE, companions.ADAPTER: companions.ADAPTER},
-    optional=frozenset({companions.ADAPTER}),
+    inputs={"service": "launch", "engine": ENGINE, MODEL: "download", companions.ADAPTER: companions.ADAPTER},
+    optional=_MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,
     applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
@@ -338,7 +361,8 @@ SCORE = Stage(
     summary="score the answers that perf timed against references",
     program="trtllm_pipeline.stages.score:run",
     shared=True,
-    inputs={"perf": "perf", "engine": ENGINE},
+    inputs={"perf": "perf", "engine": ENGINE, MODEL: "download"},
+    optional=frozenset({MODEL}),
     section="accuracy",
     applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "perf",
     params=ScoreParams,

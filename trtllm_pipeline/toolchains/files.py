@@ -1,4 +1,4 @@
-"""Files that stages of every toolchain pass on: the tokenizer beside the weights, never copied where a link will do."""
+"""Files that stages pass on: never copied where a link will do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENIZER_FILES: Final = (
     "vocab.json",
     "merges.txt",
 )
-"""Whatever of these a model folder has goes with its weights."""
+"""Whatever of these a model folder has goes with the weights of a Hugging Face checkpoint, which is served as a whole."""
 
 
 def link(folder: Path, name: str, target: Path) -> None:
@@ -35,10 +35,3 @@ def link(folder: Path, name: str, target: Path) -> None:
         os.link(source, target)
     except OSError:
         copy(source, target)
-
-
-def link_tokenizer(source: Path, target: Path) -> None:
-    """Put the tokenizer of the folder `source` into the folder `target`. Raises DownloadError."""
-    for name in TOKENIZER_FILES:
-        if find(source, name) is not None:
-            link(source, name, target / name)

@@ -219,7 +219,7 @@ def test_what_is_typed_beside_a_matrix_is_checked_before_anything_is_built(
         ("build --max-num-tokens 64", "--set settings.build.max_num_tokens=VALUE"),
         ("build --max-batch-size 4", "--set axes.max_batch_size=[VALUE]"),
         ("build --checkpoint d", "leave it out"),
-        ("build --model d", "leave it out"),
+        ("convert --model d", "leave it out"),
         ("build --output-dir d", "leave it out"),
         ("quantize --calibration-samples 8", "--set settings.quantize.calibration.samples=VALUE"),
         ("quantize --calibration-data d", "--set settings.quantize.calibration.data=VALUE"),
@@ -369,7 +369,23 @@ def test_pairs_that_say_nothing_sensible_are_refused_in_words(
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("build", "--toolchain", "embedded", "--checkpoint", "d", "--model", "/nowhere"), "--model"),
+        (
+            (
+                "stage",
+                "repository",
+                "--toolchain",
+                "embedded",
+                "--engine",
+                "d",
+                "--model",
+                "d",
+                "--max-batch-size",
+                "4",
+                "--draft",
+                "/nowhere",
+            ),
+            "--draft",
+        ),
         (("convert", "--toolchain", "tensorrt_llm", "--model", "d", "--calibration-data", "d"), "--calibration-data"),
         (("build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
     ],
@@ -388,8 +404,9 @@ def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: p
 
 @pytest.mark.parametrize("verb", ["convert", "quantize", "build"])
 def test_a_family_that_has_no_engines_is_refused(inputs: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    words = ("--toolchain", "tensorrt_llm", "--model", "d", "--precision", "fp16", "--family", "qwem2")
-    assert app.main([verb, *words, "--output-dir", "o"]) == 2
+    words = ("--toolchain", "tensorrt_llm", "--precision", "fp16", "--family", "qwem2")
+    read = ("--checkpoint" if verb == "build" else "--model", "d")
+    assert app.main([verb, *words, *read, "--output-dir", "o"]) == 2
     assert "--family \"qwem2\" is not allowed; did you mean 'qwen2'?" in capsys.readouterr().err
 
 

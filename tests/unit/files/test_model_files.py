@@ -132,7 +132,7 @@ def test_what_is_never_opened(folder: Path, secret: Path, tmp_path: Path, damage
     damage(folder, secret)
     for use in (
         lambda: find(folder, "LICENSE"),
-        lambda: local.content_digest(folder, digest_file),
+        lambda: local.contents(folder, digest_file),
         lambda: take(folder, tmp_path / "out"),
         lambda: files.link(folder, "LICENSE", tmp_path / "linked"),
     ):
@@ -149,14 +149,13 @@ def test_a_pipe_in_place_of_a_file_is_told_and_not_waited_for(folder: Path, name
     (folder / name).unlink()
     os.mkfifo(folder / name)
     with pytest.raises(DownloadError, match=rf"{name}: it is a named pipe"):
-        local.content_digest(folder, digest_file)
+        local.contents(folder, digest_file)
 
 
-def test_a_tokenizer_that_leads_out_is_not_linked(folder: Path, secret: Path, tmp_path: Path) -> None:
+def test_a_file_that_leads_out_is_not_linked(folder: Path, secret: Path, tmp_path: Path) -> None:
     (folder / "special_tokens_map.json").symlink_to(secret)
-    (tmp_path / "out").mkdir()
     with pytest.raises(ModelFileError, match="outside the model's folder"):
-        files.link_tokenizer(folder, tmp_path / "out")
+        files.link(folder, "special_tokens_map.json", tmp_path / "out")
     assert secret.stat().st_nlink == 1
 
 
@@ -176,7 +175,7 @@ def test_what_does_not_belong_to_the_model_is_not_looked_at(folder: Path, secret
     (folder / "notes.txt").symlink_to(secret)
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
-    local.content_digest(folder, digest_file)
+    local.contents(folder, digest_file)
     take(folder, tmp_path / "out")
 
 

@@ -19,7 +19,7 @@ from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
 from trtllm_pipeline.toolchains.tensorrt_llm import dataset, engine_backend
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild
 
-BUILD = "build --checkpoint checkpoint --model model --family llama --max-batch-size 4 --max-num-tokens 64"
+BUILD = "build --checkpoint checkpoint --family llama --max-batch-size 4 --max-num-tokens 64"
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ ASKED = {"max_batch_size": 4, "max_input_len": 128, "max_seq_len": 192, "max_num
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What trtllm-build leaves for `ASKED`, on a machine with an H100, and the model it came from."""
+    """What trtllm-build leaves for `ASKED`, on a machine with an H100."""
     found = Machine(2, "test", (H100,), tensorrt_llm=TensorRTLLM("1.0.0"))
     monkeypatch.setattr(probe, "machine", lambda: found)
     folder = tmp_path / "engine"
@@ -214,9 +214,6 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config = {"version": "1.0.0", "pretrained_config": {"mapping": {"world_size": 1}}, "build_config": ASKED}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "rank0.engine").write_bytes(b"plan")
-    (tmp_path / "model").mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (tmp_path / "model" / name).write_text(name)
     return folder
 
 
@@ -230,10 +227,9 @@ def change(built: Path, **limits: int | None) -> None:
     (built / "config.json").write_text(json.dumps(config))
 
 
-def test_an_engine_gets_its_tokenizer_and_its_contract(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_gets_its_contract_and_nothing_of_the_model(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine.run(work_in(built.parent, built, **ASKED))
-    assert (built / "tokenizer.json").samefile(built.parent / "model" / "tokenizer.json")
-    assert not (built / "model.safetensors").exists()
+    assert {path.name for path in built.iterdir()} == {"config.json", "rank0.engine", engine_requirements.FILE}
     assert engine_requirements.read(built).gpu == H100.name
     assert capsys.readouterr().out == f"engine for {H100.name}: 1 ranks, 0.00 GB\n"
 
@@ -293,18 +289,17 @@ def test_an_engine_for_another_machine_fails_its_check(built: Path) -> None:
         engine.run_check(work_in(built.parent, built))
 
 
-# ------------------------------------------------------------------------------------------------------ tokenizer files
+# --------------------------------------------------------------------------------------------------------------- files
 
 
-def test_a_tokenizer_is_linked_past_links_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_linked_past_links_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "models--org--name"
     blobs, source, target = repository / "blobs", repository / "snapshots" / "abc", tmp_path / "target"
     for folder in (blobs, source, target):
         folder.mkdir(parents=True)
     (blobs / "abc").write_text("{}")
     (source / "tokenizer.json").symlink_to(blobs / "abc")
-    (source / "config.json").write_text("{}")
-    files.link_tokenizer(source, target)
+    files.link(source, "tokenizer.json", target / "tokenizer.json")
     assert [path.name for path in target.iterdir()] == ["tokenizer.json"]
     assert not (target / "tokenizer.json").is_symlink()
     assert (target / "tokenizer.json").samefile(blobs / "abc")

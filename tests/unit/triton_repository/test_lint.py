@@ -147,7 +147,7 @@ def test_an_embedded_repository_is_good(tmp_path: Path) -> None:
     (engine / "config.json").write_text(json.dumps({"build_config": build}))
     (engine / "tokenizer.json").write_text("{}")
     (tmp_path / "out").mkdir()
-    embedded.write(tmp_path / "out", engine, RepositoryEmbedded(max_batch_size=4))
+    embedded.write(tmp_path / "out", engine, engine, RepositoryEmbedded(max_batch_size=4))
     assert lint.lint(tmp_path / "out") == []
 
 

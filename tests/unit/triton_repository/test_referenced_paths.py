@@ -33,7 +33,7 @@ def write_triton(repository: Path, engine: Path) -> None:
     for name in embedded.MODELS:
         (repository / name).mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(
-            embedded.config_text(name, engine, RepositoryEmbedded(max_batch_size=4))
+            embedded.config_text(name, engine, engine, RepositoryEmbedded(max_batch_size=4))
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
@@ -30,6 +31,8 @@ from trtllm_pipeline.toolchains.embedded.params import (
     RepositoryEmbedded,
 )
 
+_READ: Final = CONVERTED | {ModelPart.TOKENIZER}
+_READ_IN_CHATS: Final = _READ | {ModelPart.CHAT_TEMPLATE}
 _OWN_SETTINGS: Final = {
     # section -> what this toolchain has of it, () for all but the options of TensorRT-LLM's programs
     "quantize": (),
@@ -106,6 +109,14 @@ def _convert(cell: Cell) -> ConvertEmbedded:
     return load(ConvertEmbedded, {"precision": cell.precision, "calibration": calibration})
 
 
+def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
+    """A GGUF file has the vocabulary in it; a chat template is for calibration texts alone."""
+    calibration = cell.settings["quantize"]["calibration"]
+    assert isinstance(calibration, dict)
+    chats = cell.precision in CALIBRATED and calibration["chat_template"]
+    return {"model": _READ_IN_CHATS if chats else _READ}
+
+
 def _convert_files(cell: Cell) -> Mapping[str, str]:
     if cell.precision not in CALIBRATED:
         return {}
@@ -125,10 +136,11 @@ def _server(_cell: Cell, context: StageContext[Any], machine: Machine) -> Sequen
 
 CONVERT = Stage(
     name="convert",
-    version=2,
+    version=3,
     summary="turn a Hugging Face folder into a GGUF checkpoint, quantizing as asked",
     program="trtllm_pipeline.toolchains.embedded.convert:run",
     inputs={"model": "download"},
+    parts=_convert_reads,
     params=ConvertEmbedded,
     read=_convert,
     file_names=("calibration_data",),
@@ -143,7 +155,7 @@ CONVERT = Stage(
 
 BUILD = Stage(
     name="build",
-    version=1,
+    version=2,
     summary="make an engine folder: weights, limits, and the proof that it loads",
     program="trtllm_pipeline.toolchains.embedded.build:run",
     inputs={"checkpoint": "convert"},
@@ -165,10 +177,10 @@ BUILD = Stage(
 
 REPOSITORY = Stage(
     name="repository",
-    version=1,
+    version=2,
     summary="write the five-model Triton repository for an engine",
     program="trtllm_pipeline.toolchains.embedded.repository:run",
-    inputs={"engine": "build"},
+    inputs={"engine": "build", "model": "download"},
     expected_s=1.0,
     params=RepositoryEmbedded,
     read=lambda cell: load(RepositoryEmbedded, {"max_batch_size": cell.max_batch_size}, cell.settings["repository"]),

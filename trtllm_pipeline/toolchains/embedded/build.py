@@ -21,7 +21,7 @@ from trtllm_pipeline.machine.memory import physical_bytes
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
-from trtllm_pipeline.toolchains.files import link, link_tokenizer
+from trtllm_pipeline.toolchains.files import link
 
 SCHEMA: Final = 1
 PROOF_FILE: Final = "build.json"
@@ -32,7 +32,7 @@ _PROOF_TOKENS: Final = 8
 
 
 def run(context: StageContext[BuildEmbedded]) -> None:
-    """Program of the stage. Input `checkpoint`: what convert left. Leaves `model.gguf`, `config.json`, `build.json`, the tokenizer."""
+    """Program of the stage. Input `checkpoint`: what convert left. Leaves `model.gguf`, `config.json`, `build.json`."""
     checkpoint = context.inputs["checkpoint"]
     facts = _read_checkpoint(checkpoint)
     limits = _limits(context.params, int(facts["geometry"]["max_position_embeddings"]))
@@ -43,7 +43,6 @@ def run(context: StageContext[BuildEmbedded]) -> None:
     _check_memory(weight_bytes + kv_bytes, limits)
 
     link(checkpoint, MODEL_FILE, context.out / MODEL_FILE)
-    link_tokenizer(checkpoint, context.out)
     config = {
         "schema": SCHEMA,
         "version": f"xllamacpp {version('xllamacpp')}",

@@ -19,7 +19,6 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline import chat
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.model_files import read_tokenizer as load_tokenizer
@@ -42,7 +41,6 @@ from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, ConvertEmbedd
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, GgufPrecision, blocks_do_not_fit, encode
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
-from trtllm_pipeline.toolchains.files import link_tokenizer
 
 SCHEMA: Final = 1
 
@@ -60,7 +58,7 @@ class TensorPlan:
 
 
 def run(context: StageContext[ConvertEmbedded]) -> None:
-    """Program of the stage. Input `model`: a Hugging Face folder. Leaves `model.gguf`, `config.json` and the tokenizer."""
+    """Program of the stage. Input `model`: a Hugging Face folder. Leaves `model.gguf` and `config.json`."""
     started = time.monotonic()
     folder = context.inputs["model"]
     name = context.params.precision
@@ -98,7 +96,6 @@ def run(context: StageContext[ConvertEmbedded]) -> None:
         context.progress(done, total, "parameters")
     writer.close()
 
-    link_tokenizer(folder, context.out)
     facts = {
         "schema": SCHEMA,
         "architecture": config.architecture,
@@ -219,7 +216,6 @@ class TokenizerFacts:
     bos: int | None
     eos: tuple[int, ...]
     pad: int | None
-    chat_template: str | None
 
 
 def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
@@ -266,18 +262,19 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
         bos=next(iter(special["bos"]), None),
         eos=special["eos"],
         pad=next(iter(special["pad"]), None),
-        chat_template=chat.read_source(folder),
     )
 
 
 def _special_ids(folder: Path, number_of: Mapping[str, int], vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """The ids of special tokens: what generation is told goes before what the model and the tokenizer say."""
-    places = Fields.read_optional(folder, "generation_config.json"), Fields.read(folder, "config.json")
-    settings = Fields.read_optional(folder, "tokenizer_config.json")
+    """The ids of special tokens: what the model says goes before what the tokenizer says.
+
+    What generation_config.json says is for servers to read: which tokens end an answer changes no weight.
+    """
+    config, settings = Fields.read(folder, "config.json"), Fields.read_optional(folder, "tokenizer_config.json")
     found = {}
     for name in ("bos", "eos", "pad"):
         key = f"{name}_token_id"
-        ids = next((place.token_ids(key) for place in places if place.has(key)), None)
+        ids = config.token_ids(key) if config.has(key) else None
         if ids is None:
             number = number_of.get(settings.token(f"{name}_token") or "")
             ids = () if number is None else (number,)
@@ -351,7 +348,6 @@ def _add_metadata(
         "eos_token_id": eos,
         "eot_token_id": eot,
         "pad_token_id": tokenizer.pad,
-        "chat_template": tokenizer.chat_template,
     }.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)

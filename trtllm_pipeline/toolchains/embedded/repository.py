@@ -39,20 +39,20 @@ except ImportError as error:
 
 
 def run(context: StageContext[RepositoryEmbedded]) -> None:
-    """Write the repository into `context.out`. The engine folder of `context.inputs` holds the tokenizer as well."""
-    engine = context.inputs["engine"].absolute()
-    if not (engine / "tokenizer.json").is_file():
+    """Write the repository into `context.out`, for the engine and the model's tokenizer among `context.inputs`."""
+    engine, model = context.inputs["engine"].absolute(), context.inputs["model"].absolute()
+    if not (model / "tokenizer.json").is_file():
         raise StageError(
-            f"{engine} has no tokenizer.json: text cannot be served without a fast tokenizer",
+            f"{model} has no tokenizer.json: text cannot be served without a fast tokenizer",
             failure=FailureClass.INFEASIBLE,
-            hint="the model folder must have one; `pipeline build` puts it beside the engine",
+            hint="--model, or --model-folder of pipeline serve start, names the model's own folder",
         )
-    write(context.out, engine, context.params)
+    write(context.out, engine, model, context.params)
     print(f"wrote {', '.join(MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
 
 
-def write(folder: Path, engine: Path, asked: RepositoryEmbedded) -> None:
-    """Write the five models for `engine` into the empty `folder`. Raises StageError for one that takes fewer requests."""
+def write(folder: Path, engine: Path, model: Path, asked: RepositoryEmbedded) -> None:
+    """Write the five models for `engine`, with the tokenizer of `model`, into the empty `folder`. Raises StageError for one that takes fewer requests."""
     limit = Limits.read(engine).max_batch_size
     if asked.max_batch_size > limit:
         raise StageError(
@@ -61,21 +61,21 @@ def write(folder: Path, engine: Path, asked: RepositoryEmbedded) -> None:
         )
     for name in MODELS:
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(config_text(name, engine, asked), encoding="utf-8")
+        (folder / name / "config.pbtxt").write_text(config_text(name, engine, model, asked), encoding="utf-8")
     for name in PYTHON_MODELS:
         (folder / name / "1" / "model.py").write_text(_MODEL_PY.format(name=name), encoding="utf-8")
     # Triton wants a version folder, and an empty one does not survive every way of copying folders.
     (folder / "ensemble" / "1" / ".keep").touch()
 
 
-def config_text(name: str, engine: Path, settings: RepositoryEmbedded) -> str:
+def config_text(name: str, engine: Path, model: Path, settings: RepositoryEmbedded) -> str:
     """The config.pbtxt of model `name`, as protobuf text."""
     from google.protobuf import text_format
 
-    return str(text_format.MessageToString(model_config(name, engine, settings)))
+    return str(text_format.MessageToString(model_config(name, engine, model, settings)))
 
 
-def model_config(name: str, engine: Path, settings: RepositoryEmbedded) -> Any:
+def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbedded) -> Any:
     """The ModelConfig of model `name`."""
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -117,7 +117,7 @@ def model_config(name: str, engine: Path, settings: RepositoryEmbedded) -> Any:
     }
     instances, parameters = python_models[name]
     if name != "tensorrt_llm_bls":
-        parameters["tokenizer_dir"] = engine
+        parameters["tokenizer_dir"] = model
     config.instance_group.add(count=instances, kind="KIND_CPU")
     for key, value in parameters.items():
         config.parameters[key].string_value = str(value).lower() if isinstance(value, bool) else str(value)

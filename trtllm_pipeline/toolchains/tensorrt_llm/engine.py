@@ -1,7 +1,7 @@
-"""The end of the build stage: an engine folder that is whole, has the limits that were asked for, and can serve text.
+"""The end of the build stage: an engine folder that is whole and has the limits that were asked for.
 
-`trtllm-build` has filled it by now. The tokenizer is put beside the engine, and `engine.json` says on what it was built,
-so that a launch elsewhere is refused before it loads for minutes.
+`trtllm-build` has filled it by now. `engine.json` says on what it was built, so that a launch elsewhere is refused before it
+loads for minutes. The tokenizer stays with the model: a corrected chat template must not cost another build.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.toolchains.files import link_tokenizer
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
@@ -24,7 +23,6 @@ def run(context: StageContext[EngineBuild]) -> None:
     """Check what `trtllm-build` left in `context.out` and complete it. Raises StageError, ServerError."""
     check_limits(context.out, context.params)
     built = engine_requirements.write(context.out, probe.machine().gpus[0])
-    link_tokenizer(context.inputs["model"], context.out)
     size = sum(file.stat().st_size for file in context.out.glob("rank*"))
     print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 

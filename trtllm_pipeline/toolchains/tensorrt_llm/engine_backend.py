@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.stages.base import Stage, StageContext
@@ -44,6 +45,12 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBui
 CHECKPOINT: Final = ("quantize", "convert")
 _CONFIG: Final = ("triton_parameters", "triton_max_batch_size", "preferred_batch_size", "instance_kinds")
 """Repository settings of config.pbtxt itself."""
+_CALIBRATED: Final = CONVERTED | {ModelPart.TOKENIZER}
+_READ_IN_CHATS: Final = _CALIBRATED | {ModelPart.CHAT_TEMPLATE}
+_LOOKED_AT: Final = frozenset(("llama", "qwen", "phi", "gpt", "gemma"))
+"""Scripts of which it is known which files they open. A model of any other is read whole."""
+_READ_BY_RUN: Final = frozenset(ModelPart) - {ModelPart.WEIGHTS}
+"""What run.py may look at for the tokenizer's sake."""
 _IN_TRITON: Final = frozenset({*SETTINGS, "parameters", *_CONFIG})
 _READ: Final = {
     "triton": _IN_TRITON,
@@ -174,6 +181,32 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
             raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error
 
 
+def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
+    """Weights and configuration: the scripts open the tokenizer only for what has to be measured.
+
+    Source: convert_checkpoint.py of `_LOOKED_AT`, and `from_hugging_face` of their models.
+    """
+    return {"model": CONVERTED} if _is_known(cell) else {}
+
+
+def _is_known(cell: Cell) -> bool:
+    """Whether somebody looked at what the script of a cell's family reads; options of a matrix may let it read more."""
+    return (
+        releases.FAMILIES[str(cell.recipe["family"])].script in _LOOKED_AT and not cell.settings["quantize"]["options"]
+    )
+
+
+def _quantize_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
+    """The tokenizer too, for the rows to calibrate on, and the chat template where rows may be conversations.
+
+    Source: `quantize_and_export` of quantize_by_modelopt.py, which opens a processor for other families only.
+    """
+    if not _is_known(cell):
+        return {}
+    chats = backends.calibration(cell)["chat_template"] or backends.has_own_calibration_data(cell)
+    return {"model": _READ_IN_CHATS if chats else _CALIBRATED}
+
+
 def _checkpoint(cell: Cell, *, calibrated: bool) -> Checkpoint:
     phi3 = cell.recipe["family"] == "phi3"
     own = {
@@ -212,6 +245,7 @@ QUANTIZE: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run",
     commands=_quantize,
     inputs={"model": "download"},
+    parts=_quantize_reads,
     applies=lambda cell, machine: _route(cell, machine) == "quantize",
     params=Checkpoint,
     read=lambda cell: _checkpoint(cell, calibrated=True),
@@ -233,6 +267,7 @@ CONVERT: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run",
     commands=_convert,
     inputs={"model": "download"},
+    parts=_convert_reads,
     applies=lambda cell, machine: _route(cell, machine) == "convert",
     params=Checkpoint,
     read=lambda cell: _checkpoint(cell, calibrated=False),
@@ -247,11 +282,11 @@ CONVERT: Final = Stage(
 
 BUILD: Final = Stage(
     name="build",
-    version=2,
-    summary="build an engine from a checkpoint, with the tokenizer beside it",
+    version=3,
+    summary="build an engine from a checkpoint",
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run",
     commands=_build,
-    inputs={"checkpoint": CHECKPOINT, "model": "download"},
+    inputs={"checkpoint": CHECKPOINT},
     params=EngineBuild,
     read=_build_params,
     resources=backends.all_ranks,
@@ -270,6 +305,7 @@ CHECK: Final = Stage(
     commands=_check,
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
     optional=frozenset({ADAPTER}),
+    parts=lambda _cell: {"model": _READ_BY_RUN},
     params=EngineCheck,
     read=lambda cell: load(EngineCheck, {"world_size": backends.world_size(cell)}, cell.settings["check"]),
     resources=backends.all_ranks,

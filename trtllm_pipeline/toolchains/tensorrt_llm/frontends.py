@@ -33,8 +33,8 @@ SERVE_FILE: Final = "serve.json"
 
 
 def run_engine(context: StageContext[EngineRepository]) -> None:
-    """Write what serves the folder `engine`, with the tokenizer of `model`, a Hugging Face folder: the engine's own folder
-    has the tokenizer's files too, but not the model's config.json, which tells some tokenizers' class.
+    """Write what serves the folder `engine`, with the tokenizer of `model`, a Hugging Face folder: its config.json tells
+    some tokenizers' class.
 
     Raises StageError for what cannot be filled or served.
     """

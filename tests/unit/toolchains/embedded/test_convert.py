@@ -83,7 +83,7 @@ def test_vocabulary_has_a_token_for_every_row(folder: Path) -> None:
     assert facts.tokens[-1] == b"[PAD1029]"
     assert facts.types[-1] == gguf.TokenType.UNUSED
     assert len(set(facts.tokens)) == 1030
-    assert (facts.bos, facts.eos, facts.pad) == (0, (2, 0), 0)
+    assert (facts.bos, facts.eos, facts.pad) == (0, (2,), 0)
     with pytest.raises(StageError, match="has token 1023"):
         convert.read_tokenizer(folder, replace(config, vocab_size=1000))
 

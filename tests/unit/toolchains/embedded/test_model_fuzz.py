@@ -87,7 +87,7 @@ def spoil(chance: random.Random, folder: Path) -> str:
 
 def look_at(folder: Path) -> None:
     """What planning, downloading, converting and serving read of a model's folder."""
-    local.content_digest(folder, digest_file)
+    local.contents(folder, digest_file)
 
 
 def read_all(folder: Path) -> None:

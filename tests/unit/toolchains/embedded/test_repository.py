@@ -26,14 +26,21 @@ def engine(tmp_path: Path) -> Path:
     folder.mkdir()
     build = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128}
     (folder / "config.json").write_text(json.dumps({"build_config": build}))
-    (folder / "tokenizer.json").write_text("{}")
+    model_of(folder).mkdir()
+    (model_of(folder) / "tokenizer.json").write_text("{}")
     return folder
+
+
+def model_of(engine: Path) -> Path:
+    """The folder with the engine's tokenizer."""
+    return engine.parent / "model"
 
 
 def written(tmp_path: Path, engine: Path, **params: Any) -> dict[str, Any]:
     out = tmp_path / "out"
     out.mkdir()
-    repository.run(context(RepositoryEmbedded, {"max_batch_size": 4, **params}, {"engine": engine}, {}, out, tmp_path))
+    inputs = {"engine": engine, "model": model_of(engine)}
+    repository.run(context(RepositoryEmbedded, {"max_batch_size": 4, **params}, inputs, {}, out, tmp_path))
     return {path.parent.name: text_format.Parse(path.read_text(), ModelConfig()) for path in out.glob("*/config.pbtxt")}
 
 
@@ -59,7 +66,10 @@ def test_settings_reach_the_models(tmp_path: Path, engine: Path) -> None:
         enable_kv_cache_reuse=True,
     )
     values = {name: {k: v.string_value for k, v in config.parameters.items()} for name, config in configs.items()}
-    assert values["tensorrt_llm"]["gpt_model_path"] == values["preprocessing"]["tokenizer_dir"] == str(engine)
+    assert values["tensorrt_llm"]["gpt_model_path"] == str(engine)
+    assert {values[name].get("tokenizer_dir") for name in ("preprocessing", "postprocessing")} == {
+        str(model_of(engine))
+    }
     assert values["tensorrt_llm"]["exclude_input_in_output"] == "false"
     assert values["tensorrt_llm"]["enable_kv_cache_reuse"] == "true"
     assert values["tensorrt_llm_bls"]["accumulate_tokens"] == "true"
@@ -102,8 +112,8 @@ def test_no_path_of_the_attempt_is_inside(tmp_path: Path, engine: Path) -> None:
         assert not path.is_file() or str(tmp_path / "out") not in path.read_text()
 
 
-def test_an_engine_without_tokenizer_is_refused(tmp_path: Path, engine: Path) -> None:
-    (engine / "tokenizer.json").unlink()
+def test_a_model_without_tokenizer_is_refused(tmp_path: Path, engine: Path) -> None:
+    (model_of(engine) / "tokenizer.json").unlink()
     with pytest.raises(StageError, match=r"has no tokenizer\.json"):
         written(tmp_path, engine)
 
@@ -114,7 +124,8 @@ def test_every_option_of_the_stage_is_used(tmp_path: Path, engine: Path) -> None
         value = getattr(settings, field.name)
         changed = replace(settings, **{field.name: not value if isinstance(value, bool) else 7})
         assert any(
-            repository.config_text(name, engine, settings) != repository.config_text(name, engine, changed)
+            repository.config_text(name, engine, engine, settings)
+            != repository.config_text(name, engine, engine, changed)
             for name in repository.MODELS
         ), field.name
 
