@@ -31,7 +31,7 @@ from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
-from trtllm_pipeline.store.claims import Claim, lease_machine
+from trtllm_pipeline.store.claims import Claim, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak
 from trtllm_pipeline.store.manifest import Manifest, read, size_bytes
 from trtllm_pipeline.store.store import Attempt, Store
@@ -308,14 +308,17 @@ class _Execution:
             gpus = self._running[StageRunId(run.inputs["service"])].gpus
         else:
             machine = self._plan.machine
-            leased = lease_machine(
-                gpus,
-                exclusive=run.stage.resources(run.first_cell, machine).exclusive,
-                others=[gpu.uuid for gpu in machine.gpus],
+            exclusive, others = (
+                run.stage.resources(run.first_cell, machine).exclusive,
+                [gpu.uuid for gpu in machine.gpus],
             )
+            leased = lease_machine(gpus, exclusive=exclusive, others=others)
             if leased is None:
                 _release(held)
-                return self._busy(run, "another invocation or a kept server uses this machine")
+                users = machine_users(others if gpus else (), exclusive=exclusive)
+                who = " and ".join(users) or "another invocation or a kept server"
+                what = "GPUs are" if gpus and not exclusive else "this machine is"
+                return self._busy(run, f"{what} in use by {who}")
             claims, gpus = leased
             held += claims
         attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)

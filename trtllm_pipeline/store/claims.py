@@ -11,8 +11,10 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from trtllm_pipeline.errors import StateError
 
@@ -123,3 +125,43 @@ def lease_machine(
             other.release()
         return None
     return held, tuple(names)
+
+
+def machine_users(gpus: Sequence[str], *, exclusive: bool) -> tuple[str, ...]:
+    """The processes that `lease_machine` waits for, as their command lines; those that the kernel tells of, perhaps none."""
+    folder = machine_leases()
+    found: dict[int, None] = {}
+    for name in ("machine", *(f"gpu-{gpu}" for gpu in gpus)):
+        # Those that share the machine are in nobody's way who shares it too.
+        alone = name == "machine" and not exclusive
+        found |= dict.fromkeys(pid for pid, shared in _holders(folder / name) if not (alone and shared))
+    found.pop(os.getpid(), None)
+    return tuple(filter(None, map(_command_line, found)))
+
+
+def _holders(path: Path) -> Iterator[tuple[int, bool]]:
+    """Process ids of those that hold a claim, with whether they share it. Source: proc_locks(5)."""
+    try:
+        found = path.stat()
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    for line in lines:
+        words = line.split()
+        if len(words) > _PLACE and words[1] == "FLOCK" and words[_PLACE] == place:
+            yield int(words[4]), words[3] == "READ"
+
+
+_PLACE: Final = 5
+"""Of a lock's device and inode, in a line of /proc/locks."""
+
+
+def _command_line(pid: int) -> str | None:
+    """None of a process that has ended, or belongs to another user."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    line = b" ".join(words).decode(errors="replace").strip()
+    return f"process {pid} ({textwrap.shorten(line, 100)})" if line else None
