@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded import convert, random_model, runtime
-from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
-from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
+from trtllm_pipeline.toolchains.embedded.params import ARCHITECTURES, ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.reference import Reference
 

@@ -12,31 +12,48 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.helpers.needed import quantize_package
 
 torch = quantize_package("torch")
 quantize_package("modelopt.torch.quantization")
-quantize_package("transformers")
+transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from tests.helpers.checkpoints import Tensors, dequantized, dequantized_nvfp4, quantize  # noqa: E402
+from tests.helpers.checkpoints import dequantized_nvfp4, quantize, read_engine_checkpoint  # noqa: E402
 from trtllm_pipeline.files.model_files import read_tokenizer  # noqa: E402
 from trtllm_pipeline.machine.model import Machine  # noqa: E402
-from trtllm_pipeline.proof import answers, material  # noqa: E402
+from trtllm_pipeline.proof import answers, families, material  # noqa: E402
 from trtllm_pipeline.stages.calibration_rows import default_set  # noqa: E402
 from trtllm_pipeline.toolchains.embedded.reference import Array, Reference  # noqa: E402
+from trtllm_pipeline.toolchains.model_optimizer import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
-PRECISIONS = (
-    *("bf16", "fp8", "int8_sq", "nvfp4"),
-    *(pytest.param(precision, marks=pytest.mark.slow) for precision in ("int4_awq", "w4a8_awq")),
-)
+SLOW = ("int4_awq", "w4a8_awq", "fp16")
+TESTED = ("bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
+
+
+def cases() -> Iterator[Any]:
+    """Family, precision, tp and pp: all that engines' checkpoints are written in; two ranks each way where they can be cut."""
+    for known in checkpoint.FAMILIES.values():
+        family = known.model_type
+        for precision in TESTED:
+            if checkpoint.unwritten(family, precision, tp=1) is None:
+                slow = [pytest.mark.slow] if precision in SLOW else []
+                yield pytest.param(family, precision, 1, 1, marks=slow)
+        # Groups of 128 of AWQ are as wide as what these models have in all.
+        for precision in ("bf16", "fp8"):
+            if checkpoint.unwritten(family, precision, tp=2) is None:
+                yield pytest.param(family, precision, 2, 2, marks=[pytest.mark.slow])
+    yield from (pytest.param(family, "nvfp4", 1, 1) for family in ("llama", "qwen2", "qwen3"))
+
+
 MOST_NATS = 0.05
-"""A token. Weights come back as they were, but for smoothing, whose factors are rounded."""
+"""A token. Weights come back as they were, but for smoothing, whose factors are rounded, and norms that count from 1."""
 CALIBRATION = {"samples": 16, "max_length": 128}
 
 
@@ -49,54 +66,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _engine_weights(tensors: Tensors, layers: int, sizes: list[int]) -> Iterator[tuple[str, Any]]:
-    """Projections by their Hugging Face names; `sizes` are rows of queries, keys and values."""
-    for index in range(layers):
-        hf, ours = f"model.layers.{index}.", f"transformer.layers.{index}."
-        qkv = dequantized(tensors, f"{ours}attention.qkv").split(sizes)
-        yield from ((f"{hf}self_attn.{name}_proj.weight", part) for name, part in zip("qkv", qkv, strict=True))
-        for theirs, name in (
-            ("attention.dense", "self_attn.o_proj"),
-            ("mlp.fc", "mlp.gate_proj"),
-            ("mlp.gate", "mlp.up_proj"),
-            ("mlp.proj", "mlp.down_proj"),
-        ):
-            yield f"{hf}{name}.weight", dequantized(tensors, f"{ours}{theirs}")
-
-
 def read_back(model: Path, out: Path, precision: str) -> Reference:
-    """The float reference with the checkpoint's projections in place of the model's."""
-    reference = Reference.from_folder(model)
-    config = reference.config
-    changed: dict[str, Array] = {}
-    if precision == "nvfp4":
-        tensors = load_file(out / "model.safetensors")
-        assert tensors["model.layers.0.mlp.down_proj.weight"].dtype == torch.uint8
-        names = [
-            name.removesuffix(".weight") for name in reference.weights if "proj" in name and name.endswith("weight")
-        ]
-        found: Any = ((f"{name}.weight", dequantized_nvfp4(tensors, name)) for name in names)
-    else:
-        sizes = [count * config.head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        tensors = load_file(out / "rank0.safetensors")
-        stored = tensors["transformer.layers.0.mlp.proj.weight"].dtype
+    """The float reference of the checkpoint in `out`."""
+    if precision != "nvfp4":
+        stored = load_file(out / "rank0.safetensors")["transformer.layers.0.mlp.proj.weight"].dtype
         assert (stored == torch.bfloat16) == (precision == "bf16"), stored
-        changed["lm_head.weight"] = dequantized(tensors, "lm_head").float().numpy()
-        found = _engine_weights(tensors, config.num_layers, sizes)
-    for name, values in found:
-        assert values.shape == reference.weights[name].shape, name
-        changed[name] = values.float().numpy()
-    assert len(changed) >= 7 * config.num_layers
-    return Reference(config, {**reference.weights, **changed})
+        return read_engine_checkpoint(out)
+    reference = Reference.from_folder(model)
+    tensors = load_file(out / "model.safetensors")
+    assert tensors["model.layers.0.mlp.down_proj.weight"].dtype == torch.uint8
+    changed: dict[str, Array] = {}
+    for name, weight in reference.weights.items():
+        if "proj" in name and name.endswith("weight"):
+            changed[name] = dequantized_nvfp4(tensors, name.removesuffix(".weight")).float().numpy()
+            assert changed[name].shape == weight.shape, name
+    assert len(changed) == 7 * reference.config.num_layers
+    return Reference(reference.config, {**reference.weights, **changed})
 
 
-@pytest.mark.parametrize("family", material.FAMILIES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_float_reference_computes_what_transformers_computes(folder: Path, family: str) -> None:
+    tokens = [int(token) for token in np.random.default_rng(1).integers(3, 1000, 40)]
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / family, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        expected = model.eval()(input_ids=torch.tensor([tokens])).logits[0].numpy()
+    np.testing.assert_allclose(families.reference(folder / family).logits(tokens), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(("family", "precision", "tp", "pp"), [*cases()])
 def test_a_checkpoint_says_what_the_float_reference_says(
-    folder: Path, tmp_path: Path, family: str, precision: str, record_property: Any
+    folder: Path, tmp_path: Path, family: str, precision: str, tp: int, pp: int
 ) -> None:
     model = folder / family
-    params: dict[str, Any] = {"precision": precision, "family": family, "calibration": CALIBRATION}
+    params: dict[str, Any] = {"precision": precision, "family": family, "calibration": CALIBRATION, "tp": tp, "pp": pp}
     if precision == "nvfp4":
         params["checkpoint_format"] = "hugging_face"
     out = quantize(model, default_set(), tmp_path, **params)
@@ -107,6 +111,6 @@ def test_a_checkpoint_says_what_the_float_reference_says(
         row["answer"] = tokenizer.decode(read.generate(tokenizer.encode(row["input"]).ids, material.MAX_TOKENS))
     (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     found = answers.compare(tmp_path, model)
-    print(f"{family} {precision} on {'cuda' if torch.cuda.is_available() else 'cpu'}: {found}")
+    print(f"{family} {precision} tp{tp}pp{pp} on {'cuda' if torch.cuda.is_available() else 'cpu'}: {found}")
     assert found.unreadable == ()
     assert found.loss_nats <= MOST_NATS

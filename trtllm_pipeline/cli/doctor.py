@@ -34,7 +34,7 @@ def doctor(
         options.option(
             "--family",
             "NAMES",
-            "With --deep: architectures, separated by commas: llama, qwen2, qwen3 (default: llama).",
+            "With --deep: architectures by model_type, separated by commas, such as llama,mixtral,gemma2 (default: llama).",
         ),
     ] = None,
     precision: Annotated[

@@ -12,6 +12,7 @@ from trtllm_pipeline.config.document import SUFFIXES, Document, nearest, read
 from trtllm_pipeline.config.models import Recipe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.files.model_files import named_alike
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -114,7 +115,7 @@ def recipe_of_folder(model: str, base: Path) -> Document:
     model = os.path.expanduser(model)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     folder = base / model
     config = read(folder / "config.json")
-    data = config.data if isinstance(config.data, dict) else {}
+    data = named_alike(config.data) if isinstance(config.data, dict) else {}
     if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too
         data = {**text, **data}
     name = folder.name if folder.name not in ("", "..") else folder.resolve().name

@@ -316,3 +316,23 @@ def _words(error: Exception) -> str:
 
 def _refused(path: Path, reason: str, hint: str, failure: FailureClass = FailureClass.USER) -> ModelFileError:
     return ModelFileError(path, reason, hint=hint, failure=failure)
+
+
+_GPT2_KEYS: Final = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+}
+
+
+def named_alike(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a Hugging Face `config.json` says, under the names that other models have where GPT-2 has its own."""
+    if config.get("model_type") != "gpt2":
+        return dict(config)
+    found = {name: config[own] for name, own in _GPT2_KEYS.items() if config.get(own) is not None}
+    width = config.get("n_embd")
+    if isinstance(width, int):
+        found.setdefault("intermediate_size", 4 * width)
+    return {**found, **config}

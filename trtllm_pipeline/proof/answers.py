@@ -20,6 +20,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.evaluate.result import ANSWERS
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
+from trtllm_pipeline.proof import families
 from trtllm_pipeline.proof.material import MAX_TOKENS
 from trtllm_pipeline.toolchains.base import EMBEDDED
 from trtllm_pipeline.toolchains.embedded import random_model
@@ -65,7 +66,7 @@ def compare(answers: Path, model: Path) -> Agreement:
 
     Raises MatrixError for answers that cannot be read, with every damaged line.
     """
-    tokenizer, reference = read_tokenizer(model), Reference.from_folder(model)
+    tokenizer, reference = read_tokenizer(model), families.reference(model)
     spellings = random_model.spellings(tokenizer)
     losses: list[float] = []
     unreadable = []

@@ -19,6 +19,7 @@ from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.toolchains.base import EMBEDDED
 
 SCHEMA: Final = 1
+_ONE_GPU: Final = "tp1pp1"
 
 
 class FindingStatus(str, Enum):
@@ -56,9 +57,11 @@ class DeepFinding:
     log: str | None = None
     """Log of the stage that failed, or the answers that differ, below the workspace."""
     toolchain: str | None = None
-    """Of a cell, as the next two."""
+    """Of a cell, as the next three."""
     family: str | None = None
     precision: str | None = None
+    layout: str | None = None
+    """Over GPUs, as `tp2pp1`."""
     agreement: Agreement | None = None
     """With the float reference, of a cell that answered."""
     tolerance_nats: float | None = None
@@ -106,11 +109,14 @@ class DeepExamination:
         good = [each for each in self.findings if each.status is FindingStatus.VERIFIED]
         for toolchain in dict.fromkeys(each.toolchain for each in good if each.kind == "cell"):
             of_it = [each for each in good if each.toolchain == toolchain]
-            for family in dict.fromkeys(each.family for each in of_it):
-                precisions = ", ".join(str(each.precision) for each in of_it if each.family == family)
+            for family, layout in dict.fromkeys((each.family, each.layout) for each in of_it):
+                precisions = ", ".join(
+                    str(each.precision) for each in of_it if (each.family, each.layout) == (family, layout)
+                )
+                over = "" if layout == _ONE_GPU else f" over {layout}"
                 yield (
-                    f"{self.where(toolchain)}: a server that {toolchain} made of a tiny {family} model answers as the float "
-                    f"reference within tolerance, in {precisions}"
+                    f"{self.where(toolchain)}: a server that {toolchain} made of a tiny {family} model{over} answers as the "
+                    f"float reference within tolerance, in {precisions}"
                 )
         programs = [each.name for each in good if each.kind == "program"]
         if programs:
@@ -163,6 +169,7 @@ def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = 
         toolchain=toolchain,
         precision=precision,
         family=str(row.axes["model"]).removeprefix("./"),
+        layout=f"tp{row.axes['tp']}pp{row.axes['pp']}",
         agreement=agreement,
         tolerance_nats=tolerance if agreement else None,
     )

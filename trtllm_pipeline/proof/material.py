@@ -15,14 +15,10 @@ from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.proof.families import FAMILIES, reference, write_model
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
-from trtllm_pipeline.toolchains.embedded.reference import Reference
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import BACKEND
 
-FAMILIES: Final = tuple(ARCHITECTURES.values())
-"""Those that the float reference computes."""
 MATRIX: Final = "matrix.yaml"
 MAX_TOKENS: Final = 24
 """Of an answer. The models end none themselves."""
@@ -30,6 +26,13 @@ _QUESTIONS: Final = 8
 _ISL: Final = 192
 _OSL: Final = 32
 _BATCH_SIZE: Final = 4
+_LAYOUTS: Final = ("tp1pp1", "tp2pp1", "tp1pp2")
+"""What is tried where there are two GPUs."""
+_IN_GROUPS: Final = ("int4_awq", "w4a8_awq")
+"""A rank's part of these models' attention is narrower than a group of 128."""
+
+
+__all__ = ["FAMILIES", "MATRIX", "MAX_TOKENS", "questions", "write"]
 
 
 def write(
@@ -59,7 +62,7 @@ def _write_model(folder: Path, family: str) -> None:
     """As one rename, and only where it changes: another examination of the workspace may read it now."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as scratch:
         made = Path(scratch) / family
-        random_model.write_model(made, family, comparable=True)
+        write_model(made, family)
         names = sorted(path.name for path in made.iterdir())
         if folder.is_dir():
             if filecmp.cmpfiles(made, folder, names, shallow=False)[0] == names:
@@ -70,12 +73,12 @@ def _write_model(folder: Path, family: str) -> None:
 
 def questions(model: Path) -> Iterator[dict[str, Json]]:
     """Rows of a question file: prompts of the package with the greedy answers of the float reference."""
-    tokenizer, reference = read_tokenizer(model), Reference.from_folder(model)
+    tokenizer, floats = read_tokenizer(model), reference(model)
     lines = data_file("builtin:prompts", model).read_text(encoding="utf-8").splitlines()
     # A token has a byte at least: none of these is longer than the engine takes.
     short = [row for row in map(json.loads, lines) if len(row["input"].encode()) <= _ISL]
     for row in short[:_QUESTIONS]:
-        answer = reference.generate(tokenizer.encode(row["input"]).ids, MAX_TOKENS)
+        answer = floats.generate(tokenizer.encode(row["input"]).ids, MAX_TOKENS)
         yield {"id": row["id"], "input": row["input"], "output": tokenizer.decode(answer)}
 
 
@@ -88,10 +91,12 @@ def _matrix(
         "axes": {
             "model": [f"./{family}" for family in families],
             "precision": [*precisions],
+            **({"parallel": [*_LAYOUTS]} if len(machine.gpus) > 1 else {}),
             "max_batch_size": [_BATCH_SIZE],
             "lengths": [f"{_ISL},{_OSL}"],
             "toolchain": [*toolchain_names],
         },
+        "exclude": [*_excluded(machine, precisions, toolchain_names)],
         "override": [
             *(
                 {"where": {"model": f"./{family}"}, "settings": {"accuracy": {"input_data": f"{family}.jsonl"}}}
@@ -109,6 +114,16 @@ def _matrix(
             "accuracy": {"metrics": ["exact"], "max_tokens": MAX_TOKENS},
         },
     }
+
+
+def _excluded(machine: Machine, precisions: Sequence[str], toolchain_names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Layouts over GPUs where they say nothing: without GPUs, and with weights in groups as wide as a part of these models."""
+    if len(machine.gpus) < 2:
+        return
+    if toolchains.EMBEDDED in toolchain_names:
+        yield {"toolchain": toolchains.EMBEDDED, "parallel": list(_LAYOUTS[1:])}
+    if grouped := [each for each in precisions if each in _IN_GROUPS]:
+        yield {"precision": grouped, "parallel": _LAYOUTS[1]}
 
 
 def _has_triton(toolchain: str, machine: Machine) -> bool:

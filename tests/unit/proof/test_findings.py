@@ -17,7 +17,7 @@ from trtllm_pipeline.report.document import as_markdown
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.toolchains.tensorrt_llm import options
 
-AXES: dict[str, Any] = {"model": "./llama", "toolchain": "tensorrt_llm", "precision": "fp8"}
+AXES: dict[str, Any] = {"model": "./llama", "toolchain": "tensorrt_llm", "precision": "fp8", "tp": 1, "pp": 1}
 DONE = CellResult(CellId("llama/fp8"), AXES, CellStatus.DONE, log="store/a/log")
 GOOD = Agreement(8, 192, 180, 0.02, ())
 H100 = Machine(8, "CPU", gpus=(Gpu(0, "GPU-a", "NVIDIA H100", 80 << 30, 90),), tensorrt_llm=TensorRTLLM("1.2.0"))
@@ -80,6 +80,11 @@ def test_only_what_was_verified_may_be_said() -> None:
     good, bad = findings.of_cell(DONE, GOOD), findings.of_cell(DONE, replace(GOOD, loss_nats=2))
     other = findings.of_cell(replace(DONE, axes={**AXES, "precision": "fp16"}), GOOD)
     found = examined(good, other, findings.of_comparison(InstalledComparison("trtllm-build", ("b",), known=7)))
+    split = findings.of_cell(replace(DONE, axes={**AXES, "tp": 2}), GOOD)
+    assert examined(good, split).sentences()[1] == (
+        "TensorRT-LLM 1.2.0 on NVIDIA H100: a server that tensorrt_llm made of a tiny llama model over tp2pp1 answers as the "
+        "float reference within tolerance, in fp8"
+    )
     assert found.exit_code == 0
     assert found.sentences() == (
         (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.proof import answers, examination, material
+from trtllm_pipeline.proof import answers, examination, families, material
 from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
 from trtllm_pipeline.proof.findings import FindingStatus
 from trtllm_pipeline.report.rows import CellResult, CellStatus
@@ -27,13 +29,23 @@ LOOSEST = tolerance_nats("tensorrt_llm", "fp8")
 """Of what is no 4-bit arithmetic."""
 
 
+QUICK = ("llama", "qwen2", "qwen3", "gpt2")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("material")
-    material.write(
-        folder, Machine(1, "CPU"), families=material.FAMILIES, precisions=["fp16"], toolchain_names=["embedded"]
-    )
+    write(folder, *QUICK)
     return folder
+
+
+def write(folder: Path, *these: str) -> None:
+    material.write(folder, Machine(1, "CPU"), families=these, precisions=["fp16"], toolchain_names=["embedded"])
+
+
+def slow_but_quick_ones(these: Iterable[str]) -> Iterator[Any]:
+    """Each makes a model."""
+    yield from (pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in these)
 
 
 def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement:
@@ -47,9 +59,10 @@ def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement
     return answers.compare(out, folder / family)
 
 
-@pytest.mark.parametrize("family", material.FAMILIES)
+@pytest.mark.parametrize("family", [*slow_but_quick_ones(material.FAMILIES)])
 def test_the_reference_agrees_with_itself(folder: Path, tmp_path: Path, family: str) -> None:
-    found = said_by(Reference.from_folder(folder / family), folder, family, tmp_path)
+    write(folder, family)
+    found = said_by(families.reference(folder / family), folder, family, tmp_path)
     assert (found.questions, found.tokens, found.favourites) == (8, 8 * material.MAX_TOKENS, 8 * material.MAX_TOKENS)
     assert (found.loss_nats, found.unreadable) == (0.0, ())
 
@@ -78,6 +91,29 @@ WRONG = {
             {name: np.ones_like(each) if "k_norm" in name else each for name, each in weights.items()},
         ),
     ),
+    "no caps": ("gemma2", lambda config, weights: (replace(config, attention_cap=None, logit_cap=None), weights)),
+    "another expert": (
+        "mixtral",
+        lambda config, weights: (
+            config,
+            {name: weights[name.replace("experts.0.", "experts.1.")] for name in weights},
+        ),
+    ),
+    "rotary instead of learned positions": (
+        "gpt2",
+        lambda config, weights: (replace(config, rotary_dim=None), weights),
+    ),
+    "all of each head rotated": ("phi", lambda config, weights: (replace(config, rotary_dim=None), weights)),
+    "gate and up swapped": (
+        "phi3",
+        lambda config, weights: (
+            config,
+            {
+                name: weights[name.replace("gate", "*").replace("up_proj", "gate_proj").replace("*_proj", "up_proj")]
+                for name in weights
+            },
+        ),
+    ),
     "key heads swapped in one layer": (
         "llama",
         lambda config, weights: (
@@ -91,10 +127,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if WRONG[what][0] in QUICK else pytest.mark.slow) for what in WRONG]
+)
 def test_another_computation_is_found_at_every_precision_but_nvfp4(folder: Path, tmp_path: Path, what: str) -> None:
     family, changed = WRONG[what]
-    model = Reference.from_folder(folder / family)
+    write(folder, family)
+    model = families.reference(folder / family)
     found = said_by(Reference(*changed(model.config, model.weights)), folder, family, tmp_path)
     assert found.loss_nats > 2 * LOOSEST
 
@@ -110,7 +149,9 @@ def test_texts_that_the_model_cannot_say_are_told(folder: Path, tmp_path: Path) 
     assert found.tokens == material.MAX_TOKENS
 
 
-def test_material_is_written_once_and_repaired(folder: Path) -> None:
+def test_material_is_written_once_and_repaired(tmp_path: Path) -> None:
+    folder = tmp_path
+    write(folder, *QUICK)
     weights = folder / "llama" / "model.safetensors"
     before = weights.stat().st_ino
 
@@ -124,8 +165,8 @@ def test_material_is_written_once_and_repaired(folder: Path) -> None:
     again()
     assert weights.read_bytes() == right
     assert {path.name for path in folder.iterdir()} == {
-        *material.FAMILIES,
-        *(f"{family}.jsonl" for family in material.FAMILIES),
+        *QUICK,
+        *(f"{family}.jsonl" for family in QUICK),
         material.MATRIX,
     }
 
@@ -169,7 +210,9 @@ def test_damaged_answers_are_a_row_of_the_examination_not_its_end(folder: Path, 
     (tmp_path / "answers.jsonl").write_text("{")
     run = SimpleNamespace(stage=SimpleNamespace(name="accuracy"), fingerprint="f")
     row = CellResult(
-        CellId("llama/fp16"), {"model": "./llama", "toolchain": "embedded", "precision": "fp16"}, CellStatus.DONE
+        CellId("llama/fp16"),
+        {"model": "./llama", "toolchain": "embedded", "precision": "fp16", "tp": 1, "pp": 1},
+        CellStatus.DONE,
     )
     plan = SimpleNamespace(by_cell={row.id: ["f"]}, stage_runs={"f": run})
     outcome = SimpleNamespace(artifacts={"f": SimpleNamespace(out=tmp_path)})

@@ -125,9 +125,34 @@ def test_groups_of_scales_are_not_cut() -> None:
 
 
 def test_an_architecture_that_would_lose_parts_is_refused() -> None:
-    with pytest.raises(StageError, match="MixtralForCausalLM") as caught:
-        checkpoint.check_layout({"architectures": ["MixtralForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"])
+    with pytest.raises(StageError, match="Qwen3MoeForCausalLM") as caught:
+        checkpoint.check_layout({"architectures": ["Qwen3MoeForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"])
     assert "hugging_face" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision", "tp", "said"),
+    [
+        ("MixtralForCausalLM", "int4_awq", 1, "mixtral .* fp16, bf16, fp8"),
+        ("Phi3ForCausalLM", "fp8", 2, "tp2 of phi3"),
+    ],
+)
+def test_what_would_be_written_wrongly_is_refused(architecture: str, precision: str, tp: int, said: str) -> None:
+    config = {**QWEN2_7B, "architectures": [architecture]}
+    checkpoint.check_layout(config, Layout(1, 1), formats.PRECISIONS["fp8"])
+    with pytest.raises(StageError, match=said) as caught:
+        checkpoint.check_layout(config, Layout(tp, 1), formats.PRECISIONS[precision])
+    assert caught.value.failure is FailureClass.INFEASIBLE
+    model_type = checkpoint.FAMILIES[architecture].model_type
+    assert checkpoint.unwritten(model_type, "fp8", 1) is None
+    assert checkpoint.unwritten(model_type, precision, tp) is not None
+
+
+def test_gpt2_is_read_by_its_own_keys() -> None:
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768}
+    checkpoint.check_layout(config, Layout(4, 2), formats.PRECISIONS["fp8"])
+    with pytest.raises(StageError, match="12 attention heads"):
+        checkpoint.check_layout(config, Layout(8, 1), formats.PRECISIONS["fp8"])
 
 
 def test_cache_precisions() -> None:

@@ -451,9 +451,9 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
             "there are no example scripts of TensorRT-LLM, and Model Optimizer is not installed",
         ),
         (
-            cell("fp8", recipe={"family": "gpt2", "num_key_value_heads": 32}),
+            cell("int4_awq", recipe={"family": "mixtral", "num_experts": 8}),
             machine(more=",examples=no"),
-            "gpt2 in fp8: there are no example scripts of TensorRT-LLM, so Model Optimizer makes checkpoints, and not this one",
+            "mixtral in int4_awq: there are no example scripts of TensorRT-LLM, and Model Optimizer writes mixtral in fp16",
         ),
         (cell(tp=2), replace(machine(), mpirun=None), "2 ranks are started by mpirun, which is not on PATH"),
         (

@@ -24,6 +24,7 @@ from trtllm_pipeline.toolchains.base import PYTORCH, Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
 from trtllm_pipeline.toolchains.embedded import needs
 from trtllm_pipeline.toolchains.embedded.params import (
+    ARCHITECTURES,
     CALIBRATED,
     PRECISIONS,
     BuildEmbedded,
@@ -84,6 +85,9 @@ def _identity(machine: Machine) -> Mapping[str, Json]:
 def _infeasible(cell: Cell, _machine: Machine) -> str | None:
     if cell.tp * cell.pp != 1:
         return f"tp{cell.tp}pp{cell.pp}: the embedded toolchain runs on one CPU host, tp1 only"
+    family = cell.recipe.get("family")
+    if family not in ARCHITECTURES.values():
+        return f"family {family}: the embedded toolchain converts {', '.join(ARCHITECTURES.values())}"
     if cell.precision not in PRECISIONS:
         return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}"
     if cell.settings["quantize"]["kv_cache_precision"] not in {None, "fp16"}:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.toolchains.embedded.params import ARCHITECTURES
 
-ARCHITECTURES: Final[Mapping[str, str]] = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""Class name in `config.json` -> name of the architecture in a GGUF file."""
 EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
 HEAD: Final = "lm_head.weight"
@@ -55,13 +50,34 @@ class ModelConfig:
     rope_scaling: float | Llama3Scaling | None
     """A float is the factor of linear position interpolation."""
     tie_word_embeddings: bool
+    # What follows is only for the float reference: no such model is converted.
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    rotary_dim: int | None = None
+    """Of each head, so many numbers are rotated; None for all of them, 0 where positions are learned."""
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    """What scores are multiplied by; None for head_dim^-0.5."""
+    attention_cap: float | None = None
+    """Scores x become cap tanh(x / cap)."""
+    logit_cap: float | None = None
+    parallel: bool = False
+    """Attention and MLP both read the layer's input."""
+    num_experts: int = 0
+    experts_per_token: int = 0
+    renormalized: bool = True
+    """The weights of the experts that a token goes to add up to 1."""
+
+    @property
+    def rotated(self) -> int:
+        """How many numbers of each head are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def rope_divisors(self) -> NDArray[np.float64]:
-        """What each of the head_dim/2 rotary frequencies is divided by; ones without scaling.
+        """What each of the rotated/2 rotary frequencies is divided by; ones without scaling.
 
         Source for llama3: the reference implementation in https://github.com/meta-llama/llama-models.
         """
-        half = self.head_dim // 2
+        half = self.rotated // 2
         scaling = self.rope_scaling
         if not isinstance(scaling, Llama3Scaling):
             return np.full(half, scaling or 1.0)

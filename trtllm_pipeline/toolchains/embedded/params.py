@@ -1,11 +1,18 @@
 """Parameters of the stages of the embedded toolchain. Types of fields are read: no `annotations` from the future."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 from trtllm_pipeline.stages.params import ITSELF, Param, Selection
 from trtllm_pipeline.stages.repository_settings import TextModels
 
+ARCHITECTURES: Final[Mapping[str, str]] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Class name in `config.json` -> name of the architecture in a GGUF file."""
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
 CALIBRATED: Final = ("int4_awq",)
 CONTEXT_STEP: Final = 256

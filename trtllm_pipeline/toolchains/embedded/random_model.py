@@ -7,7 +7,7 @@ than others, as in trained models, so that precisions can be told apart, and any
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.toolchains.embedded import safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import (
-    ARCHITECTURES,
     EMBEDDING,
     HEAD,
-    ModelConfig,
     read_config,
     tensors,
 )
+from trtllm_pipeline.toolchains.embedded.params import ARCHITECTURES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,13 +48,18 @@ _GAINS: Final = {
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), 1.0),
     "o_proj": 2.0,
     "lm_head": 1.5,
+    **dict.fromkeys(("gate", "shared_expert_gate"), 2.0),
 }
 """Of a matrix, for inputs of unit variance."""
 _NORMS: Final = {
     **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), (0.5, 1.0)),
+    **dict.fromkeys(("pre_feedforward_layernorm", "post_feedforward_layernorm"), (0.5, 1.0)),
     **dict.fromkeys(("q_norm", "k_norm"), (0.3, 1.5)),
 }
 """Spread of the logarithm, and scale."""
+
+
+_EMBEDDINGS: Final = ("embed_tokens", "embed_positions")
 
 
 def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, comparable: bool = False) -> None:
@@ -70,8 +74,6 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, compar
     names = {short: name for name, short in ARCHITECTURES.items()}
     if architecture not in names:
         raise UsageError(f"no tiny model of architecture {architecture!r}", hint=f"choose one of {', '.join(names)}")
-    out.mkdir(parents=True, exist_ok=True)
-    end = SPECIAL_TOKENS.index("<|im_end|>")
     config = {
         "architectures": [names[architecture]],
         "model_type": architecture,
@@ -87,40 +89,45 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, compar
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": architecture == "qwen3" and not comparable,
-        "bos_token_id": 0,
-        "eos_token_id": end,
-        "dtype": "bfloat16",
     }
-    _write_json(out / "config.json", config)
+    quiet = write_texts(out, config, comparable=comparable)
+    read = read_config(out)
+    random = np.random.default_rng([seed, list(names).index(architecture)])
+    weights = {name: weight(name, shape, random, comparable=comparable) for name, shape in tensors(read)}
+    for name in (HEAD,) if comparable else (HEAD, EMBEDDING):
+        if name in weights:
+            weights[name][quiet] *= np.float32(0.01)
+    safetensors.write(out / "model.safetensors", weights)
+
+
+def write_texts(out: Path, config: Mapping[str, Any], *, comparable: bool = True) -> list[int]:
+    """Write all of a model but its weights: `config` with what all have, and a tokenizer. Returns what it shall not say."""
+    out.mkdir(parents=True, exist_ok=True)
+    end = SPECIAL_TOKENS.index("<|im_end|>")
+    _write_json(out / "config.json", {**config, "bos_token_id": 0, "eos_token_id": end, "dtype": "bfloat16"})
     _write_json(out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [end, 0], "pad_token_id": 0})
     tokenizer = _write_tokenizer(out)
     speakable = spellings(tokenizer) if comparable else _texts(tokenizer)
-    quiet = [number for number in range(tokenizer.get_vocab_size()) if number not in speakable.values()]
-    random = np.random.default_rng([seed, list(names).index(architecture)])
-    safetensors.write(out / "model.safetensors", dict(_tensors(read_config(out), random, quiet, comparable=comparable)))
+    return [number for number in range(tokenizer.get_vocab_size()) if number not in speakable.values()]
 
 
-def _tensors(
-    config: ModelConfig, random: np.random.Generator, quiet: list[int], *, comparable: bool
-) -> Iterator[tuple[str, Array]]:
-    gains = {**_GAINS, "o_proj": 1.0} if comparable else _GAINS
-    for name, shape in tensors(config):
-        part = name.split(".")[-2]
-        values = random.standard_normal(shape, dtype=np.float32)
-        if part in _NORMS:  # log-normal: few channels carry most of the signal
-            spread, scale = _NORMS[part]
-            values = scale * np.exp(values * np.float32(spread * (0.5 if comparable else 1.0)))
-        elif len(shape) == 1:
-            values *= np.float32(0.2)
-        elif name == EMBEDDING:
-            values *= np.float32(0.5 if comparable else 0.1)
-        else:
-            if comparable and name != HEAD:
-                values = np.copysign(np.float32(1.0), values)
-            values *= np.float32(gains[part] / np.sqrt(shape[1]))
-        if name == HEAD or (name == EMBEDDING and not comparable):
-            values[quiet] *= 0.01
-        yield name, values.astype(np.float32)
+def weight(name: str, shape: tuple[int, ...], random: np.random.Generator, *, comparable: bool) -> Array:
+    """A random tensor, of a size that its name asks for."""
+    part, kind = name.split(".")[-2:]
+    values = random.standard_normal(shape, dtype=np.float32)
+    if part in _NORMS and kind == "weight":  # log-normal: few channels carry most of the signal
+        spread, scale = _NORMS[part]
+        values = scale * np.exp(values * np.float32(spread * (0.5 if comparable else 1.0)))
+    elif len(shape) == 1:
+        values *= np.float32(0.2)
+    elif part in _EMBEDDINGS:
+        values *= np.float32(0.5 if comparable else 0.1)
+    else:
+        if comparable and name != HEAD:
+            values = np.copysign(np.float32(1.0), values)
+        gain = 1.0 if comparable and part == "o_proj" else _GAINS[part]
+        values *= np.float32(gain / np.sqrt(shape[1]))
+    return values.astype(np.float32)
 
 
 def _write_tokenizer(out: Path) -> Tokenizer:

@@ -9,32 +9,67 @@ Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.model_files import Fields, named_alike
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.toolchains.model_optimizer.formats import WeightPrecision
+from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
 
 if TYPE_CHECKING:
     import torch
 
-FAMILIES: Final[Mapping[str, str]] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen",
-    "Qwen3ForCausalLM": "qwen",
-}
-"""Architecture -> Model Optimizer's name of its family. Others it either cannot export or exports with parts missing: 0.47
-refuses Phi-3 and Gemma 2, finds no experts in Mixtral as transformers 5 has it, and takes GPT-2's positions for rotary ones."""
-MODEL_TYPES: Final = tuple(name.removesuffix("ForCausalLM").lower() for name in FAMILIES)
-"""The same as `model_type` of config.json."""
 
+@dataclass(frozen=True, slots=True)
+class EngineFamily:
+    """An architecture as Model Optimizer knows it."""
+
+    model_type: str
+    """In config.json."""
+    decoder: str
+    """Model Optimizer's name of the family."""
+    kind: str | None = None
+    """TensorRT-LLM's `model_type`, where it reads one."""
+    described: bool = True
+    """Model Optimizer writes its configuration. Of the others it writes the weights, and asks an installed TensorRT-LLM for
+    the configuration, since 0.23. What the releases up to 0.21 wrote is written here."""
+    precisions: tuple[str, ...] | None = None
+    """Those that are known to be read, None for all that the worker has."""
+    splits: bool = True
+    """Model Optimizer can split it over GPUs."""
+
+
+FAMILIES: Final[Mapping[str, EngineFamily]] = {
+    "LlamaForCausalLM": EngineFamily("llama", "llama", "llama"),
+    "MistralForCausalLM": EngineFamily("mistral", "llama", "llama"),
+    "MixtralForCausalLM": EngineFamily("mixtral", "llama", "llama", precisions=("fp16", "bf16", "fp8")),
+    "Qwen2ForCausalLM": EngineFamily("qwen2", "qwen", "qwen"),
+    "Qwen3ForCausalLM": EngineFamily("qwen3", "qwen", "qwen"),
+    "GemmaForCausalLM": EngineFamily("gemma", "gemma"),
+    "Gemma2ForCausalLM": EngineFamily("gemma2", "gemma2", described=False),
+    "GPT2LMHeadModel": EngineFamily("gpt2", "gpt"),
+    "PhiForCausalLM": EngineFamily("phi", "phi", described=False),
+    "Phi3ForCausalLM": EngineFamily("phi3", "phi3", described=False, splits=False),
+}
+"""By architecture."""
+_BY_TYPE: Final = {family.model_type: family for family in FAMILIES.values()}
+_EXPERTS: Final = "Model Optimizer does not write its experts, which are one tensor in transformers 5"
+_UNSPLIT: Final = "Model Optimizer would give one rank the gate, and another what it gates"
+_UNWRITTEN: Final = {
+    "qwen": "no transformers has it",
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+}
+
+_TIED: Final = frozenset({"gemma", "gemma2"})
+"""Their head is their embedding in every engine."""
+_GEMMA2_KEYS: Final = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+_LONG_ROPE: Final = frozenset({"longrope", "su"})
 _PIECES: Final = 8
 _TENSORS_PER_LAYER: Final = 48
 """More than any layer of these families has, scales included."""
@@ -58,15 +93,37 @@ def uneven(heads: int, kv_heads: int, layers: int, tp: int, pp: int) -> str | No
     return f"pp{pp}: {layers} layers cannot be split evenly into {pp} stages" if layers % pp else None
 
 
+def unwritten(model_type: str, precision: str, tp: int) -> str | None:
+    """Why no checkpoint for engines is written of such a model in `precision` for `tp` ranks within a layer, in words; or
+    None.
+    """
+    family = _BY_TYPE.get(model_type)
+    if family is None:
+        return _UNWRITTEN.get(model_type, "Model Optimizer writes no checkpoint for engines of it that was checked")
+    if precision not in PRECISIONS:
+        return f"Model Optimizer writes {', '.join(PRECISIONS)}"
+    if family.precisions is not None and precision not in family.precisions:
+        return f"Model Optimizer writes {model_type} in {', '.join(family.precisions)} alone"
+    return _UNSPLIT if tp > 1 and not family.splits else None
+
+
 def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPrecision) -> None:
     """Raise StageError (infeasible) where the model of this Hugging Face configuration cannot be cut like that."""
-    given = Fields(config, Path("config.json"))
+    given = Fields(named_alike(config), Path("config.json"))
     architecture = next(iter(given.texts("architectures")), None)
-    if architecture not in FAMILIES:
+    known = None if architecture is None else FAMILIES.get(architecture)
+    if known is None:
         raise _infeasible(
             f"architecture {architecture}: TensorRT-LLM checkpoints are written for {', '.join(FAMILIES)}",
             "set the checkpoint format to hugging_face (PyTorch backend), or use TensorRT-LLM's example scripts",
         )
+    if known.precisions is not None and precision not in map(PRECISIONS.__getitem__, known.precisions):
+        raise _infeasible(
+            f"TensorRT-LLM checkpoints of {known.model_type} are written in {', '.join(known.precisions)}",
+            "choose one of these, or use TensorRT-LLM's example scripts",
+        )
+    if layout.tp > 1 and not known.splits:
+        raise _infeasible(f"tp{layout.tp} of {known.model_type}: {_UNSPLIT}")
     heads, layers = given.integer("num_attention_heads"), given.integer("num_hidden_layers")
     if said := uneven(heads, given.integer("num_key_value_heads", heads), layers, layout.tp, layout.pp):
         raise _infeasible(said)
@@ -100,6 +157,7 @@ def write(
     from modelopt.torch.export import torch_to_tensorrt_llm_checkpoint
 
     family = FAMILIES[config["architectures"][0]]
+    config = named_alike(config)
     layers = int(config["num_hidden_layers"])
     per_stage = layers // layout.pp
     pieces = max(count for count in range(1, min(_PIECES, per_stage) + 1) if per_stage % count == 0)
@@ -112,14 +170,16 @@ def write(
             for rank in range(layout.tp * layout.pp)
         ]
         try:
-            with phase("export"):
+            with phase("export"), nullcontext() if family.described else _described_as_llama():
                 for written, weights, _ in torch_to_tensorrt_llm_checkpoint(
-                    model, family, model.dtype, layout.tp, layout.pp * pieces
+                    model, family.decoder, model.dtype, layout.tp, layout.pp * pieces
                 ):
                     tp_rank, piece = written["rank"] % layout.tp, written["rank"] // layout.tp
                     excluded.update((written.get("quantization") or {}).get("exclude_modules") or ())
                     stage, within = divmod(piece, pieces)
                     renamed = _renumbered(weights, within * (per_stage // pieces))
+                    if family.model_type in _TIED:
+                        renamed.pop("lm_head.weight", None)
                     files[stage * layout.tp + tp_rank].add(_joined_cache_scales(renamed))
                     done += 1
                     progress(done, total)
@@ -132,6 +192,11 @@ def write(
         # What the builder quantizes is its own choice: it leaves out the head by itself.
         quantization = {"quant_algo": precision.algorithm, "kv_cache_quant_algo": kv_cache}
     else:
+        if family.model_type in _TIED:
+            excluded.add("lm_head")
+        if family.model_type == "mixtral":
+            # Layers count from 0 in each piece. Releases differ in whether they read whole names or their ends.
+            excluded = {name for name in excluded if not name.endswith(".router")} | {"router", "*.router"}
         quantization["exclude_modules"] = sorted(excluded)
     del written["rank"]
     world = {"world_size": layout.tp * layout.pp, "tp_size": layout.tp, "pp_size": layout.pp}
@@ -158,22 +223,74 @@ def _joined_cache_scales(weights: dict[str, torch.Tensor]) -> dict[str, torch.Te
     return weights
 
 
-def _from_source(config: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """What TensorRT-LLM wants to know of the model and Model Optimizer does not say.
+@contextmanager
+def _described_as_llama() -> Iterator[None]:
+    """While the context lasts, Model Optimizer describes any family as it does Llama, which adds nothing to what all have.
 
-    The rotary base is the worst of it: without one, TensorRT-LLM takes 10000 and the engine talks nonsense.
+    Its function asks for the family again only there, after the weights are packed.
     """
-    found: dict[str, Any] = {"model_type": family}
-    if family == "qwen":
+    from modelopt.torch.export import model_config_export
+
+    theirs = model_config_export.convert_to_tensorrt_llm_config
+
+    def ours(model_config: Any, *rest: Any, **named: Any) -> Any:
+        for layer in model_config.layers:
+            layer.decoder_type = "llama"
+        return theirs(model_config, *rest, **named)
+
+    model_config_export.convert_to_tensorrt_llm_config = ours
+    try:
+        yield
+    finally:
+        model_config_export.convert_to_tensorrt_llm_config = theirs
+
+
+def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, Any]:
+    """What TensorRT-LLM wants to know of the model and Model Optimizer does not say, or says wrongly.
+
+    The rotary base is the worst of it: without one, TensorRT-LLM takes 10000 and the engine talks nonsense. The keys are
+    those that Model Optimizer 0.21 wrote.
+    """
+    found: dict[str, Any] = {"decoder": family.decoder}
+    if family.kind is not None:
+        found["model_type"] = family.kind
+    if family.decoder == "qwen":
         found["qwen_type"] = config["model_type"]
+    if family.model_type in _TIED:
+        found["share_embedding_table"] = True
+    if family.model_type == "gpt2":
+        # It would take learned positions for rotary ones.
+        return {**found, "position_embedding_type": "learned_absolute"}
     # Transformers 5 stores base and scaling together, earlier ones apart.
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = config.get("rope_theta", rope.pop("rope_theta", None))
     rope.pop("rope_theta", None)
     found["rotary_base"] = 10000.0 if base is None else base
+    part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part is not None:
+        found["rotary_pct"] = found["partial_rotary_factor"] = part
     kind = rope.get("rope_type", rope.get("type"))
     # Releases differ in which of the two names they read.
     found["rotary_scaling"] = None if kind in {None, "default"} else {**rope, "type": kind, "rope_type": kind}
+    if family.model_type == "gemma2":
+        found |= {name: config.get(name) for name in _GEMMA2_KEYS}
+        found["inter_layernorms"] = True
+    elif family.model_type == "phi3":
+        # Gate and up are one matrix, whose rows Model Optimizer counts.
+        found["intermediate_size"] = config["intermediate_size"]
+        found["original_max_position_embeddings"] = config.get(
+            "original_max_position_embeddings", config["max_position_embeddings"]
+        )
+        if kind in _LONG_ROPE:
+            found |= {
+                "position_embedding_type": "long_rope",
+                "rotary_scaling": None,
+                "longrope_scaling_short_factors": rope["short_factor"],
+                "longrope_scaling_long_factors": rope["long_factor"],
+            }
+    elif family.model_type == "mixtral":
+        # Releases up to 0.10 read these; later ones `moe`, which Model Optimizer writes.
+        found |= {"moe_num_experts": config["num_local_experts"], "moe_top_k": config["num_experts_per_tok"]}
     return found
 
 

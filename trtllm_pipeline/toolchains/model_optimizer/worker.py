@@ -190,6 +190,8 @@ class Quantization:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        from trtllm_pipeline.toolchains.model_optimizer import experts
+
         gpus = torch.cuda.device_count()
         placement: Any = {"": "cpu"} if gpus == 0 else {"": 0} if gpus == 1 else "auto"
         try:
@@ -221,6 +223,8 @@ class Quantization:
                 failure=FailureClass.OUT_OF_MEMORY,
                 hint="give it more or larger GPUs",
             )
+        if self.for_engines:
+            experts.take_apart(model)
         return model.eval()
 
     def export(self, model: Any, config: dict[str, Any], layout: Layout) -> None:

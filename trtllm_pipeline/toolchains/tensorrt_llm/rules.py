@@ -22,7 +22,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES, uneven
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import uneven, unwritten
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
@@ -47,6 +47,7 @@ _BOTH: Final = (ENGINES, PYTORCH)
 _LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "mxfp4": 90, "nvfp4": 100}
 _NOT_ON_BLACKWELL: Final = frozenset({*WEIGHT_ONLY, "int8_sq", "int4_awq", "w4a8_awq"})
 _NOT_ON_BLACKWELL_PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
+_ENGINES_ONLY: Final = frozenset({"chatglm", "gemma", "gemma2", "gpt2", "internlm2", "phi", "qwen"})
 _MARLIN: Final = "1.3.0rc20"
 """First release whose PyTorch backend computes NVFP4 weights on Hopper, by Marlin kernels."""
 _GEMMA2_TOKENS: Final = 4096
@@ -259,6 +260,16 @@ def no_vision(case: Case) -> str | None:
     return f"family {case.family}: no release's list of models of the PyTorch backend has it"
 
 
+@rule("TLM108", f"the toolchain {ENGINES} converts it", toolchains=(PYTORCH,), before="1.3")
+def engines_only(case: Case) -> str | None:
+    """A family of the engines' converters that the PyTorch runtime lacks, before 1.3. Source: its list of supported models, of
+    1.0.0 and later. Of families that nothing converts, recipes say it.
+    """
+    if case.family not in _ENGINES_ONLY:
+        return None
+    return f"family {case.family}: the PyTorch runtime of TensorRT-LLM {case.release} does not list it"
+
+
 # ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs
 
 
@@ -419,10 +430,8 @@ def not_by_model_optimizer(case: Case) -> str | None:
     lacks = backends.quantizing_lacks(case.machine)
     if lacks is not None:
         return f"{why}, and {lacks}"
-    precision = case.precision
-    if case.family not in MODEL_TYPES or precision == "fp32":
-        return f"{case.family} in {precision}: {why}, so Model Optimizer makes checkpoints, and not this one"
-    return None
+    reason = unwritten(case.family, case.precision, case.cell.tp)
+    return None if reason is None else f"{case.family} in {case.precision}: {why}, and {reason}"
 
 
 @rule(
