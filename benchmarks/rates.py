@@ -1,4 +1,4 @@
-"""The rates that durations are expected by, as this machine has them, beside the data sheets' in `machine/gpus.py`.
+"""The rates that durations are expected by, as this machine has them, beside the data sheets' in `machine/speeds.py`.
 
     python benchmarks/rates.py [--json FILE] [--folder FOLDER]
 

@@ -203,7 +203,7 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
         present=seen.present,
         to_run=seen.to_run,
         reasons=seen.reasons,
-        expected_s=seen.expected_s,
+        times=seen.times,
         needs=lambda run: of_run(run, plan.machine, seen.corrections),
         commands=_commands(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
         run_id=run_id,

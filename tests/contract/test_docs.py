@@ -60,6 +60,7 @@ SCRIPTS = (
     "benchmarks/needs.py",
     "benchmarks/orchestration.py",
     "benchmarks/quantize.py",
+    "benchmarks/rates.py",
     "benchmarks/scheduler.py",
     "benchmarks/startup.py",
     "docs/generate.py",

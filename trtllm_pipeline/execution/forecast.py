@@ -1,7 +1,7 @@
 """What running a plan will take: time, disk and memory.
 
-The time is the scheduler's own, played on expected durations. A duration is what earlier runs showed of the same model;
-where they showed nothing, a guess by the size of the model.
+The time is the scheduler's own, played on expected durations: formulas of the model, the machine and the release, corrected by
+what earlier runs took.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning.needs import Corrections, Need, of_plan
+from trtllm_pipeline.planning.needs import TIME, Corrections, Estimate, Need, of_plan
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run, wanted
 from trtllm_pipeline.planning.reasons import reasons
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
-from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 
-_GB: Final = 1e9
-_BYTES_PER_S: Final = {"gpu": 1e12, "cpu": 1e10}
-"""Memory that one processor reads in a second, as decoding does, by a guess: an A100 has twice that, two CPU cores too."""
+_GUESS_ERROR: Final = 0.6
+"""Share by which a formula for time may be wrong (docs/memory.md)."""
+_KNOWN_ERROR: Final = 0.3
+"""The same for what a stage run took on a system of which nothing is known."""
 
 
 class Durations:
     """Seconds that stage runs take, by label from coarse to fine: as `learnt` earlier, and above that as shown now."""
 
-    def __init__(self, learnt: Mapping[str, float], machine: Machine) -> None:
+    def __init__(self, learnt: Mapping[str, float], machine: Machine, corrections: Corrections | None = None) -> None:
         self._learnt = learnt
+        self._corrections = corrections
         self._machine = machine
         self._here: dict[str, tuple[float, int]] = {}
 
@@ -54,10 +54,19 @@ class Durations:
                 return self._learnt[label]
         return None
 
-    def expected(self, run: StageRun) -> float:
-        """What is known, or else a guess."""
+    def estimate(self, run: StageRun) -> Estimate:
+        """The formula in milliseconds, corrected by what was measured on systems like this; else what is known, or the formula."""
+        formula = round(1000 * guess_s(run, self._machine))
+        if self._corrections is not None:
+            found = self._corrections.of(run.label, TIME, formula, _GUESS_ERROR)
+            if found.measured:
+                return found
         known = self.of(run)
-        return guess_s(run, self._machine) if known is None else known
+        return Estimate(formula, _GUESS_ERROR) if known is None else Estimate(round(1000 * known), _KNOWN_ERROR, 1)
+
+    def expected(self, run: StageRun) -> float:
+        """Its seconds."""
+        return self.estimate(run).value / 1000
 
 
 def _labels(run: StageRun) -> Iterator[str]:
@@ -70,31 +79,15 @@ def _labels(run: StageRun) -> Iterator[str]:
 
 def _by_size(run: StageRun) -> bool:
     """Whether a stage run takes longer for a larger model, and the size of this one is known."""
-    stage = run.stage
-    return bool(stage.expected_s_per_gb or stage.load_s) and _shape(run.first_cell) is not None
+    return run.stage.takes is not None and "num_hidden_layers" in run.first_cell.recipe
 
 
 def guess_s(run: StageRun, machine: Machine) -> float:
-    """Seconds that a stage run takes, by a guess: its stage's own, so much for each GB of weights, and its requests.
-
-    An output token takes as long as reading all weights that one processor has.
-    """
-    stage, cell = run.stage, run.first_cell
-    shape = _shape(cell)
-    if shape is None:
-        return stage.expected_s
-    token_s = (
-        weights_bytes(shape, computed(cell.precision, cell.recipe), cell.tp, 1)
-        / _BYTES_PER_S["gpu" if machine.gpus else "cpu"]
+    """Seconds that a stage run takes by its formula, before any correction."""
+    stage = run.stage
+    return stage.expected_s + (
+        stage.takes(run.first_cell, machine) if stage.takes is not None and _by_size(run) else 0.0
     )
-    size_gb = weights_bytes(shape, "bf16", 1, 1) / _GB
-    load_s = 0.0 if stage.load_s is None else stage.load_s(cell, token_s)
-    return stage.expected_s + stage.expected_s_per_gb * size_gb + load_s
-
-
-def _shape(cell: Cell) -> Shape | None:
-    """The numbers of the cell's model, where its recipe has them."""
-    return Shape.of(cell.recipe) if "num_hidden_layers" in cell.recipe else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +99,16 @@ class Forecast:
     reasons: Mapping[StageRunId, str]
     """Why each of `to_run` has to run."""
     expected_s: Mapping[StageRunId, float]
+    times: Mapping[StageRunId, Estimate]
+    """The same, in milliseconds with their error."""
     total_s: float
     """Wall-clock seconds of the whole, from the same scheduler that will run it."""
     guessed: int
     """How many of `to_run` have durations by a guess, since nothing like them ever ran in this workspace."""
     needs: tuple[Need, ...]
     """Memory that each of `to_run` takes, and disk that all of them do, beside what there is."""
+    durations: tuple[Need, ...]
+    """Time that each of `to_run` takes, beside its limit."""
     corrections: Corrections
     """What was measured in this workspace."""
 
@@ -130,9 +127,10 @@ def forecast(
     runs = plan.stage_runs.values()
     if present is None:
         present = {} if store is None else store.present({run.fingerprint: run.stage.name for run in runs})
-    durations = Durations(store.index.durations() if store is not None else {}, plan.machine)
-    expected_s = {run.id: durations.expected(run) for run in runs}
     corrections = Corrections(store.index.peaks() if store is not None else (), plan.machine)
+    durations = Durations(store.index.durations() if store is not None else {}, plan.machine, corrections)
+    times = {run.id: durations.estimate(run) for run in runs}
+    expected_s = {run: estimate.value / 1000 for run, estimate in times.items()}
     folder = workspace if store is None else store.workspace
     free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
     there = frozenset(run.id for run in runs if run.fingerprint in present)
@@ -142,11 +140,22 @@ def forecast(
         todo,
         reasons(plan, todo, store),
         expected_s,
+        times,
         simulate(plan, expected_s, capacity(plan.machine), there) if todo else 0.0,
-        sum(durations.of(plan.stage_runs[run]) is None for run in todo),
+        sum(not times[run].measured for run in todo),
         tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
+        tuple(_duration(plan.stage_runs[run], times[run]) for run in plan.stage_runs if run in todo),
         corrections,
     )
+
+
+def _duration(run: StageRun, estimate: Estimate) -> Need:
+    """The time of a stage run beside its limit, a service's until it is ready; both in milliseconds."""
+    limit: Json = section(run).get("timeout_s") or run.stage.timeout_s
+    if run.stage.scope is Scope.SERVICE:
+        limit = getattr(run.params, "ready_timeout_s", None)
+    has = round(1000 * limit) if isinstance(limit, (int, float)) else None
+    return Need(run.stage.name, run.first_cell.id, TIME, estimate, has, assumed=not estimate.measured)
 
 
 def _free_bytes(folder: Path) -> int:

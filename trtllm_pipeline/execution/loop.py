@@ -22,7 +22,7 @@ from trtllm_pipeline.errors import FailureClass, StageError, StateError
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution import views
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.execution.forecast import Durations, section, tasks
+from trtllm_pipeline.execution.forecast import Durations, guess_s, section, tasks
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
@@ -111,6 +111,8 @@ class _Running:
     gpus: tuple[str, ...]
     """Those it has: where another invocation holds what the scheduler named, others."""
     started_s: float
+    ready_s: float | None = None
+    """Seconds that a service took to be ready; None where it is not, or none."""
     stop_asked: bool = False
 
 
@@ -164,8 +166,9 @@ class _Execution:
     def __post_init__(self) -> None:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
+        corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
         self._scheduler = scheduling.Scheduler(
-            tasks(self._plan, Durations(self._durations, self._plan.machine).expected),
+            tasks(self._plan, Durations(self._durations, self._plan.machine, corrections).expected),
             self._machine,
             up_to_date={run.id for run in self._plan.stage_runs.values() if run.fingerprint in self._present},
             wanted=wanted(self._plan),
@@ -232,6 +235,8 @@ class _Execution:
         events = []
         for event in self._with_causes(self._executor.wait(patience)):
             if isinstance(event, Ready):
+                if event.id in self._running:
+                    self._running[event.id].ready_s = time.monotonic() - self._running[event.id].started_s
                 events.append(scheduling.ServiceReady(event.id))
             else:
                 events += self._ended(event)
@@ -419,18 +424,20 @@ class _Execution:
 
     def _remember_peak(self, held: _Running, usage: Usage, left: int) -> None:
         """Keep what a stage run took beside what was expected of it, so that later plans know better."""
-        machine = self._plan.machine
-        told = needs.expected(held.run.stage, held.run.first_cell, machine)
-        if told is not None:
-            taken = {
-                "host": usage.peak_bytes,
-                "gpu": usage.gpu_bytes or 0,
-                "shared": usage.shared_bytes,
-                "leaves": left,
-                "written": usage.written_bytes,
-            }
-            peak = Peak(held.run.label, needs.system(machine), needs.expected_by_kind(told), taken)
-            self._store.index.add_peak(held.attempt.id, peak)
+        machine, run = self._plan.machine, held.run
+        told = needs.expected(run.stage, run.first_cell, machine)
+        expected = {} if told is None else needs.expected_by_kind(told)
+        seconds = held.ready_s if run.stage.scope is Scope.SERVICE else usage.wall_s
+        taken = {
+            "host": usage.peak_bytes,
+            "gpu": usage.gpu_bytes or 0,
+            "shared": usage.shared_bytes,
+            "leaves": left,
+            "written": usage.written_bytes,
+            "ms": round(1000 * (seconds or 0.0)),
+        }
+        peak = Peak(run.label, needs.system(machine), {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
+        self._store.index.add_peak(held.attempt.id, peak)
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
         if error.failure is FailureClass.INFEASIBLE:

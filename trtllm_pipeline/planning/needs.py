@@ -22,7 +22,8 @@ HOST: Final = "host memory"
 GPU: Final = "GPU memory"
 SHARED: Final = "/dev/shm"  # noqa: S108  a name in a table
 DISK: Final = "disk"
-_KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves"}
+TIME: Final = "time"
+_KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves", TIME: "ms"}
 """Resource -> its name in `Needs` and in records of peaks."""
 LESS: Final = "less at a time"
 """Verdict: it works, on fewer requests or rows at a time than asked for."""
@@ -38,7 +39,7 @@ _SIMILAR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes, and the share of them by which that may be wrong."""
+    """Bytes, or of time milliseconds, and the share of them by which that may be wrong."""
 
     value: int
     error: float
@@ -61,6 +62,7 @@ class Corrections:
 
     def __init__(self, peaks: Iterable[Peak], machine: Machine) -> None:
         self._ratios: dict[tuple[str, str], list[float]] = {}
+        self._known: dict[tuple[str, str], tuple[str, float, float, int] | None] = {}
         here = system(machine)
         for peak in peaks:
             if peak.system != here:
@@ -73,16 +75,25 @@ class Corrections:
 
     def of(self, label: str, resource: str, expected: int, error: float) -> Estimate:
         """`expected` bytes, corrected by the most similar stage runs that were measured; `error` where there were none."""
-        kind = _KINDS[resource]
+        key = label, _KINDS[resource]
+        if key not in self._known:
+            self._known[key] = self._similar(*key)
+        known = self._known[key]
+        if known is None:
+            return Estimate(expected, error)
+        similar, middle, spread, number = known
+        found = max(_LEAST_ERROR, spread) if number > 1 else error
+        if similar != label:  # a small model says little of a large one: nothing is refused for its ratio
+            found = max(found, error, 1 - (1 - error) / middle)
+        return Estimate(round(expected * middle), found, number)
+
+    def _similar(self, label: str, kind: str) -> tuple[str, float, float, int] | None:
+        """The most similar label with measurements, their median ratio, the largest deviation from it, and their number."""
         for similar in _labels(label):
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
                 middle = statistics.median(ratios)
-                spread = max(abs(each / middle - 1) for each in ratios)
-                found = max(_LEAST_ERROR, spread) if len(ratios) > 1 else error
-                if similar != label:  # a small model says little of a large one: nothing is refused for its ratio
-                    found = max(found, error, 1 - (1 - error) / middle)
-                return Estimate(round(expected * middle), found, len(ratios))
-        return Estimate(expected, error)
+                return similar, middle, max(abs(each / middle - 1) for each in ratios), len(ratios)
+        return None
 
 
 def _labels(label: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
-from trtllm_pipeline.planning.needs import Need
+from trtllm_pipeline.planning.needs import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.stages.params import to_json
 
@@ -110,7 +110,7 @@ def plan_lines(
     present: Collection[StageRunId],
     to_run: Collection[StageRunId],
     reasons: Mapping[StageRunId, str],
-    expected_s: Mapping[StageRunId, float],
+    times: Mapping[StageRunId, Estimate],
     commands: Callable[[StageRun], Sequence[Sequence[str]]],
     needs: Callable[[StageRun], Sequence[Need]] = lambda _run: (),
     run_id: str | None = None,
@@ -145,7 +145,7 @@ def plan_lines(
             "params": to_json(run.params),
             "environment": {},
             "resources": asdict(run.stage.resources(run.first_cell, plan.machine)),
-            "expected_s": expected_s.get(run.id),
+            **_expected(times.get(run.id)),
             "needs": [need.to_json() for need in needs(run)],
             "action": "run" if run.id in to_run else "up_to_date" if run.id in present else "skip",
             "reason": reasons.get(run.id),
@@ -157,6 +157,13 @@ def plan_lines(
         cells=map(cell_entry, plan.cells),
         stage_runs=map(run_entry, plan.stage_runs.values()),
     )
+
+
+def _expected(estimate: Estimate | None) -> dict[str, Json]:
+    if estimate is None:
+        return {"expected_s": None, "expected_error": None, "expected_measured": 0}
+    seconds, error = estimate.value / 1000, round(estimate.error, 3)
+    return {"expected_s": seconds, "expected_error": error, "expected_measured": estimate.measured}
 
 
 def read_plan(path: Path) -> Outline:

@@ -11,7 +11,7 @@ from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.planning.names import about, count, size
-from trtllm_pipeline.planning.needs import Need, tightest
+from trtllm_pipeline.planning.needs import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
 
@@ -33,7 +33,7 @@ def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
     blocks: list[Block] = [Heading(title), TextLine(_cells(plan))]
     if plan.feasible:
         blocks += [Grid(_HEADS, list(_by_stage(plan, seen))), *map(TextLine, _takes(plan, seen))]
-        if rows := list(_needs(tightest(seen.needs))):
+        if rows := list(_needs(_tightest(plan, seen))):
             blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
         counted = Counter(seen.reasons.values()).most_common()
         blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
@@ -83,27 +83,39 @@ def _needs(needs: Iterable[Need]) -> Iterator[tuple[str, ...]]:
     """A row for each need, as `_NEEDS` say."""
     for need in needs:
         estimate, has, left = need.estimate, need.has, need.headroom
+        in_words = _duration if need.resource == TIME else size
         yield (
             need.stage or "all",
             need.resource,
-            size(estimate.value),
-            "?" if has is None else size(has),
-            "?" if left is None else f"{'-' if left < 0 else ''}{size(abs(left))}",
+            in_words(estimate.value),
+            "?" if has is None else in_words(has),
+            "?" if left is None else f"{'-' if left < 0 else ''}{in_words(abs(left))}",
             f"±{estimate.error:.0%}",
             str(estimate.measured or "-"),
             need.verdict,
         )
 
 
-def _needs_table(seen: Forecast, *, verbose: bool) -> list[str]:
-    """What the stages need beside what there is: of each stage the run that needs most, or all that are to run."""
-    needs = list(seen.needs if verbose else tightest(seen.needs))
+def _duration(milliseconds: float) -> str:
+    return about(milliseconds / 1000)
+
+
+def _tightest(plan: Plan, seen: Forecast, *, verbose: bool = False) -> list[Need]:
+    """Memory, disk and time by stages: of each stage the run that needs most, or all that are to run."""
+    order = {stage: number for number, stage in enumerate(_in_order(plan))}
+    needs = [*seen.needs, *seen.durations]
+    return sorted(needs if verbose else tightest(needs), key=lambda need: order.get(need.stage, len(order)))
+
+
+def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+    """What the stages need beside what there is."""
+    needs = _tightest(plan, seen, verbose=verbose)
     cells = [f"  {need.cell}" if verbose else "" for need in needs]
     rows = zip((_NEEDS, *_needs(needs)), ("", *cells), strict=True)
     return [
         "",
         *(
-            f"{stage:<10}{of:<12}{about:>9}{has:>8}{left:>10}{error:>7}{measured:>10}  {verdict}{cell}"
+            f"{stage:<12}{of:<12}{about:>9}{has:>8}{left:>9}{error:>7}{measured:>9}  {verdict}{cell}"
             for (stage, of, about, has, left, error, measured, verdict), cell in rows
         ),
     ]
@@ -114,8 +126,8 @@ def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     rows = (_HEADS, *_by_stage(plan, seen))
     lines = ["", *(f"{stage:<12}{runs:>6}{kept:>12}{todo:>8}{took:>12}" for stage, runs, kept, todo, took in rows)]
     lines += ["", *_takes(plan, seen)]
-    if seen.needs:
-        lines += _needs_table(seen, verbose=verbose)
+    if seen.to_run:
+        lines += _needs_table(plan, seen, verbose=verbose)
     if seen.to_run:
         lines += ["", "why:", *_why(seen)]
     if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:

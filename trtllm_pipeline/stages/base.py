@@ -107,11 +107,9 @@ class Stage:
     """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""
     timeout_s: float = 3600.0
     expected_s: float = 30.0
-    """A guess at its duration (a service's: until it is ready), for plans made before anything like it ever ran."""
-    expected_s_per_gb: float = 0.0
-    """What each GB of the model's weights in 16 bits adds to that."""
-    load_s: Callable[[Cell, float], float] | None = None
-    """What its requests add to that, in seconds, from a cell and the seconds that a server takes for one output token."""
+    """The part of its duration (a service's: until it is ready) that is the same for every model."""
+    takes: Callable[[Cell, Machine], float] | None = None
+    """What the model adds to that on a machine, in seconds, of a cell whose recipe has the numbers of its model."""
     needs: Callable[[Cell, Machine], Needs] | None = None
     """Memory and disk that it takes on a machine, of a cell whose recipe has the numbers of its model."""
     retries: int = 2

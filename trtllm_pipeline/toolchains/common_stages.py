@@ -34,7 +34,7 @@ from trtllm_pipeline.stages.params import (
     SmokeParams,
     load,
 )
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains import companions, durations
 from trtllm_pipeline.toolchains.base import PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
@@ -87,7 +87,7 @@ DOWNLOAD = Stage(
     contents=_contents,
     resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     expected_s=2.0,
-    expected_s_per_gb=20.0,
+    takes=durations.downloading,
     needs=_downloading,
     timeout_s=24 * 3600.0,
     retries=4,
@@ -141,6 +141,8 @@ def launch(
     resources: Callable[[Cell, Machine], Resources],
     starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]],
     needs: Callable[[Cell, Machine], Needs],
+    expected_s: float,
+    takes: Callable[[Cell, Machine], float],
     optional: frozenset[str] = frozenset(),
 ) -> Stage:
     """The service stage of a toolchain, whose program takes `params`."""
@@ -160,8 +162,8 @@ def launch(
         starts=starts,
         needs=needs,
         identity=identity,
-        expected_s=5.0,
-        expected_s_per_gb=2.0,
+        expected_s=expected_s,
+        takes=takes,
         timeout_s=30 * 24 * 3600.0,
         retries=1,
     )
@@ -169,6 +171,10 @@ def launch(
 
 _QUESTIONS: Final = 28
 """As many are built in."""
+_PROMPT_TOKENS: Final = 32
+"""Of a built-in prompt or question, about."""
+_ANSWER_TOKENS: Final = 5
+"""Of an answer to a built-in question, about."""
 _SMOKE_IMAGES: Final = "1@64x64"
 _FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
 
@@ -254,12 +260,20 @@ def _perf(cell: Cell) -> PerfParams:
     return load(PerfParams, given, settings)
 
 
-def _perf_s(cell: Cell, token_s: float) -> float:
+def _perf_s(cell: Cell, machine: Machine) -> float:
     """Seconds that all levels take, each answer with its longest."""
     asked = _perf(cell)
-    answer_s = (asked.max_tokens or cell.osl) * token_s
-    closed = sum(asked.requests / level * answer_s for level in asked.concurrency)
-    opened = sum(asked.requests / rate + answer_s for rate in asked.request_rate)
+    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:")
+    prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), asked.max_tokens or cell.osl
+
+    def answering_s(requests: float, at_once: int) -> float:
+        return durations.answering_s(cell, machine, requests, at_once, prompt=prompt, answer=answer)
+
+    def warm_up(usually: int) -> int:
+        return usually if asked.warmup_requests is None else asked.warmup_requests
+
+    closed = sum(answering_s(max(asked.requests, level) + warm_up(2 * level), level) for level in asked.concurrency)
+    opened = sum(asked.requests / rate + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
     return asked.repeats * (closed + opened)
 
 
@@ -285,7 +299,7 @@ PERF = Stage(
     files=lambda cell: _prompt_files(cell, "perf"),
     identity=("cpu",),
     expected_s=5.0,
-    load_s=_perf_s,
+    takes=_perf_s,
     timeout_s=6 * 3600.0,
 )
 
@@ -317,10 +331,11 @@ def _accuracy(cell: Cell) -> AccuracyParams:
     return load(AccuracyParams, cell.settings["accuracy"])
 
 
-def _accuracy_s(cell: Cell, token_s: float) -> float:
-    """Seconds that the built-in questions take, each with the longest answer."""
+def _accuracy_s(cell: Cell, machine: Machine) -> float:
+    """Seconds that the built-in questions take, whose answers are short."""
     asked = _accuracy(cell)
-    return _QUESTIONS / asked.concurrency * asked.max_tokens * token_s
+    prompt, answer = min(_PROMPT_TOKENS, cell.isl), min(asked.max_tokens, _ANSWER_TOKENS)
+    return durations.answering_s(cell, machine, _QUESTIONS, asked.concurrency, prompt=prompt, answer=answer)
 
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
@@ -349,7 +364,7 @@ ACCURACY = Stage(
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "accuracy"),
     expected_s=2.0,
-    load_s=_accuracy_s,
+    takes=_accuracy_s,
     timeout_s=6 * 3600.0,
 )
 

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import fabricated
+from tests.helpers import fabricated, trtllm_cells
 from tests.unit.conftest import MACHINE
+from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.machine.speeds import speeds
+from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.names import about, size
 from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.store.index import Peak
+from trtllm_pipeline.toolchains import durations
 
 SMALL: dict[str, Json] = {
     "num_hidden_layers": 30,
@@ -44,7 +51,7 @@ def test_a_guess_grows_with_the_model() -> None:
     for stage in ("download", "convert", "build", "launch", "perf", "accuracy"):
         assert large[stage] > 2 * small[stage], stage
     assert large["repository"] == small["repository"]
-    assert large["download"] == pytest.approx(2 + 20 * 26.9, rel=0.01)
+    assert large["download"] == pytest.approx(2 + 20 * 26.9, rel=0.01), "of 50 MB a second"
 
 
 def test_perf_takes_as_long_as_its_requests() -> None:
@@ -53,7 +60,7 @@ def test_perf_takes_as_long_as_its_requests() -> None:
     settings = {**run.first_cell.settings, "perf": {**run.first_cell.settings["perf"], "requests": 1600}}
     more = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
     fixed_s = run.stage.expected_s
-    assert guess_s(more, MACHINE) - fixed_s == pytest.approx(100 * (guess_s(run, MACHINE) - fixed_s))
+    assert guess_s(more, MACHINE) - fixed_s > 50 * (guess_s(run, MACHINE) - fixed_s)
     settings["perf"] = {**settings["perf"], "concurrency": [], "request_rate": [4.0]}
     rate = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
     assert guess_s(rate, MACHINE) > 400
@@ -68,6 +75,79 @@ def test_what_another_model_took_says_nothing_where_size_matters() -> None:
     runs = {run.stage.name: run for run in other.stage_runs.values()}
     durations = Durations(learnt, MACHINE)
     assert (durations.of(runs["download"]), durations.of(runs["repository"])) == (None, 0.5)
+
+
+def measured(label: str, expected_ms: int, taken_ms: int, machine: Machine = MACHINE) -> Peak:
+    return Peak(label, needs.system(machine), {"ms": expected_ms}, {"ms": taken_ms})
+
+
+def test_what_ran_on_such_a_system_corrects_the_formula() -> None:
+    plan = fabricated.plan(cell())
+    run = fabricated.stage_run(plan, plan.cells[0], "convert")
+    formula_ms = round(1000 * guess_s(run, MACHINE))
+
+    def estimate(*peaks: Peak, learnt: dict[str, float] | None = None) -> needs.Estimate:
+        return Durations(learnt or {}, MACHINE, needs.Corrections(peaks, MACHINE)).estimate(run)
+
+    assert (estimate().value, estimate().measured) == (formula_ms, 0)
+    twice = [measured(run.label, 1000, 2000)] * 3
+    assert (estimate(*twice).value, estimate(*twice).measured, estimate(*twice).error) == (2 * formula_ms, 3, 0.05)
+    other = estimate(measured("convert/embedded/other/int8_wo", 1000, 3000))
+    assert other.value == 3 * formula_ms, "another model corrects by its ratio"
+    assert other.error >= 0.6, "and not for sure"
+    elsewhere = dataclasses.replace(MACHINE, gpus=parse("tensorrt_llm==1.0.0,sm=90,gpus=1").gpus)
+    assert estimate(measured(run.label, 1000, 9000, elsewhere)).measured == 0
+    assert estimate(learnt={"convert/embedded/small": 4.0}).value == 4000, "an artifact made by others"
+    assert estimate(*twice, learnt={"convert/embedded/small": 4.0}).value == 2 * formula_ms
+
+
+def test_a_forecast_has_the_time_of_each_stage_run_beside_its_limit() -> None:
+    seen = forecast(fabricated.plan(cell()), None)
+    assert len(seen.durations) == len(seen.to_run)
+    by_stage = {need.stage: need for need in seen.durations}
+    assert by_stage["perf"].has == 6 * 3600 * 1000
+    assert by_stage["launch"].has == 600_000, "until it is ready"
+    assert {need.verdict for need in seen.durations} == {"fits"}
+
+
+def on(gpu: str) -> Machine:
+    return parse(f"tensorrt_llm==1.0.0,sm=90,gpu={gpu},gpus=8,gpu_memory_gib=141,examples=no")
+
+
+def of_recipe(name: str) -> Cell:
+    recipe = load_recipe(recipes_folder() / f"{name}.yaml").model_dump(mode="json")
+    return dataclasses.replace(trtllm_cells.cell("bf16"), recipe=recipe, isl=1, osl=2)
+
+
+def test_a_token_takes_as_long_as_reading_the_weights() -> None:
+    """3.875 ms were measured on an H200 for the matrices of Qwen2-7B (docs/performance.md)."""
+    qwen = of_recipe("qwen2-7b")
+    assert durations.token_s(qwen, on("NVIDIA H200"), 1) == pytest.approx(3.875e-3, rel=0.03)
+    assert durations.token_s(qwen, on("NVIDIA L4"), 1) == pytest.approx(16 * 3.875e-3, rel=0.03)
+    split = durations.token_s(dataclasses.replace(qwen, tp=4), on("NVIDIA H200"), 1)
+    assert 1 / 4 < split / durations.token_s(qwen, on("NVIDIA H200"), 1) < 1 / 2, "GPUs tell each other sums"
+    fp8 = dataclasses.replace(qwen, precision="fp8")
+    assert durations.token_s(fp8, on("NVIDIA H200"), 1) < 0.6 * durations.token_s(qwen, on("NVIDIA H200"), 1)
+    many = durations.token_s(qwen, on("NVIDIA H200"), 4096)
+    assert many > 10 * durations.token_s(qwen, on("NVIDIA H200"), 1), "arithmetic is what takes long then"
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_go_to() -> None:
+    mixture = of_recipe("qwen3-30b-a3b")
+    one, many = (durations.token_s(mixture, on("NVIDIA H200"), requests) for requests in (1, 64))
+    assert one == pytest.approx(3.04e9 * 2 / (0.76 * 4.8e12), rel=0.03)
+    assert 8 < many / one < 11, "nearly all of them"
+
+
+def test_gpus_are_known_by_name_and_others_by_their_capability() -> None:
+    named, unnamed = (speeds(on(gpu)) for gpu in ("NVIDIA H100 80GB HBM3", "sm90"))
+    assert named == unnamed
+    assert speeds(on("NVIDIA H200")).bandwidth == pytest.approx(0.76 * 4.8e12)
+    assert speeds(on("NVIDIA L40S")).operations == pytest.approx(0.78 * 362e12)
+    assert (
+        speeds(dataclasses.replace(MACHINE, cpus=4)).operations
+        == 2 * speeds(dataclasses.replace(MACHINE, cpus=2)).operations
+    )
 
 
 def test_disk_is_that_of_the_weights() -> None:

@@ -23,7 +23,11 @@ def test_a_plan_shows_what_its_stages_need_beside_what_there_is() -> None:
     assert [row[0] for row in rows] == ["convert", "build", "launch"]
     assert all("±15%" in row for row in rows)
     assert max(map(len, text.partition("needs")[2].partition("why:")[0].splitlines())) <= 80
-    assert "all       disk" in text
+    assert "all         disk" in text
+    times = [line.split() for line in text.splitlines() if " time " in line and "±" in line]
+    stages = ["download", "convert", "build", "repository", "launch", "smoke", "perf", "accuracy"]
+    assert [row[0] for row in times] == stages, "of every stage, in the order of the work"
+    assert all("±60%" in row for row in times)
 
 
 def test_every_stage_run_has_a_row_when_asked() -> None:

@@ -13,6 +13,7 @@ from trtllm_pipeline.bench.result import Goodput, levels_of
 from trtllm_pipeline.domain import CellId, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.loop import Outcome
+from trtllm_pipeline.planning.needs import Estimate
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan
 from trtllm_pipeline.planning.stage_status import stage_states
@@ -222,7 +223,7 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
         present={download.id},
         to_run=plan.stage_runs.keys() - {download.id, fabricated.stage_run(plan, FP16, "smoke").id},
         reasons={fabricated.stage_run(plan, FP16, "build").id: "not made yet"},
-        expected_s={download.id: 2.0},
+        times={download.id: Estimate(2000, 0.3)},
         commands=lambda run: [["pipeline", run.stage.name]],
         run_id="r1",
     )

@@ -22,7 +22,7 @@ from trtllm_pipeline.stages.repository_settings import TextModels
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import PYTORCH, Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
-from trtllm_pipeline.toolchains.embedded import needs
+from trtllm_pipeline.toolchains.embedded import durations, needs
 from trtllm_pipeline.toolchains.embedded.params import (
     ARCHITECTURES,
     CALIBRATED,
@@ -152,8 +152,8 @@ CONVERT = Stage(
     settle=with_true_samples,
     section="quantize",
     identity=("gguf", "xllamacpp"),
-    expected_s=2.0,
-    expected_s_per_gb=10.0,
+    expected_s=4.0,
+    takes=durations.converting,
     needs=needs.converting,
 )
 
@@ -176,7 +176,7 @@ BUILD = Stage(
     identity=("xllamacpp",),
     needs=needs.building,
     expected_s=2.0,
-    expected_s_per_gb=3.0,
+    takes=durations.building,
 )
 
 REPOSITORY = Stage(
@@ -205,6 +205,8 @@ TOOLCHAIN: Final = Toolchain(
             resources=_serving_takes,
             starts=_server,
             needs=needs.serving,
+            expected_s=7.0,
+            takes=durations.loading,
         ),
         SMOKE,
         PERF,

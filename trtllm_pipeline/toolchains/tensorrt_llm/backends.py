@@ -49,6 +49,9 @@ def launching(
     inputs: Mapping[str, str | tuple[str, ...]],
     starts: Starts,
     needs: Callable[[Cell, Machine], Needs],
+    *,
+    expected_s: float,
+    takes: Callable[[Cell, Machine], float],
 ) -> Stage:
     """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
     return launch(
@@ -59,6 +62,8 @@ def launching(
         resources=serving_takes,
         starts=starts,
         needs=needs,
+        expected_s=expected_s,
+        takes=takes,
         optional=frozenset(companions.NAMES),
     )
 

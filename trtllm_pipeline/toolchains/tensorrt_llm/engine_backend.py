@@ -31,6 +31,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     checkpoint,
     commands,
     dataset,
+    durations,
     llmapi,
     needs,
     options,
@@ -254,8 +255,8 @@ QUANTIZE: Final = Stage(
     settle=_calibrated,
     resources=backends.quantizing_takes,
     identity=("tensorrt_llm", "checkpoints"),
-    expected_s=60.0,
-    expected_s_per_gb=15.0,
+    expected_s=20.0,
+    takes=durations.quantizing,
     needs=needs.quantizing,
     timeout_s=6 * 3600.0,
 )
@@ -275,7 +276,7 @@ CONVERT: Final = Stage(
     section="quantize",
     identity=("tensorrt_llm", "checkpoints"),
     expected_s=20.0,
-    expected_s_per_gb=8.0,
+    takes=durations.converting,
     needs=needs.converting,
     timeout_s=3 * 3600.0,
 )
@@ -291,8 +292,8 @@ BUILD: Final = Stage(
     read=_build_params,
     resources=backends.all_ranks,
     identity=("tensorrt_llm", "sm"),
-    expected_s=30.0,
-    expected_s_per_gb=10.0,
+    expected_s=45.0,
+    takes=durations.building,
     needs=needs.building,
     timeout_s=6 * 3600.0,
 )
@@ -311,7 +312,7 @@ CHECK: Final = Stage(
     resources=backends.all_ranks,
     identity=("tensorrt_llm", "gpu"),
     expected_s=20.0,
-    expected_s_per_gb=3.0,
+    takes=durations.checking,
     needs=needs.checking,
     timeout_s=1800.0,
 )
@@ -388,7 +389,12 @@ TOOLCHAIN: Final = Toolchain(
         CHECK,
         REPOSITORY,
         backends.launching(
-            "launch_engine", {"repository": "repository", "engine": "build", ADAPTER: ADAPTER}, _server, needs.serving
+            "launch_engine",
+            {"repository": "repository", "engine": "build", ADAPTER: ADAPTER},
+            _server,
+            needs.serving,
+            expected_s=30.0,
+            takes=durations.loading,
         ),
         SMOKE,
         PERF,

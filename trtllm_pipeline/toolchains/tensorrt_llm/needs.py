@@ -205,7 +205,7 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
             error=0.35,
             assumed=("host",),
         )
-    rows = _calibration(cell)
+    rows = calibration_rows(cell)
     asked = cell.settings["quantize"].get("batch_size")
     free = min((gpu.memory_bytes for gpu in machine.gpus), default=0) - context_bytes(machine)
     made = precision(cell.precision)
@@ -240,7 +240,7 @@ def _share(shape: Shape, gpus: int) -> int:
     return 2 * shape.vocab_size * shape.hidden_size + -(-shape.num_hidden_layers // gpus) * layer
 
 
-def _calibration(cell: Cell) -> Mapping[str, int]:
+def calibration_rows(cell: Cell) -> Mapping[str, int]:
     """Most rows, and the most tokens of one."""
     asked = backends.calibration(cell)
     numbers = {"samples": MOST, "max_length": MOST}

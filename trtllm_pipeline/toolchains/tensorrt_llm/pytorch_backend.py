@@ -20,7 +20,7 @@ from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, llmapi, needs, rules
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, durations, llmapi, needs, rules
 from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 from trtllm_pipeline.triton_repository import model_config
@@ -91,8 +91,8 @@ QUANTIZE: Final = Stage(
     settle=with_true_samples,
     resources=backends.quantizing_takes,
     identity=("model_optimizer",),
-    expected_s=60.0,
-    expected_s_per_gb=15.0,
+    expected_s=20.0,
+    takes=durations.quantizing,
     needs=needs.quantizing,
     timeout_s=6 * 3600.0,
 )
@@ -163,6 +163,8 @@ TOOLCHAIN: Final = Toolchain(
             },
             _server,
             needs.serving,
+            expected_s=60.0,
+            takes=durations.loading,
         ),
         SMOKE,
         PERF,

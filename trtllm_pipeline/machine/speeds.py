@@ -1,0 +1,91 @@
+"""What a machine reads and computes in a second: data sheets of NVIDIA's GPUs, and the shares of them that were measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from trtllm_pipeline.machine.model import Gpu, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Of one GPU, or of all CPUs together."""
+
+    bandwidth: float
+    """Bytes of its memory that are read in a second."""
+    operations: float
+    """Floating-point operations of 16-bit matrix products in a second, or of one token after another on CPUs."""
+    prompts: float = 1.0
+    """The same for the tokens of a prompt, all at once, in these."""
+
+
+_SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
+    ("GB200", 8000, 2500),
+    ("B200", 8000, 2250),
+    ("GH200", 4000, 990),
+    ("H200 NVL", 4800, 835),
+    ("H200", 4800, 989),
+    ("H100 NVL", 3900, 835),
+    ("H100 PCIe", 2000, 756),
+    ("H100", 3350, 989),
+    ("H800", 3350, 989),
+    ("H20", 4000, 148),
+    ("A100-SXM4-40GB", 1555, 312),
+    ("A100-PCIE-40GB", 1555, 312),
+    ("A100 80GB PCIe", 1935, 312),
+    ("A100", 2039, 312),
+    ("A800", 2039, 312),
+    ("A40", 696, 150),
+    ("A30", 933, 165),
+    ("A10G", 600, 70),
+    ("A10", 600, 125),
+    ("L40S", 864, 362),
+    ("L40", 864, 181),
+    ("L4", 300, 121),
+    ("RTX 6000 Ada", 960, 364),
+    ("RTX A6000", 768, 155),
+    ("RTX 5090", 1792, 210),
+    ("RTX 4090", 1008, 165),
+    ("RTX 3090", 936, 71),
+    ("V100", 900, 125),
+    ("T4", 320, 65),
+)
+"""Part of a GPU's name, GB/s and TFLOP/s without sparsity. The first that is in a name is meant. Source: its data sheet."""
+_BY_SM: Final = {
+    70: "V100",
+    75: "T4",
+    80: "A100",
+    86: "A10",
+    89: "L40S",
+    90: "H100",
+    100: "B200",
+    103: "B200",
+    120: "RTX 5090",
+}
+"""Compute capability -> a GPU that is taken for others of it."""
+_USED: Final = (0.76, 0.78)
+"""Shares of the two that decoding and matrix products reach. Measured on an H200 (docs/performance.md)."""
+FP8: Final = 1.64
+"""Operations of 8-bit matrix products, in those of 16 bits. Measured there."""
+_CPU: Final = Speeds(2e10, 1.6e10, 3.0)
+"""Bandwidth is that of all CPUs, operations those of each. Measured with llama.cpp on two virtual CPUs of an AMD EPYC (docs/performance.md)."""
+
+
+@lru_cache(maxsize=64)
+def speeds(machine: Machine) -> Speeds:
+    """Of each of a machine's GPUs, the slowest where they differ; of all of its CPUs where it has none."""
+    if not machine.gpus:
+        return replace(_CPU, operations=_CPU.operations * max(1, machine.cpus))
+    found = [_of(gpu) for gpu in machine.gpus]
+    return Speeds(min(each.bandwidth for each in found), min(each.operations for each in found))
+
+
+def _of(gpu: Gpu) -> Speeds:
+    named = next((sheet for sheet in _SHEETS if sheet[0] in gpu.name), None)
+    if named is None:
+        same = _BY_SM.get(max((sm for sm in _BY_SM if sm <= gpu.sm), default=min(_BY_SM)))
+        named = next(sheet for sheet in _SHEETS if sheet[0] == same)
+    _, bandwidth, operations = named
+    return Speeds(_USED[0] * bandwidth * 1e9, _USED[1] * operations * 1e12)

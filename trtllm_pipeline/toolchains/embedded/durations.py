@@ -1,0 +1,35 @@
+"""How long the embedded toolchain's stages take of a model's size, in seconds: see `toolchains/durations.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.toolchains.durations import READ, token_s
+from trtllm_pipeline.toolchains.embedded.needs import weights_bytes
+from trtllm_pipeline.toolchains.embedded.params import CALIBRATED
+from trtllm_pipeline.toolchains.tensorrt_llm import memory
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+
+_CONVERT_PER_GB: Final = 12.0
+_CALIBRATE_PER_GB: Final = 300.0
+"""Of 16-bit weights, on one CPU."""
+_PROOF_TOKENS: Final = 8
+
+
+def converting(cell: Cell, machine: Machine) -> float:
+    """Reading, encoding and writing; calibration computes on all CPUs."""
+    weights = memory.weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) / 1e9
+    calibrating = _CALIBRATE_PER_GB / max(1, machine.cpus) if cell.precision in CALIBRATED else 0.0
+    return weights * (_CONVERT_PER_GB + calibrating)
+
+
+def building(cell: Cell, machine: Machine) -> float:
+    """Loading the engine, and its first tokens."""
+    return loading(cell, machine) + _PROOF_TOKENS * token_s(cell, machine, 1)
+
+
+def loading(cell: Cell, _machine: Machine) -> float:
+    """Mapping the weights."""
+    return weights_bytes(Shape.of(cell.recipe), cell.precision) / READ
