@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType, Union
+from typing import Final, NewType, Union
 
 # A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
 Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
 CellId = NewType("CellId", str)
 StageRunId = NewType("StageRunId", str)
 Fingerprint = NewType("Fingerprint", str)
+USUAL_NUM_TOKENS: Final = 8192
+"""Tokens of one forward pass where nobody says more: as TensorRT-LLM since 0.11, so that one matrix means the same everywhere."""
 
 
 def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:

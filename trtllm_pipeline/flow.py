@@ -167,14 +167,27 @@ def _judged_again(cell: Cell, machine: Machine) -> Cell:
     return replace(cell, reason=toolchains.load(cell.toolchain).infeasible(cell, machine))
 
 
+def _lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
+    """Whether a cell that cannot work here could with more memory."""
+    from trtllm_pipeline.planning.needs import without_limits
+
+    toolchain = toolchains.load(cell.toolchain)
+    asked = replace(cell, reason=None)
+    return toolchain.infeasible(asked, machine) is not None and not toolchain.infeasible(asked, without_limits(machine))
+
+
 def check_feasible(plan: Plan) -> None:
     """Raise PlanError when no cell can work."""
     if not plan.feasible:
         reasons = sorted({str(cell.reason) for cell in plan.cells})
+        fit = (
+            "; pipeline plan --fit proposes what fits into its memory"
+            if any(_lacks_memory_alone(cell, plan.machine) for cell in plan.cells)
+            else ""
+        )
         raise PlanError(
             "no cell can work:\n  " + "\n  ".join(reasons[:10]),
-            hint="pipeline doctor shows what this machine has; --assume MACHINE plans for another one; where memory is short, "
-            "pipeline plan --fit proposes what fits",
+            hint=f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}",
         )
 
 
@@ -277,6 +290,8 @@ class Result:
     plan: Plan
     outcome: Outcome
     rows: tuple[CellResult, ...]
+    untried: int = 0
+    """Cells that ran out of memory and were not tried with the next change of `settings.retry`: nothing new was to be started."""
 
 
 def run(
@@ -324,11 +339,14 @@ def run(
 
         outcome = execute_(plan, present)
         pins = Pins(store, guess=False)
-        while keep_going and not outcome.interrupted:
+        untried = 0
+        while not outcome.interrupted:
             # Of the cells as they were pinned: nothing is asked or read anew, only what failed is planned differently.
             again = _with_retries(plan, store, pins, request.until)
             changed = retries.newly_planned(plan, again)
-            if not changed:
+            if not keep_going:
+                untried = len(changed)
+            if not changed or not keep_going:
                 break
             plan = again
             write_lines(folder / PLAN_FILE, plan_json(plan, store, forecast(plan, store), run_id=run_id))
@@ -338,7 +356,7 @@ def run(
         table = rows(plan, store, outcome)
         write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
         code = outcome.exit_code
-        return Result(run_id, plan, outcome, table)
+        return Result(run_id, plan, outcome, table, untried)
     except OSError as error:
         if store.artifacts_dir.is_dir():
             raise

@@ -81,3 +81,14 @@ def test_what_never_works_ends_with_what_is_left_to_do(tmp_path: Path) -> None:
     assert next(iter(cells(out).values()))["changes"] == cell["changes"]
     assert tried(lane) == [4096, 2048, 1024, 1024]  # the last is tried again, as after every failure
     assert "pipeline resume -w" in err
+
+
+def test_with_fail_fast_nothing_is_tried_again_and_that_is_said(tmp_path: Path) -> None:
+    lane = lane_of(tmp_path, Fault("build_oom", times=None, above=1500))
+    process = lane.start(*lane.words(*WORDS, *ALLOWED, "--fail-fast"))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, out
+    assert "--fail-fast: not tried again as settings.retry allows: 1 cell" in err
+    assert tried(lane) == [4096]
+    (cell,) = lane.resume().values()
+    assert (cell["status"], tried(lane)) == ("done", [4096, 2048, 1024])

@@ -13,6 +13,7 @@ from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
@@ -87,6 +88,8 @@ def run(
         told=seen.told if terminal.same_place(sys.stdout, sys.stderr) else (),
         verbose=verbose,
     )
+    if result.untried:
+        note(f"--fail-fast: not tried again as settings.retry allows: {count(result.untried, 'cell')}")
     if result.outcome.interrupted:
         note(f"interrupted; to continue: {_resume(workspace)}")
     elif result.outcome.exit_code:

@@ -199,7 +199,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 def _take(body: Mapping[str, Any], reply: Reply, show: Show) -> None:
     """Note one event of a stream. Raises ProtocolError, and ServerError for an error in it."""
-    if (error := body.get("error")) is not None:
+    if (error := fields.error_of(body)) is not None:
         raise ServerError(f"the server failed: {_message(error)}")
     for each in fields.items(body.get("choices"), "choices"):
         choice = fields.mapping(each, "a choice")
@@ -230,7 +230,7 @@ def _call(call: Mapping[str, Any], reply: Reply) -> None:
 
 def _refused(url: str, status: int, body: bytes) -> ServerError:
     try:
-        said = _message(fields.parse(body).get("error") or "")
+        said = _message(fields.error_of(fields.parse(body)) or "")
     except ProtocolError:
         said = ""
     hint = "set OPENAI_API_KEY" if status in {401, 403} else None

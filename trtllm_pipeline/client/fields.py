@@ -23,6 +23,14 @@ def parse(data: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
+def error_of(body: Mapping[str, Any]) -> object:
+    """What an OpenAI server says went wrong; None where it says nothing.
+
+    TensorRT-LLM and vLLM say it without OpenAI's envelope, and FastAPI, so Triton's OpenAI front end, as `detail`.
+    """
+    return body.get("message") if body.get("object") == "error" else body.get("error", body.get("detail"))
+
+
 def mapping(value: object, what: str) -> Mapping[str, Any]:
     """An object; empty for null."""
     if value is None:

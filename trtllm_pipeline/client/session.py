@@ -313,9 +313,7 @@ class HttpSession(Session):
     def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
         try:
             body = fields.parse(data)
-            # TensorRT-LLM and vLLM say it without OpenAI's envelope, and FastAPI, so Triton's OpenAI front end, as `detail`.
-            bare = body.get("object") == "error"
-            error = body.get("message") if bare else body.get("error", body.get("detail"))
+            error = fields.error_of(body)
             if error is None:
                 self._take(now_ns, body, answer)
                 return

@@ -484,6 +484,7 @@ class _SettingsByCell:
 
     def __init__(self, loaded: LoadedMatrix, axes: Sequence[_Axis]) -> None:
         matrix = loaded.matrix
+        self.document = loaded.document
         self.base = _merged(Settings().model_dump(mode="json"), _given(matrix.settings))
         self.overrides = [_given(override.settings) for override in matrix.override]
         self.last = _given(loaded.command_line)
@@ -498,8 +499,17 @@ class _SettingsByCell:
             settings = self.base
             for layer in (*layers, self.last):
                 settings = _merged(settings, layer)
+            self._check_retry(settings)
             self.made[key] = cast("SettingsDict", settings)
         return self.made[key]
+
+    def _check_retry(self, settings: Mapping[str, Any]) -> None:
+        """Raise MatrixError where a retry would halve what has no value."""
+        name = "max_tokens_in_paged_kv_cache"
+        if settings["retry"]["oom"][name] == "halve" and settings["repository"][name] is None:
+            at = ("settings", "retry", "oom", name)
+            why = f"there is nothing to halve: settings.repository.{name} is not set; set it, or list values to try"
+            raise MatrixError((self.document.fault(at, why),))
 
 
 def _given(settings: Settings) -> dict[str, Json]:

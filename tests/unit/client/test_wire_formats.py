@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from trtllm_pipeline.client import openai
+from trtllm_pipeline.client import conversation, fields, openai
 from trtllm_pipeline.client.session import Answer, ServerSentEvents
 from trtllm_pipeline.client.transport import http, http2
 from trtllm_pipeline.client.transport.http2 import Headers, Http2, Http2Error, Kind, Messages
@@ -186,3 +186,19 @@ def test_errors_and_calls_of_tools_in_a_chat() -> None:
     assert "expected a JSON object" in (chat("nonsense").error or "")
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a"'}}
     assert chat(delta(tool_calls=[call]), delta(tool_calls=[{"function": {"arguments": ":1}"}}])).text == 'f{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"error": {"message": "no"}}, {"message": "no"}),
+        ({"detail": "Unknown model: m"}, "Unknown model: m"),
+        ({"object": "error", "message": "too long"}, "too long"),
+        ({"choices": []}, None),
+    ],
+)
+def test_what_a_server_says_went_wrong_is_read_in_each_of_its_forms(body: dict[str, object], said: object) -> None:
+    assert fields.error_of(body) == said
+    if said is not None:
+        words = said["message"] if isinstance(said, dict) else said
+        assert conversation._refused("http://h", 400, json.dumps(body).encode()).message == f"http://h: {words}"

@@ -254,8 +254,17 @@ def test_a_machine_without_the_toolchain_can_be_planned_for_but_runs_nothing(mat
     request = Request(matrix, toolchain="tensorrt_llm", assume="gpus=0")
     plan = flow.plan_of(request, Store(tmp_path / "w"), guess=True)
     assert plan.cells
-    with pytest.raises(PlanError, match="TensorRT-LLM is not installed"):
+    with pytest.raises(PlanError, match="TensorRT-LLM is not installed") as refused:
         flow.check_feasible(plan)
+    assert "--fit" not in str(refused.value.hint), "memory is not the reason"
+
+
+def test_what_would_fit_is_pointed_to_where_memory_is_the_reason(matrix: Path, tmp_path: Path) -> None:
+    small = "tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=0.1"
+    request = Request(matrix, toolchain="tensorrt_llm", assume=small)
+    with pytest.raises(PlanError, match="GiB on each GPU") as refused:
+        flow.check_feasible(flow.plan_of(request, Store(tmp_path / "w"), guess=True))
+    assert "pipeline plan --fit" in str(refused.value.hint)
 
 
 def test_a_request_survives_its_file_with_the_machine_it_was_for(tmp_path: Path) -> None:

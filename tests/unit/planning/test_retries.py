@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers import trtllm_cells
 from tests.helpers.trtllm_cells import cell, infeasible, plan
+from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.config.models import OutOfMemory
 from trtllm_pipeline.domain import Cell, Fingerprint, in_words
@@ -173,3 +174,15 @@ def test_a_matrix_says_what_may_be_changed(tmp_path: Path) -> None:
     for wrong in ("max_num_tokens=third", "max_num_tokens=[0]", "max_num_tokens=[]", "max_batch_size=halve"):
         with pytest.raises(MatrixError):
             load_matrix(matrix, (f"settings.retry.oom.{wrong}",))
+
+
+def test_what_has_no_value_cannot_be_halved() -> None:
+    matrix = Path(__file__).parents[3] / "matrices" / "qwen2.yaml"
+    halve, name = "settings.retry.oom.max_tokens_in_paged_kv_cache=halve", "max_tokens_in_paged_kv_cache"
+    unset = f"settings.repository.{name}=null"
+    with pytest.raises(MatrixError, match="there is nothing to halve") as refused:
+        expand(load_matrix(matrix, (halve, unset)), default_toolchain="tensorrt_llm")
+    assert refused.value.faults[0].key == "settings.retry.oom.max_tokens_in_paged_kv_cache"
+    assert expand(load_matrix(matrix, (halve,)), default_toolchain="tensorrt_llm")
+    listed = "settings.retry.oom.max_tokens_in_paged_kv_cache=[4096]"
+    assert expand(load_matrix(matrix, (listed, unset)), default_toolchain="tensorrt_llm")

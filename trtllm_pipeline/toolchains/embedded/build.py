@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.domain import USUAL_NUM_TOKENS
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
@@ -25,8 +26,6 @@ from trtllm_pipeline.toolchains.files import link
 
 SCHEMA: Final = 1
 PROOF_FILE: Final = "build.json"
-DEFAULT_MAX_NUM_TOKENS: Final = 8192
-"""TensorRT-LLM's default, so that one matrix means the same on both."""
 _KV_BYTES: Final[Mapping[str, int]] = {"fp16": 2}
 _PROOF_TOKENS: Final = 8
 
@@ -127,7 +126,7 @@ def _no_checkpoint(folder: Path, reason: str) -> StageError:
 
 def _limits(asked: BuildEmbedded, context: int) -> Limits:
     limits = Limits(
-        asked.max_batch_size, asked.max_input_len, asked.max_seq_len, asked.max_num_tokens or DEFAULT_MAX_NUM_TOKENS
+        asked.max_batch_size, asked.max_input_len, asked.max_seq_len, asked.max_num_tokens or USUAL_NUM_TOKENS
     )
     if limits.max_seq_len <= limits.max_input_len:
         raise StageError(

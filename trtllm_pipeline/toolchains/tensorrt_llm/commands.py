@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Json
 from trtllm_pipeline.errors import PlanError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.serving.command_lines import MPIRUN
@@ -46,7 +46,6 @@ W4A8_PAGED: Final = "1.2.0"
 """First release known to take w4a8_awq with an FP8 cache and paged context attention."""
 TOKENS_PER_BLOCK: Final = 64
 """Of the KV cache."""
-_NUM_TOKENS: Final = 8192
 CALIBRATION_BATCH_SIZE: Final = 16
 """Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""
 
@@ -175,7 +174,7 @@ def max_num_tokens(max_batch_size: int, isl: int, osl: int, *, chunked: bool = F
     """Tokens of one forward pass where the matrix says none: 8192 as TensorRT-LLM since 0.11, at least a token of every
     request and, unless prompts are split (`chunked`), a whole prompt, at most what a full batch can have.
     """
-    return min(max_batch_size * (isl + osl), max(_NUM_TOKENS, 0 if chunked else isl, max_batch_size))
+    return min(max_batch_size * (isl + osl), max(USUAL_NUM_TOKENS, 0 if chunked else isl, max_batch_size))
 
 
 def build(
