@@ -443,7 +443,8 @@ def failures(_name: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     for signature in SIGNATURES:
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
-        failure = "a symptom" if signature.weight is Weight.SYMPTOM else signature.failure.value.replace("_", " ")
+        names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone"}
+        failure = names.get(signature.weight, signature.failure.value.replace("_", " "))
         settings = [
             f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`" for _, text in signature.settings
         ]

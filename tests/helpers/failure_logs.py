@@ -5,6 +5,8 @@ file's header names.
     # stage: build
     # cause: KEY of the signature, or `unknown`
     # category: CATEGORY
+    # lines: those that say the first cause, from the first one below this header: 12, 31, or NAME:12 of several logs
+    # truth: what was wrong, where it was told
 
     the log; a failure with several logs has them below lines `==> NAME <==`
 
@@ -34,6 +36,8 @@ class FailureLog:
     stage: str
     cause: str
     category: str
+    lines: frozenset[str]
+    """Those that say the first cause, "LOG:NUMBER"."""
     text: str
 
     def lay_out(self, folder: Path) -> list[Path]:
@@ -54,4 +58,6 @@ def failure_logs(kind: str) -> Iterator[FailureLog]:
     for path in sorted((FOLDER / kind).glob("*.log")):
         head, _, text = path.read_text(encoding="utf-8").partition("\n\n")
         about = dict(line.removeprefix("# ").split(": ", 1) for line in head.splitlines())
-        yield FailureLog(path, about["source"], about["stage"], about["cause"], about["category"], text)
+        named = about.get("lines", "").replace(",", " ").split()
+        lines = frozenset(each if ":" in each else f"log:{each}" for each in named)
+        yield FailureLog(path, about["source"], about["stage"], about["cause"], about["category"], lines, text)

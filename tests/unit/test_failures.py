@@ -82,7 +82,7 @@ def test_what_nobody_knows_is_shown_by_the_lines_that_say_most(tmp_path: Path) -
     log = [*noise, "RuntimeError: the moon is full", *noise, "ValueError: so is the sea", *noise]
     error = failed(tmp_path, 1, *log)
     assert (error.failure, error.line, error.setting) == (FailureClass.BUG, 3001, None)
-    assert error.message == "build: ended with exit code 1; its log says: RuntimeError: the moon is full"
+    assert error.message == "build: ended with exit code 1; the first error in its log: RuntimeError: the moon is full"
     assert error.telling == ("log:3001: RuntimeError: the moon is full", "log:6002: ValueError: so is the sea")
 
 

@@ -154,7 +154,7 @@ def failure_of(
     logs = [LogText(log) if said is None else said]
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     cause = first_cause(logs)
-    if (cause is not None and cause.signature is KILLED) or (cause is None and returncode == -signal.SIGKILL):
+    if cause.signature is KILLED if cause and cause.certain else returncode == -signal.SIGKILL:
         kind, words, hint = out_of_memory.verdict(before)
         line = cause.line if cause else next(iter(logs[0].last(1)), None)
         quote = "" if line is None else f"; its {'log says' if cause else 'last line'}: {line.said}"
@@ -162,12 +162,13 @@ def failure_of(
         return StageError(f"{job.stage}: {how}; {words}{quote}", failure=kind, hint=hint, log=log, line=number)
     if cause is not None:
         return StageError(
-            f"{job.stage}: {how}; its log says: {cause.line.said}",
-            failure=cause.signature.failure,
+            f"{job.stage}: {how}; {cause.quote}",
+            failure=cause.failure,
             hint=cause.hint,
             log=log,
             line=cause.line.number,
             setting=cause.setting(job.stage, job.params),
+            telling=() if cause.certain else tuple(map(str, telling_lines(logs, cause.line))),
         )
     lines = telling_lines(logs)
     error = first_error(logs)

@@ -62,6 +62,7 @@ class StageState:
         """What to say below why it failed, for people: where, what else the logs say, what to do and to change."""
         place = "" if self.line is None else f":{self.line}"
         lines = [] if self.log is None else [f"log: {path_from_here(self.log)}{place}"]
+        lines += ["its cause is not in our table; the lines that say most:"] if self.telling else []
         lines += [f"| {line}" for line in self.telling]
         lines += [] if self.hint is None else [f"try: {self.hint}"]
         return lines if self.setting is None else [*lines, f"set: {self.setting}"]

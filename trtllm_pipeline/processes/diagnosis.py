@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from trtllm_pipeline.domain import USUAL_NUM_TOKENS
+from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.processes.signatures import SIGNATURES, Signature, Weight
+from trtllm_pipeline.processes.statements import Grade, Statement, first_statement, flattened, statements
 
 HEAD_BYTES: Final = 1 << 18
 """Of a log that is too long to be searched whole, as much of its beginning ..."""
@@ -25,8 +29,8 @@ TELLING: Final = 10
 _LONGEST: Final = 300
 _NOISE: Final = re.compile(
     r"CudaDriverHelper|Unable to \w+ NVML|NVML error|DCGM|pinned|unable to create stream|CUDA memory pool|NCCL INFO"
-    r"|Failed to initialize NVML(?!: Driver)|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]|\[TRT(?:-LLM)?\] \[[IV]\]"
-    r"|^\s*\||^[+|]|\(ignored\)|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^usage: |^\[--?\w",
+    r"|Failed to initialize NVML(?!: Driver)|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]"
+    r"|^\|(?!.*UNAVAILABLE: )|^\+ ?(?!-)\S|^\+-|\(ignored\)|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR|PMIX ERROR: (?:ERROR|NOT)|libi40iw|libibverbs|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^\s*usage: |^\s*\[--?\w",
     re.IGNORECASE,
 )
 """What every server without a GPU writes, what is no error, tables and lists of models and options: no cause is there."""
@@ -34,7 +38,10 @@ _PREFIX: Final = re.compile(
     r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
 )
 """What mpirun, Triton and TensorRT-LLM write before the text of a line: rank, severity, time, process, place."""
-_FRAME: Final = re.compile(r"^\s*(?:\d+\s+0x|File \"|at |#\d|\^+$|~+|\|)|\.so(?:\.\d+)*\(\+0x|^\s*[-=*]{5,}")
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_FRAME: Final = re.compile(
+    r"Traceback \(most recent call last\):?$|^\s*(?:\d+\s+0x|File \"|at |#\d|\^+$|~+|\|)|\.so(?:\.\d+)*\(\+0x|^\s*[-=*]{5,}"
+)
 """A line of a backtrace, or a rule."""
 _TELLING: Final = (
     (re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Fault)\b: \S"), 6),
@@ -57,9 +64,8 @@ _TELLING: Final = (
     (re.compile(r"(?:0|no) (?:errors?|failures?)\b|\bretry(?:ing)?\b", re.IGNORECASE), -4),
 )
 """How telling a line is: the sum of what it matches."""
-_COMPILED: Final = tuple((re.compile(each.pattern, re.MULTILINE), each) for each in SIGNATURES)
 _HALF: Final = "=half"
-_USUAL: Final[Mapping[str, int]] = {"max_num_tokens": 8192}
+_USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
 """What a setting without a value means, as far as `half` needs to know."""
 
 
@@ -75,7 +81,8 @@ class LogLine:
     @property
     def said(self) -> str:
         """Its text without what stands before every line."""
-        return _PREFIX.sub("", self.text.strip()).strip('"')[:_LONGEST]
+        text = _PREFIX.sub("", self.text.strip())
+        return (flattened(text) or text).strip('"')[:_LONGEST]
 
     def __str__(self) -> str:
         """`file:line: text`, with the name of the file alone."""
@@ -86,18 +93,41 @@ class LogLine:
 class Diagnosis:
     """The first cause of a failure."""
 
-    signature: Signature
+    signature: Signature | None
+    """What its words mean; None where they are not known."""
     line: LogLine
-    groups: Mapping[str, str]
+    certain: bool
+    """Whether its words are known to be a cause. If not, the form of the logs says that it was the first."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    words: str = ""
+    """What the line says, without what others put around it."""
 
     @property
-    def hint(self) -> str:
+    def failure(self) -> FailureClass:
+        """Its class: nothing is decided by what is not certain."""
+        return self.signature.failure if self.signature and self.certain else FailureClass.BUG
+
+    @property
+    def hint(self) -> str | None:
         """What to do."""
-        return _filled(self.signature.hint, self.groups)
+        return None if self.signature is None else _filled(self.signature.hint, self.groups)
+
+    @property
+    def quote(self) -> str:
+        """What the log says, to be added to a message."""
+        return self.quoted("its log")
+
+    def quoted(self, log: str) -> str:
+        """The same, of a log of this name."""
+        return (
+            f"{log} says: {self.line.said}"
+            if self.certain
+            else f"the first error in {log}: {(self.words or self.line.said)[:_LONGEST]}"
+        )
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
         """What to change where `stage`, of these parameters, failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
-        known = dict(self.signature.settings)
+        known = dict(self.signature.settings) if self.signature and self.certain else {}
         text = known.get(stage, known.get(""))
         if text is None or not text.endswith(_HALF):
             return None if text is None else _filled(text, self.groups)
@@ -120,9 +150,12 @@ class LogText:
                 data = self._read(file, since)
         except OSError:
             data = b""
-        found = [line.rstrip("\r").rpartition("\r")[2] for line in data.decode("utf-8", "replace").split("\n")]
-        noise = [_NOISE.search(line.strip()) or (but is not None and but.match(line)) for line in found]
-        self.lines = ["" if silent else line for line, silent in zip(found, noise, strict=True)]
+        text = _ANSI.sub("", data.decode("utf-8", "replace"))
+        found = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        noise = [_NOISE.search(line) or (but is not None and but.match(line)) for line in found]
+        self.written = found
+        self.noise = frozenset(index for index, silent in enumerate(noise) if silent)
+        self.lines = ["" if index in self.noise else line for index, line in enumerate(found)]
         self.text = "\n".join(self.lines)
 
     def _read(self, file: BinaryIO, since: int) -> bytes:
@@ -146,6 +179,10 @@ class LogText:
         there = [index for index, line in enumerate(self.lines) if line.strip()]
         return [self.at(index) for index in there[-most:]]
 
+    def position(self, index: int) -> int:
+        """Where a line begins in `text`."""
+        return sum(len(line) + 1 for line in self.lines[:index])
+
     def line_of(self, position: int) -> int:
         """The place in `lines` of a position in `text`."""
         return self.text.count("\n", 0, position)
@@ -160,10 +197,16 @@ def _count_lines(file: BinaryIO, size: int) -> int:
     return found
 
 
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compiled when the first log is read: most runs read none."""
+    return re.compile(pattern, re.MULTILINE)
+
+
 def matches(text: str) -> Iterator[tuple[Signature, re.Match[str]]]:
     """The signatures whose words are in `text`, in the order of the table, each at the first place."""
-    for pattern, signature in _COMPILED:
-        found = pattern.search(text)
+    for signature in SIGNATURES:
+        found = _compiled(signature.pattern).search(text)
         if found is not None:
             yield signature, found
 
@@ -179,26 +222,64 @@ def _best(found: Iterable[tuple[Weight, int, Signature]]) -> tuple[Weight, int, 
     return min(found, key=lambda each: each[:2], default=None)
 
 
-def first_cause(logs: Sequence[LogText]) -> Diagnosis | None:
-    """The first cause that the logs name; of several logs, the first one's comes first. None where none names one."""
-    found = []
+def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] = SIGNATURES) -> Diagnosis | None:
+    """The first cause that the logs name; of several logs, the first one's comes first. None where none names one.
+
+    The form of the logs says which line it is, the signatures what its words mean. Only where both agree it is certain,
+    or where known words come before all that has the form of a failure.
+    """
+    stated = [(place, each) for place, log in enumerate(logs) for each in statements(log.written, log.noise)]
+    told = first_statement(stated)
+    known = []
     for place, log in enumerate(logs):
-        for signature, match in matches(log.text):
-            if signature.weight is not Weight.SYMPTOM:
-                found.append(((signature.weight, place, log.line_of(match.end())), log, signature, match))
-    if not found:
+        for signature in signatures:
+            if signature.weight is not Weight.SYMPTOM and (match := _search(signature, log, place, told)):
+                index = log.line_of(match.end())
+                if _agree(place, index, told, stated):
+                    known.append(((signature.weight, place, index), signature, match))
+    if known:
+        (weight, place, index), signature, match = min(known, key=lambda each: each[0])
+        if told is not None and _holds(told, place, index):
+            index = told[1].index
+        groups = {name: value or "" for name, value in match.groupdict().items()}
+        words = "" if told is None else told[1].text
+        return Diagnosis(signature, logs[place].at(index), weight is not Weight.CLASS, groups, words)
+    if told is None:
         return None
-    (_, _, index), log, signature, match = min(found, key=lambda each: each[0])
-    groups = {name: value or "" for name, value in match.groupdict().items()}
-    return Diagnosis(signature, log.at(index), groups)
+    place, statement = told
+    return Diagnosis(None, logs[place].at(statement.index), certain=False, words=statement.text)
 
 
-def telling_lines(logs: Sequence[LogText], most: int = TELLING) -> list[LogLine]:
-    """The lines that say most, in their order: of equal ones the first; without any, the last lines."""
-    chosen = _most_telling(logs)[:most]
+def _search(signature: Signature, log: LogText, place: int, told: tuple[int, Statement] | None) -> re.Match[str] | None:
+    """Where a log has the words of a signature: in what is `told` first; those that no other cause has, else anywhere."""
+    pattern = _compiled(signature.pattern)
+    found = None
+    if told is not None and told[0] == place:
+        found = pattern.search(log.text, log.position(told[1].first), log.position(told[1].last + 1))
+    return found or (pattern.search(log.text) if told is None or signature.weight is Weight.CAUSE else None)
+
+
+def _agree(place: int, index: int, told: tuple[int, Statement] | None, stated: Sequence[tuple[int, Statement]]) -> bool:
+    """Whether a line can be the first cause by the form of the logs: where that has it, or a statement before."""
+    if told is None or _holds(told, place, index):
+        return True
+    earlier = (place, index) < (told[0], told[1].index)
+    return earlier and any(_holds(each, place, index) and each[1].grade <= Grade.FAINT for each in stated)
+
+
+def _holds(told: tuple[int, Statement], place: int, index: int) -> bool:
+    return told[0] == place and told[1].first <= index <= told[1].last
+
+
+def telling_lines(logs: Sequence[LogText], first: LogLine | None = None) -> list[LogLine]:
+    """The lines that say most, and `first`, in their order: of equal ones the first; without any, the last lines."""
+    chosen = [logs[place].at(index) for place, index in _most_telling(logs)[:TELLING]]
     if not chosen:
-        return [line for log in logs for line in log.last(most)][-most:]
-    return [logs[place].at(index) for place, index in sorted(chosen)]
+        return [line for log in logs for line in log.last(TELLING)][-TELLING:]
+    if first is not None and first not in chosen:
+        chosen[TELLING - 1 :] = [first]
+    order = [log.path for log in logs]
+    return sorted(chosen, key=lambda line: (order.index(line.path), line.number))
 
 
 def first_error(logs: Sequence[LogText]) -> LogLine | None:

@@ -26,7 +26,9 @@ class Weight(IntEnum):
     """Nothing but this cause has these words."""
     GENERAL = 1
     """The cause, where no more particular words are there; other causes may bring them about as well."""
-    SYMPTOM = 2
+    CLASS = 2
+    """A kind of trouble that many causes have: said of the line that the form of the logs has for the first cause."""
+    SYMPTOM = 3
     """What follows from a cause: never said to be one."""
 
 
@@ -60,7 +62,10 @@ _ONE_RELEASE: Final = (
     "packages of different releases are mixed: use NVIDIA's image of one release (docs/images.md), and do not install "
     "torch, tensorrt or tensorrt_llm over it"
 )
-_NEWER: Final = "the installed release does not know this model: install a newer one, or choose another model"
+_NEWER: Final = (
+    "the installed release, or this backend of it, does not know this kind of model: install a newer one, take the other "
+    "backend, or choose another model; the folder must be the model's own, not a converted checkpoint"
+)
 _LENGTHS: Final = 'build for longer prompts (axes.lengths="ISL,OSL"), or send shorter ones'
 _LESS_MEMORY: Final = (
     ("build", "settings.build.max_num_tokens=half"),
@@ -71,7 +76,7 @@ _LESS_MEMORY: Final = (
 KILLED: Final = Signature(
     "killed",
     "memory",
-    r"^\s*Killed\s*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
+    r"^[ \t]*Killed[ \t]*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
     r"|(?:exit(?:ed with)?|returned non-zero exit) (?:code|status) (?:137|-9)\b|died with <Signals\.SIGKILL",
     _BUG,
     "a process was killed: out of memory where the kernel's own count (`oom_kill`) says so, and the message with it",
@@ -101,10 +106,10 @@ SIGNATURES: Final = (
         "unknown-option",
         "options",
         r"error: unrecognized arguments:|error: argument [^\n]*: invalid choice:|^Error: No such option"
-        r"|^Error: Invalid value for|error: the following arguments are required:",
+        r"|^Error: Invalid value for(?![^\n]*does not exist)|error: the following arguments are required:",
         _INFEASIBLE,
-        "the installed release has no such option, or not this value: take it out of the matrix, or install a release "
-        "that has it",
+        "the program refuses the option that is named: the installed release has no such option or value, or asks for one "
+        "that is missing; change it in the matrix, or install a release that has it",
         ("error: unrecognized arguments:", "error: argument --qformat: invalid choice:", "Error: Invalid value for"),
         (f"{_TRTLLM}2119", f"{_TRTLLM}2049", f"{_TRTLLM}1110", f"{_TRTLLM}2143"),
     ),
@@ -143,7 +148,8 @@ SIGNATURES: Final = (
         "gpu",
         r"INT8/INT4 quantization is not supported on SM|[Bb]float16 is only supported on|(?:un|not )supported on pre-\w+|only supported on (?:Hopper|Blackwell|Ada|SM)",
         _INFEASIBLE,
-        "this GPU, or this release on it, has no such precision: pipeline plan shows which ones it has",
+        "this GPU, or this release on it, does not have what is named, a precision or a kernel: pipeline plan shows the "
+        "precisions that it has",
         ("INT8/INT4 quantization is not supported on SM>=100",),
         ("tensorrt_llm/builder.py of 1.2.0", f"{_BACKEND}415"),
     ),
@@ -164,13 +170,21 @@ SIGNATURES: Final = (
         "driver",
         r"CUDA driver version is insufficient|This container was built for NVIDIA Driver Release"
         r"|forward compatibility was attempted on non supported HW|unsupported display driver / cuda driver combination"
-        r"|NVIDIA driver on your system is too old|PTX was compiled with an unsupported toolchain"
-        r"|Driver/library version mismatch",
+        r"|NVIDIA driver on your system is too old|PTX was compiled with an unsupported toolchain",
         _USER,
         "the NVIDIA driver is older than what this image needs: a newer driver on the host, or the image of an older "
         "release (docs/images.md)",
         ("CUDA driver version is insufficient", "This container was built for NVIDIA Driver Release 535.86 or later"),
         (f"{_TRTLLM}23", "https://github.com/NVIDIA/TensorRT/issues/1786"),
+    ),
+    Signature(
+        "driver-mismatch",
+        "driver",
+        r"Driver/library version mismatch",
+        _USER,
+        "the NVIDIA driver that runs is another one than its libraries: after an update, the machine has to be restarted",
+        ("Failed to initialize NVML: Driver/library version mismatch",),
+        ("nvidia-smi",),
     ),
     Signature(
         "no-gpu",
@@ -187,7 +201,7 @@ SIGNATURES: Final = (
     Signature(
         "fabric-manager",
         "driver",
-        r"system not yet initialized|Error 802",
+        r"system not yet initialized|\bError 802\b",
         _USER,
         "on machines with NVSwitch the fabric manager must run, in the driver's own version: systemctl status "
         "nvidia-fabricmanager",
@@ -234,7 +248,7 @@ SIGNATURES: Final = (
     Signature(
         "engine-config-key",
         "release",
-        r"json\.exception\.out_of_range\.403\][^\n]{0,20}key '(?P<name>[^'\n]+)' not found|json\.exception\.type_error",
+        r"json\.exception\.out_of_range\.403\][^\n]{0,20}key '(?P<name>[^'\n]+)' not found",
         _INFEASIBLE,
         f"the engine's config.json is of another release of TensorRT-LLM than the server (key {{name}}): {_IMAGE}",
         ("[json.exception.out_of_range.403] key 'use_context_fmha_for_generation' not found",),
@@ -243,13 +257,23 @@ SIGNATURES: Final = (
     Signature(
         "engine-tensor",
         "release",
-        r"(?:[Ii]nput |[Oo]utput )?[Tt]ensor '?\w+'? not found|getIdx\(\) should not be used with entry"
+        r"(?:Tensor|Assertion failed: (?:Input|Output) tensor) '\w+' not found|getIdx\(\) should not be used with entry"
         r"|[Tt]ensor names in engine are not the same"
-        r"|KeyError: '(?:builder_config|build_config|plugin_config|pretrained_config|architecture|producer|tensor_parallel)'",
+        r"|KeyError: '(?:builder_config|build_config|plugin_config|pretrained_config)'",
         _INFEASIBLE,
         f"the engine is not what this program expects: built by another release, or without a feature that is used: {_IMAGE}",
         ("Tensor 'context_lengths' not found", "KeyError: 'builder_config'"),
         (f"{_TRTLLM}1661", f"{_BACKEND}320", "tensorrt_llm/runtime"),
+    ),
+    Signature(
+        "not-converted",
+        "model",
+        r"KeyError: 'architecture'$",
+        _USER,
+        "trtllm-build was given a folder whose config.json names no architecture: it takes a converted checkpoint, not the "
+        "model's own folder",
+        ("KeyError: 'architecture'",),
+        ("tensorrt_llm/models/modeling_utils.py, PretrainedConfig",),
     ),
     Signature(
         "plugin-missing",
@@ -277,6 +301,7 @@ SIGNATURES: Final = (
         "numpy is newer than what was compiled against it: pip install 'numpy<2' in that environment",
         ("numpy.core.multiarray failed to import",),
         ("numpy",),
+        Weight.GENERAL,
     ),
     Signature(
         "glibc",
@@ -317,8 +342,7 @@ SIGNATURES: Final = (
     Signature(
         "heads-over-ranks",
         "ranks",
-        r"(?:num_heads|num_attention_heads|num_kv_heads|attention heads|hidden_size|vocab_size)\b[^\n]{0,60}"
-        r"(?:divisible|divided|multiple of)|must be divisible by (?:the )?(?:tp|tensor)",
+        r"\b(?:divisible|divided|divides?|multiple of)\b[^\n]{0,40}\b(?:tp|tp_size|tensor.parallel\w*|world.size)\b",
         _INFEASIBLE,
         "the model cannot be split over this many GPUs: another tp (axes.parallel)",
         ("num_attention_heads must be divisible by tp_size",),
@@ -367,7 +391,7 @@ SIGNATURES: Final = (
         "ranks",
         r"opal_init failed|opal_\w+_select failed|orte_init failed|ompi_mpi_init[^\n]*fail"
         r"|libopen-(?:rte|pal)\.so[^\n]*cannot open|libmpi\w*\.so[^\n]*cannot open|not built with SLURM's PMI support"
-        r"|PMI2?_Init failed|ORTE was unable to reliably start|\b(?:PRTE|ORTE|PMIX|OPAL) ERROR",
+        r"|PMI2?_Init failed|ORTE was unable to reliably start|\b(?:PRTE|ORTE) ERROR",
         _USER,
         "Open MPI and mpi4py do not fit each other, MPI's libraries are not on LD_LIBRARY_PATH, or Slurm starts ranks in a "
         "way that this MPI does not know (srun --mpi=pmix)",
@@ -377,7 +401,7 @@ SIGNATURES: Final = (
     Signature(
         "mpi-error",
         "ranks",
-        r"Failed: MPI error|\bMPI_ERR_\w+",
+        r"Failed: MPI error|\bMPI_ERR_(?!UNKNOWN|OTHER|INTERN|LASTCODE)\w+",
         _BUG,
         "MPI refused a call: as many ranks as the engine has, all started by one mpirun of the MPI that the image comes with; "
         "the mapping in the engine's config.json (moe_tp_size, moe_ep_size) must fit tp and pp",
@@ -429,7 +453,7 @@ SIGNATURES: Final = (
     Signature(
         "backend-missing",
         "repository",
-        r"unable to find backend library for backend '(?P<name>\w+)'|unable to find '[\w./]+' for model '|unable to load shared library: [^\n]*backends/\w+/",
+        r"unable to find backend library for backend '(?P<name>\w+)'|unable to find '[\w./]+' for model '[^\n]*, in [^\n]*backends/",
         _USER,
         "this Triton has no such backend: use the image whose tag ends in -trtllm-python-py3 (docs/images.md)",
         ("unable to find backend library for backend 'tensorrtllm'",),
@@ -497,6 +521,7 @@ SIGNATURES: Final = (
         "the server has no model of this name, or it did not load: the server's log says which models are ready",
         ("Request for unknown model: 'ensemble' is not found",),
         (f"{_BACKEND}393", "Triton"),
+        Weight.GENERAL,
     ),
     Signature(
         "ensemble-tensors",
@@ -536,17 +561,17 @@ SIGNATURES: Final = (
     Signature(
         "lora",
         "options",
-        r"[Ll][Oo][Rr][Aa][^\n]{0,80}(?:not found in cache|not enabled|plugin|not supported|exceeds|is required|must be)",
+        r"LoRA task \d+ not found in cache",
         _USER,
-        "LoRA: the engine needs lora_plugin and a max_lora_rank not below the adapter's, and the first request with an "
-        "adapter has to bring its weights",
+        "the first request with an adapter has to bring its weights; later ones, too, when others have taken its place",
         ("LoRA task 0 not found in cache. Please send LoRA weights with request",),
         ("tensorrt_llm/batch_manager/peftCacheManager.cpp",),
     ),
     Signature(
         "speculative",
         "options",
-        r"(?:Assertion failed|Error): [^\n]*(?:[Dd]raft tokens|[Ss]peculative decoding|[Ll]ookahead|[Mm]edusa|[Ee]agle|mTokens\.empty)",
+        r"(?:Assertion failed|Error): (?:[^\n]{0,60}(?:[Ss]peculative decoding|[Ll]ookahead|[Mm]edusa|mTokens\.empty)"
+        r"|Number of draft tokens)",
         _INFEASIBLE,
         "speculative decoding: the engine must be built for it (speculative_decoding_mode, max_draft_len), requests bring what "
         "its kind asks for, and not every GPU and release has its kernels",
@@ -556,12 +581,22 @@ SIGNATURES: Final = (
     Signature(
         "cross-kv-cache",
         "options",
-        r"crossKvCacheFraction",
+        r"Do not set crossKvCacheFraction",
         _USER,
-        "cross_kv_cache_fraction is for models with an encoder, which need it, and for no other",
+        "cross_kv_cache_fraction is for models with an encoder alone",
         ("Do not set crossKvCacheFraction for decoder-only model",),
         (f"{_TRTLLM}2814",),
         settings=(("", "settings.repository.cross_kv_cache_fraction=null"),),
+    ),
+    Signature(
+        "cross-kv-cache-missing",
+        "options",
+        r"Must set crossKvCacheFraction",
+        _USER,
+        "a model with an encoder needs a share of the KV cache for it",
+        ("Must set crossKvCacheFraction for encoder-decoder model",),
+        (f"{_TRTLLM}2419",),
+        settings=(("", "settings.repository.cross_kv_cache_fraction=0.5"),),
     ),
     Signature(
         "max-num-tokens",
@@ -578,7 +613,8 @@ SIGNATURES: Final = (
         "prompt-too-long",
         "limits",
         r"Prompt length \(\d+\) exceeds maximum (?:input|sequence) length|max_context_len <= mMaxContextLength"
-        r"|Assertion failed: [^\n]*(?:maxInputLen|max_input_len|maxSeqLen|maxSequenceLen|max_seq_len)"
+        r"|Assertion failed: [^\n]*[<=][^\n]*\b(?:maxInputLen|max_input_len|maxSeqLen|maxSequenceLen|max_seq_len)\b"
+        r"|must be less than max sequence length"
         r"|default_max_tokens \([^)\n]*\) (?:should|must) be greater than 0"
         r"|(?:input|prompt)[^\n]{0,60}(?:larger|longer|exceeds?|greater)[^\n]{0,30}max_(?:seq|input)_len",
         _USER,
@@ -722,8 +758,8 @@ SIGNATURES: Final = (
         r"not the same shape as the original|size mismatch for \S+: copying a param"
         r"|Number of bytes for rows and cols must be a multiple",
         _INFEASIBLE,
-        "the checkpoint is not what the builder expects: converted by another release, for another tp, or a form of weights "
-        "that it does not read; convert it again with this release",
+        "the checkpoint is not what is expected: converted by another release, for another tp, with a group size that does not "
+        "divide the weights over this tp, or a form of weights that is not read; convert it again with this release",
         ("The value updated is not the same shape as the original",),
         (f"{_TRTLLM}2014", f"{_TRTLLM}894"),
     ),
@@ -733,8 +769,8 @@ SIGNATURES: Final = (
         r"Required but not provided tensors|tensor names are different from those expected|KeyError: '(?:model|transformer|lm_head|language_model)\.[\w.]+'"
         r"|SafetensorError: File does not contain tensor",
         _INFEASIBLE,
-        "the checkpoint lacks weights that the builder asks for: another release or precision made it, or the release does "
-        "not know this variant of the model",
+        "the checkpoint lacks weights that are asked for: another release or precision made it, it is not quantized in the way "
+        "that was asked for, or the release does not know this variant of the model",
         ("Required but not provided tensors",),
         (f"{_TRTLLM}6680", f"{_TRTLLM}1109"),
     ),
@@ -744,18 +780,19 @@ SIGNATURES: Final = (
         r"Tokenizer class \S+ does not exist|data did not match any variant of untagged enum"
         r"|Couldn't instantiate the backend tokenizer",
         _USER,
-        "the tokenizer needs a newer transformers package, or the model's own code (trust_remote_code)",
+        "the tokenizer needs a newer transformers package, sentencepiece or tiktoken, or the model's own code "
+        "(trust_remote_code)",
         ("Tokenizer class QWenTokenizer does not exist", "data did not match any variant of untagged enum"),
         (f"{_BACKEND}62",),
     ),
     Signature(
         "remote-code",
         "model",
-        r"requires you to execute the (?:\w+ )?\w+ file in that repo|contains custom code which must be executed"
+        r"requires you to execute the (?:\w+ )?\w+ file in that repo|custom code which must be executed to correctly load the model"
         r"|set the option `?trust_remote_code=True",
         _USER,
         "the model has Python code of its own: read it, then let it be fetched and run",
-        ("contains custom code which must be executed",),
+        ("contains custom code which must be executed to correctly load the model",),
         ("transformers",),
         settings=(("", "settings.download.trust_remote_code=true"),),
     ),
@@ -803,7 +840,7 @@ SIGNATURES: Final = (
         "model",
         r"HeaderTooLarge|invalid load key, 'v'|^version https://git-lfs|using Git LFS",
         _USER,
-        "a file of the model is a git-lfs pointer, not weights: download the model again",
+        "a file is not what its name says, mostly a git-lfs pointer in its place: download the model again (git lfs pull)",
         ("HeaderTooLarge", "version https://git-lfs"),
         (f"{_TRTLLM}2052", f"{_SERVER}7382"),
     ),
@@ -831,8 +868,8 @@ SIGNATURES: Final = (
     Signature(
         "hub-unreachable",
         "hub",
-        r"We couldn't connect to 'https?://|LocalEntryNotFoundError|Temporary failure in name resolution"
-        r"|Max retries exceeded with url|OfflineModeIsEnabled|outgoing traffic has been disabled",
+        r"We couldn't connect to 'https?://|LocalEntryNotFoundError"
+        r"|ConnectionPool\(host='(?!localhost|127\.|0\.0)[^\n]*Max retries exceeded with url|OfflineModeIsEnabled|outgoing traffic has been disabled",
         _USER,
         "the hub cannot be reached from here, and a program asks for a file that the model's folder lacks: a proxy "
         "(HTTPS_PROXY), or a folder that has all files",
@@ -969,7 +1006,7 @@ SIGNATURES: Final = (
         "added last",
         ("an illegal memory access was encountered",),
         ("https://github.com/NVIDIA/TensorRT-LLM/pull/3979", f"{_TRTLLM}456", f"{_TRTLLM}5389"),
-        Weight.GENERAL,
+        Weight.CLASS,
     ),
     Signature(
         "builder-tactics",
@@ -980,7 +1017,7 @@ SIGNATURES: Final = (
         "another release",
         ("Could not find any implementation for node",),
         ("TensorRT",),
-        Weight.GENERAL,
+        Weight.CLASS,
         _LESS_MEMORY,
     ),
     Signature(
@@ -993,25 +1030,70 @@ SIGNATURES: Final = (
         "(gemm_plugin and gpt_attention_plugin auto, or the checkpoint's dtype)",
         ("[network.cpp::validate::3516] Error Code 4: Internal Error",),
         (f"{_TRTLLM}1273", f"{_TRTLLM}1077"),
-        Weight.GENERAL,
+        Weight.CLASS,
     ),
     Signature(
         "release-mismatch",
         "release",
-        r"TypeError: [\w.]+\(\) got an unexpected keyword argument '\w+'|AttributeError: module '[\w.]+' has no attribute '\w+'"
-        r"|AttributeError: '\w*Config' object has no attribute '\w+'",
+        r"TypeError: [^\n]*(?:got an unexpected keyword argument|missing \d+ required)|AttributeError: module '[\w.]+' has no"
+        r"|AttributeError: '(?!NoneType)\w+' object has no attribute '\w+'",
         _USER,
-        "a script and a package, or a model and a package, are of different releases: scripts of the very release that is "
+        "often a script and a package, or a model and a package, are of different releases: scripts of the very release that is "
         "installed, and the transformers package that it names",
         ("TypeError: __init__() got an unexpected keyword argument 'use_cache'",),
         (f"{_TRTLLM}2471", "https://docs.python.org/3/library/exceptions.html"),
-        Weight.GENERAL,
+        Weight.CLASS,
+    ),
+    Signature(
+        "shapes",
+        "options",
+        r"(?:shape|[Ss]ize|dimension|dim|dtype|data type|tensor)s?\b[^\n]{0,80}(?:mismatch|must|expected|not match|differ|unequal)"
+        r"|(?:mismatch|expected|must have)[^\n]{0,60}(?:shape|size|dims?|dimensions?|dtype|elements)\b|->dtype\(\) ==",
+        _BUG,
+        "tensors do not fit together: a checkpoint, an engine or a request is not of the form that the program expects",
+        ("bitmask must have the same batch size as logits",),
+        ("PyTorch", "TensorRT-LLM"),
+        Weight.CLASS,
+    ),
+    Signature(
+        "limit",
+        "limits",
+        r"(?:exceeds?|larger than|greater than|longer than|more than|less than|smaller than|at most|out of range)\b[^\n]{0,60}"
+        r"(?:\bmax|limit|allowed|capacity|length)|\b(?:max\w*|limit)\b[^\n]{0,60}exceeded|No free slots",
+        _USER,
+        "a limit is exceeded that the line names: build or serve with a larger one, or ask for less at a time",
+        ("the value exceeds the maximum that is allowed",),
+        ("many programs",),
+        Weight.CLASS,
+    ),
+    Signature(
+        "network",
+        "hub",
+        r"[Cc]onnection refused|Name or service not known|Temporary failure in name resolution|CERTIFICATE_VERIFY_FAILED"
+        r"|Network is unreachable|No route to host|ProxyError|SSLError|[Ff]ailed to (?:connect|download)|[Cc]onnection timed out",
+        _USER,
+        "an address cannot be reached from here: is its server running, and does the network, a proxy (HTTPS_PROXY) or a "
+        "certificate stand between",
+        ("Temporary failure in name resolution",),
+        ("the operating system",),
+        Weight.CLASS,
+    ),
+    Signature(
+        "package-build",
+        "release",
+        r"metadata-generation-failed|subprocess-exited-with-error|Failed building wheel|Could not build wheels",
+        _USER,
+        "a package has no wheel for this machine and could not be built here: the lines of its own build say why; NVIDIA's "
+        "image of the release has it (docs/images.md)",
+        ("error: subprocess-exited-with-error", "error: metadata-generation-failed"),
+        ("pip", f"{_TRTLLM}777"),
+        Weight.CLASS,
     ),
     Signature(
         "packages",
         "release",
         r"No matching distribution found for|Could not find a version that satisfies the requirement|ResolutionImpossible"
-        r"|requires a different Python|metadata-generation-failed|error: subprocess-exited-with-error",
+        r"|requires a different Python",
         _USER,
         "pip found no package for this Python, platform and index: TensorRT-LLM's wheels need --extra-index-url "
         "https://pypi.nvidia.com and the Python that the release names",
@@ -1027,7 +1109,7 @@ SIGNATURES: Final = (
         "the process of a Python model died or did not start in time: its own lines stand before; often memory or /dev/shm",
         ("Stub process 'preprocessing_0_0' is not healthy.",),
         ("Triton's Python backend",),
-        Weight.GENERAL,
+        Weight.CLASS,
     ),
     Signature(
         "not-supported",
@@ -1039,7 +1121,7 @@ SIGNATURES: Final = (
         "this release refuses the combination that the line names: take it out of the matrix, or another release",
         ("NotImplementedError: Quantization mode w4a8 is not supported",),
         (f"{_TRTLLM}5395",),
-        Weight.GENERAL,
+        Weight.CLASS,
     ),
     Signature(
         "file-missing",
@@ -1049,7 +1131,7 @@ SIGNATURES: Final = (
         "the file or folder that is named does not exist here: look at the path, and whether it is mounted",
         ("FileNotFoundError: [Errno 2] No such file or directory: 'config.json'",),
         ("the operating system",),
-        Weight.GENERAL,
+        Weight.CLASS,
     ),
     Signature(
         "crash",
@@ -1060,7 +1142,7 @@ SIGNATURES: Final = (
         "a program crashed without a word: its core or a backtrace may tell; often libraries of two releases",
         ("Segmentation fault (core dumped)", "Signal (11) received.", "Signal: Floating point exception (8)"),
         (f"{_BACKEND}250", f"{_BACKEND}371", f"{_TRTLLM}1645"),
-        Weight.GENERAL,
+        Weight.CLASS,
     ),
     # ---- symptoms
     PYTHON_STUB,

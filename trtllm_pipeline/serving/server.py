@@ -138,7 +138,7 @@ def diagnose(
     known = first_cause(logs)
     ended = "ended" if status is None else f"ended with exit status {status}"
     how = cause or (f"was ended by signal {_signal_name(-status)}" if status is not None and status < 0 else ended)
-    if (known is not None and known.signature is KILLED) or (known is None and status == -signal.SIGKILL):
+    if known.signature is KILLED if known and known.certain else status == -signal.SIGKILL:
         failure, words_, hint = out_of_memory.verdict(before)
         return ServerError(f"{who} {how}; {words_}{_last_words(logs)}", failure=failure, hint=hint, log=log)
     if known is None:
@@ -151,14 +151,15 @@ def diagnose(
             line=None if error is None else error.number,
             telling=tuple(map(str, telling_lines(logs))),
         )
-    said = "" if cause and _same(cause, known.line.said) else f"; {_whose(known.line, log)} says: {known.line.said}"
+    said = "" if cause and _same(cause, known.line.said) else f"; {known.quoted(_whose(known.line, log))}"
     return ServerError(
         f"{who} {how}{said}",
-        failure=known.signature.failure,
+        failure=known.failure,
         hint=known.hint,
         log=known.line.path,
         line=known.line.number,
         setting=known.setting("launch", {}),
+        telling=() if known.certain else tuple(map(str, telling_lines(logs, known.line))),
     )
 
 
@@ -193,7 +194,10 @@ def quoted(log: Path, lines: int = 15) -> str:
 
 
 def _last_words(logs: Sequence[LogText]) -> str:
-    """The line that says most of an error, of the first log or else of all, or its last line; to be added to a message."""
+    """What the first log says went wrong, or else what says most of all logs, or its last line; to be added to a message."""
+    cause = first_cause(logs[:1])
+    if cause is not None:
+        return f"; {cause.quote}"
     error = first_error(logs[:1]) or first_error(logs)
     if error is not None:
         return f"; its log says: {error.said}"

@@ -232,7 +232,10 @@ def test_a_model_s_own_words_are_the_message_without_its_traceback(tmp_path: Pat
 def test_the_line_that_calls_itself_an_error_is_the_message(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text('I1 starting\nE1 server.cc:10] "no such option"\nI1 waiting for requests to complete\nbye\n')
-    assert triton.diagnose(1, path).message == ("Triton ended with exit status 1; its log says: no such option")
+    assert (
+        triton.diagnose(1, path).message
+        == "Triton ended with exit status 1; the first error in its log: no such option"
+    )
     path.write_text("I1 starting\nbye\n")
     assert triton.diagnose(1, path).message == "Triton ended with exit status 1; its last line: bye"
 
