@@ -1,10 +1,11 @@
-"""What the scheduler costs: seconds to set up a plan, microseconds per event, memory; and whether that stays linear.
+"""What the scheduler costs: seconds of CPU to set up a plan, microseconds per event, memory; and whether that stays linear.
 
-    python benchmarks/scheduler.py [--cells 100 3000 10000 100000] [--format json]
+    python benchmarks/scheduler.py [--cells 100 3000 10000 100000] [--mixed] [--format json]
 
 The plan has the shape of a real matrix: one download a model (64 cells), one quantize for 16, one build for 2, then
 repository, service, smoke, perf and accuracy a cell; a fifth of the builds take a gang of GPUs. Every stage run ends
-well after exactly its expected time, on a simulated machine of 8 GPUs and 32 CPUs.
+well after exactly its expected time, on a simulated machine of 8 GPUs and 32 CPUs. With `--mixed` builds and servers ask
+for one of about 250 combinations of CPUs and GPUs each, durations differ by 100 times, and servers are alone on the machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import random
 import resource
 import sys
 import time
@@ -35,9 +37,10 @@ from trtllm_pipeline.execution.scheduler import (
 MACHINE = Capacity(32, tuple(f"GPU-{number}" for number in range(8)))
 
 
-def plan(cells: int) -> list[Task]:
-    """About 6.6 stage runs a cell."""
+def plan(cells: int, *, mixed: bool = False) -> list[Task]:
+    """About 5.6 stage runs a cell."""
     tasks = []
+    rng = random.Random(cells)
 
     def add(
         name: str, *needs: str, s: float, order: int, scope: Scope = Scope.ARTIFACT, **resources: int | bool
@@ -54,32 +57,36 @@ def plan(cells: int) -> list[Task]:
         if cell % 16 == 0:
             quantize = add(f"quantize/{cell}", download, s=900, order=cell, gpus=1)
         if cell % 2 == 0:
-            build = add(f"build/{cell}", quantize, s=200 + cell % 300, order=cell, gpus=4 if cell % 10 == 0 else 1)
+            gpus, cpus = (rng.randint(0, 7), rng.randint(1, 32)) if mixed else (4 if cell % 10 == 0 else 1, 1)
+            seconds = rng.lognormvariate(5, 1) if mixed else 200 + cell % 300
+            build = add(f"build/{cell}", quantize, s=seconds, order=cell, gpus=gpus, cpus=cpus)
         repository = add(f"repository/{cell}", build, s=2, order=cell)
-        add(f"serve/{cell}", repository, s=30, order=cell, gpus=1, cpus=4, scope=Scope.SERVICE)
+        serving = {"gpus": gpus, "cpus": cpus, "exclusive": True} if mixed else {"gpus": 1, "cpus": 4}
+        add(f"serve/{cell}", repository, s=30, order=cell, scope=Scope.SERVICE, **serving)
         smoke = add(f"smoke/{cell}", s=10, order=cell, scope=Scope.IN_SERVICE)
         add(f"perf/{cell}", smoke, s=120, order=cell, scope=Scope.IN_SERVICE)
         add(f"accuracy/{cell}", smoke, s=60, order=cell, scope=Scope.IN_SERVICE)
     return tasks
 
 
-def measure(cells: int) -> dict[str, float]:
+def measure(cells: int, *, mixed: bool = False) -> dict[str, float]:
     """One plan from beginning to end."""
-    tasks = plan(cells)
+    tasks = plan(cells, mixed=mixed)
     expected = {task.id: task.expected_s for task in tasks}
     scopes = {task.id: task.scope for task in tasks}
     gc.collect()
-    begin = time.perf_counter()
+    begin = time.thread_time()
     scheduler = Scheduler(tasks, MACHINE)
-    setup_s = time.perf_counter() - begin
+    setup_s = time.thread_time() - begin
     ahead: list[tuple[float, int, Event]] = []
     number = count()
-    now, events, spent_s = 0.0, 0, 0.0
+    now, events, spent_s, longest_s = 0.0, 0, 0.0, 0.0
     happened: tuple[Event, ...] = ()
     while not scheduler.finished:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         instructions: list[Instruction] = scheduler.advance(now, *happened)
-        spent_s += time.perf_counter() - begin
+        took = time.thread_time() - begin
+        spent_s, longest_s = spent_s + took, max(longest_s, took)
         for one in instructions:
             if isinstance(one, Start):
                 event = ServiceReady(one.id) if scopes[one.id] is Scope.SERVICE else Finished(one.id)
@@ -97,6 +104,7 @@ def measure(cells: int) -> dict[str, float]:
         "setup_us_per_stage_run": setup_s / len(tasks) * 1e6,
         "events": events,
         "us_per_event": spent_s / events * 1e6,
+        "longest_event_ms": longest_s * 1e3,
         "us_per_stage_run": (setup_s + spent_s) / len(tasks) * 1e6,
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
@@ -105,10 +113,11 @@ def measure(cells: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, nargs="+", default=[100, 1_500, 15_000, 50_000])
+    parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
     measure(100)  # warm up
-    rows = [measure(cells) for cells in sorted(args.cells)]
+    rows = [measure(cells, mixed=args.mixed) for cells in sorted(args.cells)]
     if args.format == "json":
         json.dump(rows, sys.stdout, indent=1)
         print()

@@ -57,6 +57,7 @@ SCRIPTS = (
     "benchmarks/dashboard.py",
     "benchmarks/fuzz_wire.py",
     "benchmarks/kill_resume.py",
+    "benchmarks/makespan.py",
     "benchmarks/needs.py",
     "benchmarks/orchestration.py",
     "benchmarks/quantize.py",

@@ -4,11 +4,13 @@
     todo = scheduler.advance(now)                        the first starts
     todo = scheduler.advance(now, Finished(task_id))     and again for every event, until scheduler.finished
 
-Ready work is ordered by longest remaining path. What has the same demand and about the same expected time shares a
-queue, so a decision looks at the heads of a few queues and never at all that is ready. The first head that does not
-fit gets a reservation; what comes after it starts only if that does not delay it (EASY backfill: D. Lifka, "The
-ANL/IBM SP scheduling system", 1995). An exclusive task is one that takes every slot of the machine, so the same
-reservation keeps it from starving.
+Ready work is ordered by longest remaining path. What has the same demand shares a queue, so a decision looks at the
+heads of a few queues and never at all that is ready. Whatever fits starts, until the best that does not fit has a
+remaining path as long as all the work that is left: for each second that it waits the run ends later. It gets a
+reservation, and what comes after it starts only if that does not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
+scheduling system", 1995). A reservation for everything that does not fit would leave GPUs idle for durations that were
+wrongly expected (`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits
+does not. An exclusive task is one that takes every slot of the machine.
 
 A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
 they run in it one after another, then it is stopped. Only the service occupies resources.
@@ -157,7 +159,7 @@ ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if 
 """The statuses nothing leaves."""
 _THERE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
 
-# Slots, CPUs, GPUs, downloads. One slot each, all of them for a task that must be alone.
+# Slots, CPUs, GPUs, downloads. One slot each; all there is for a task that must be alone.
 _Amounts: TypeAlias = tuple[int, int, int, int]
 
 
@@ -258,8 +260,11 @@ class Scheduler:
         self._free = list(self._capacity)
         self._free_gpus = list(range(len(machine.gpus)))
         self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
-        self._queues: dict[tuple[_Amounts, int], list[_Entry]] = {}
+        self._queues: dict[_Amounts, list[_Entry]] = {}  # what is ready, by what must be free for it
+        self._room = False  # whether something has come or gone, so that something may fit
         self._retries: list[tuple[float, int, _TaskNode]] = []
+        self._shares: dict[_TaskNode, tuple[float, ...]] = {}
+        self._work: list[float] = []  # what is left to do: the sums of the shares
         self._ended: list[_TaskNode] = []  # whose dependents have not been told yet
         self._stirred: dict[_Service, None] = {}  # where something has changed, so that `_steer` has to look
         self._instructions: list[Instruction] = []
@@ -268,6 +273,8 @@ class Scheduler:
         self._link_services()
         required = self._link(set(up_to_date), wanted)
         self._rank(required)
+        self._shares = {node: self._share(node) for node in required if node.service is None}
+        self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
         for node in required:
             if node.waiting == 0:
                 self._enqueue(node)
@@ -317,7 +324,7 @@ class Scheduler:
         if not (self._open or self._halted):
             self._halt()
         self._steer()
-        if self._open and self._free[0]:  # no slot is free while a task runs alone
+        if self._room and self._open and self._free[0]:  # no slot is free while a task runs alone
             self._dispatch()
         instructions, self._instructions = self._instructions, []
         return [one for one in instructions if not isinstance(one, Cancel) or self.status(one.id) is _S.RUNNING]
@@ -440,6 +447,12 @@ class Scheduler:
             else:
                 node.priority = node.duration + after(node, None)
 
+    def _share(self, node: _TaskNode) -> tuple[float, ...]:
+        """Seconds for which `node` takes the whole machine, as far as CPUs, GPUs and downloads go."""
+        need = node.task.resources
+        asked = zip((need.cpus, need.gpus, need.downloads), self._capacity[1:], strict=True)
+        return tuple(node.duration * (1.0 if node.alone else amount / (have or 1)) for amount, have in asked)
+
     def _excess(self, resources: Resources) -> str | None:
         """What this asks for beyond the machine, in words."""
         amounts = (
@@ -469,6 +482,8 @@ class Scheduler:
         self._counts[status] += 1
         if status in ENDED:
             self._ended.append(node)
+            if share := self._shares.pop(node, None):
+                self._work = [left - each for left, each in zip(self._work, share, strict=True)]
         if self._observe:
             self._observe(node.task.id, old, status)
 
@@ -613,45 +628,62 @@ class Scheduler:
             heappush(node.service.ready, _entry(node))
             self._stirred[node.service] = None
             return
+        demand = self._demand(node)
+        heappush(self._queues.setdefault(demand, []), _entry(node))
+        if _fits(demand, self._free):
+            self._room = True
+
+    def _demand(self, node: _TaskNode) -> _Amounts:
+        """What must be free for `node` to start: all there is where it must be alone."""
         need = node.task.resources
-        slots = self._capacity[0] if node.alone else 1
-        key = ((slots, need.cpus, need.gpus, need.downloads), math.frexp(node.duration)[1])
-        heappush(self._queues.setdefault(key, []), _entry(node))
+        return self._capacity if node.alone else (1, need.cpus, need.gpus, need.downloads)
 
     def _dispatch(self) -> None:
-        """Start all that fits, best first; hold a place for the first that does not."""
-        heads = []
-        for (amounts, _), queue in self._queues.items():
+        """Start all that fits, best first; hold a place for the first that does not and that the end of the run waits for."""
+        self._room = False
+        heads: list[tuple[_Entry, _Amounts]] = []
+        waiting: tuple[_Entry, _Amounts] | None = None  # the best that does not fit
+        free = self._free
+        for demand, queue in list(self._queues.items()):
             while queue and queue[0][3].status is not _S.PENDING:
                 heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
-            if queue:
-                heads.append((queue[0], amounts, queue))
+            if not queue:
+                del self._queues[demand]
+            elif _fits(demand, free):
+                heads.append((queue[0], demand))
+            elif waiting is None or queue[0] < waiting[0]:
+                waiting = queue[0], demand
         heapify(heads)
-        head: _Amounts | None = None
         shadow = math.inf
-        spare: list[int] | None = None
+        spare: list[int] | None = None  # beside what a place is held for
         while heads:
-            (_, _, _, node), amounts, queue = heads[0]
-            if not _fits(amounts, self._free):
-                head = head or amounts
+            entry, demand = heads[0]
+            node = entry[3]
+            if not _fits(demand, free):
+                if waiting is None or entry < waiting[0]:
+                    waiting = entry, demand
                 heappop(heads)
                 continue
-            if head:
-                if spare is None:
-                    shadow, spare = self._reservation(head)
-                if self._now + node.duration > shadow:  # it will still run then: it must fit beside the head
-                    if not _fits(amounts, spare):
-                        heappop(heads)
-                        continue
-                    spare = [have - take for have, take in zip(spare, amounts, strict=True)]
+            if spare is None and waiting and waiting[0] < entry and self._is_critical(waiting[0][3]):
+                shadow, spare = self._reservation(waiting[1])
+            if spare and self._now + node.duration > shadow:  # it will still run then: it must fit beside
+                if not _fits(demand, spare):
+                    heappop(heads)
+                    continue
+                spare = [have - take for have, take in zip(spare, demand, strict=True)]
+            queue = self._queues[demand]
             heappop(queue)
-            self._start(node, amounts)
+            self._start(node)
             while queue and queue[0][3].status is not _S.PENDING:
                 heappop(queue)
             if queue:
-                heapreplace(heads, (queue[0], amounts, queue))
+                heapreplace(heads, (queue[0], demand))
             else:
                 heappop(heads)
+
+    def _is_critical(self, node: _TaskNode) -> bool:
+        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left."""
+        return node.priority >= max(self._work)
 
     def _reservation(self, head: _Amounts) -> tuple[float, list[int]]:
         """When `head` can start if all that runs ends as expected, and what is free beside it from then on.
@@ -667,11 +699,11 @@ class Scheduler:
             free = [have + back for have, back in zip(free, node.amounts, strict=True)]
         return shadow, [have - take for have, take in zip(free, head, strict=True)]
 
-    def _start(self, node: _TaskNode, amounts: _Amounts) -> None:
-        node.amounts = amounts
+    def _start(self, node: _TaskNode) -> None:
+        node.amounts = self._demand(node)
         node.end = self._now + node.duration
-        node.gpus = tuple(heappop(self._free_gpus) for _ in range(amounts[2]))
-        for which, amount in enumerate(amounts):
+        node.gpus = tuple(heappop(self._free_gpus) for _ in range(node.task.resources.gpus))
+        for which, amount in enumerate(node.amounts):
             self._free[which] -= amount
         self._running[node] = None
         if isinstance(node, _Service):
@@ -691,6 +723,7 @@ class Scheduler:
         if isinstance(node, _Service):
             node.phase = _Phase.OFF
         del self._running[node]
+        self._room = True
         for which, amount in enumerate(node.amounts):
             self._free[which] += amount
         for gpu in node.gpus:

@@ -155,7 +155,9 @@ def test_more_than_the_machine_has_fails_at_once_with_the_reason() -> None:
 def test_small_work_fills_the_gap_before_a_reserved_gang_but_does_not_delay_it() -> None:
     tasks = [
         task("running", gpus=2, s=100),
+        task("after_running", "running", s=500),
         task("gang", gpus=4, s=90),
+        task("after_gang", "gang", s=200),
         task("too_long", gpus=1, s=80.5),
         task("fits", gpus=1, s=60),
         task("fits_too", gpus=1, s=50),
@@ -167,7 +169,7 @@ def test_small_work_fills_the_gap_before_a_reserved_gang_but_does_not_delay_it()
     # 40 s are left before the gang's turn: nothing of 50 s may start any more.
     assert names(scheduler.advance(60, Finished(sid("fits")), Finished(sid("cpu_only")))) == []
     assert names(scheduler.advance(80, Finished(sid("too_long")))) == []
-    assert names(scheduler.advance(100, Finished(sid("running")))) == ["gang"]
+    assert names(scheduler.advance(100, Finished(sid("running")))) == ["after_running", "gang"]
 
 
 def test_work_that_outlasts_the_reservation_starts_if_it_fits_beside_it() -> None:
@@ -196,13 +198,30 @@ def test_an_exclusive_task_runs_alone_and_does_not_starve() -> None:
     assert names(scheduler.advance(60, Finished(sid("long")))) == ["alone"]
 
 
-def test_nothing_new_starts_before_an_exclusive_head_that_overdue_work_keeps_waiting() -> None:
-    tasks = [task("late", s=50), task("alone", exclusive=True, s=40), task("small", "gate", s=10), task("gate", s=5)]
+def test_nothing_new_starts_before_a_head_that_the_end_of_the_run_waits_for() -> None:
+    tasks = [task("first", s=5), task("alone", "first", exclusive=True, s=90), task("after_alone", "alone", s=60)]
+    tasks += [task("late", s=50), task("gate", s=6), task("small", "gate", s=10)]
     scheduler = Scheduler(tasks, Capacity(4))
-    assert names(scheduler.advance(0)) == ["late", "gate"]
+    assert names(scheduler.advance(0)) == ["first", "late", "gate"]
+    assert names(scheduler.advance(5, Finished(sid("first")))) == []
     assert names(scheduler.advance(70, Finished(sid("gate")))) == []
     assert names(scheduler.advance(90, Finished(sid("late")))) == ["alone"]
-    assert names(scheduler.advance(95, Finished(sid("alone")))) == ["small"]
+    assert names(scheduler.advance(95, Finished(sid("alone")))) == ["after_alone", "small"]
+
+
+def test_gpus_do_not_wait_for_a_gang_that_the_run_does_not_wait_for() -> None:
+    """A quantize that takes 12 times as long as expected, a gang of all GPUs that needs it, and builds of one GPU."""
+    tasks = [task("quantize", gpus=1, s=300), task("gang", gpus=8, s=360), task("ready", s=1)]
+    tasks += [task(f"build{number}", "ready", gpus=1, s=360, order=1) for number in range(60)]
+    scheduler = Scheduler(tasks, Capacity(64, tuple("ABCDEFGH")))
+    running = [(3600.0 if name == "quantize" else 1.0, name) for name in names(scheduler.advance(0))]
+    now = 0.0
+    while running:
+        now, name = heappop(running)
+        for started in names(scheduler.advance(now, Finished(sid(name)))):
+            heappush(running, (now + (1.0 if started == "ready" else 360.0), started))
+    assert scheduler.finished
+    assert now <= 1.05 * 3960
 
 
 # What has to run at all.

@@ -1,0 +1,261 @@
+"""How long plans take under the scheduler, beside a lower bound, first come first served, and one after another.
+
+    python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold] [--tries 60] [--gpus 1 2 4 8] [--format json]
+
+Random plans in the shape of matrices: a few models, precisions and batch sizes; downloads, quantizing, builds of one to
+all GPUs, and servers that are measured alone on the machine. With `--cold` durations are wrongly expected, as in a first
+run: each stage by a factor of its own (log-normal, median 1.35, a third of them beyond 3.3 or below 0.55), each stage run
+by a little more. Without, all take exactly as long as expected.
+
+The lower bound is explained at `bound`; the shortest schedule lies between it and the best of `--tries` random ones.
+First come first served starts, in the order of the matrix, whatever is ready and fits. One after another is what a shell
+loop does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+
+from trtllm_pipeline.domain import Resources, Scope, StageRunId
+from trtllm_pipeline.execution.scheduler import (
+    Capacity,
+    Event,
+    Finished,
+    Scheduler,
+    ServiceEnded,
+    ServiceReady,
+    Start,
+    Stop,
+    Task,
+)
+
+
+def plan(rng: random.Random, gpus: int) -> list[Task]:
+    """A matrix: each model downloaded once, quantized for each precision, built for each batch size, then served.
+
+    A third of them have one model that takes the whole machine again and again beside many that take one GPU.
+    """
+    tasks: list[Task] = []
+    orders = count()
+
+    def add(name: str, *needs: str, s: float, scope: Scope = Scope.ARTIFACT, of: str | None = None, **what: int) -> str:
+        needed = tuple(map(StageRunId, needs))
+        service = None if of is None else StageRunId(of)
+        resources = Resources(**what)  # type: ignore[arg-type]  # names of its fields, given below
+        tasks.append(Task(StageRunId(name), needed, scope, service, resources, expected_s=s, order=next(orders)))
+        return name
+
+    exclusive = rng.random() < 0.7
+    uneven = rng.random() < 0.33
+    for model in range(rng.randint(8, 24) if uneven else rng.randint(1, 5)):
+        billions = (1.0 if model else 70.0) if uneven else rng.choice([0.5, 1, 3, 8, 14, 32, 70])
+        least = 1 if billions < 30 else 2 if billions < 60 else 4
+        ranks = [each for each in (1, 2, 4, 8) if least <= each <= gpus] or [gpus]
+        if uneven:
+            ranks = [1 if model else rng.choice([gpus, max(1, gpus // 2)])]
+        download = add(f"download/{model}", s=20 * billions, downloads=1)
+        for precision in range(rng.randint(1, 4)):
+            quantize = add(
+                f"quantize/{model}.{precision}", download, s=40 + 25 * billions, gpus=min(gpus, least), cpus=2
+            )
+            for batch in range(rng.randint(1, 4)):
+                tp = rng.choice(ranks)
+                key = f"{model}.{precision}.{batch}"
+                build = add(f"build/{key}", quantize, s=60 + 20 * billions, gpus=tp, cpus=2)
+                repository = add(f"repository/{key}", build, s=1)
+                serve = f"serve/{key}"
+                add(serve, repository, s=20 + billions, scope=Scope.SERVICE, gpus=tp, cpus=4, exclusive=exclusive)
+                smoke = add(f"smoke/{key}", s=5, scope=Scope.IN_SERVICE, of=serve)
+                add(f"perf/{key}", smoke, s=rng.choice([60, 180]), scope=Scope.IN_SERVICE, of=serve)
+    return tasks
+
+
+def units(
+    tasks: Sequence[Task], takes: Mapping[StageRunId, float]
+) -> tuple[dict[StageRunId, float], dict[StageRunId, set[StageRunId]]]:
+    """What occupies the machine, a server with all inside it: seconds of each, and what each waits for."""
+    owner = {task.id: task.service or task.id for task in tasks}
+    seconds: dict[StageRunId, float] = {}
+    needs: dict[StageRunId, set[StageRunId]] = {}
+    for task in tasks:
+        unit = owner[task.id]
+        seconds[unit] = seconds.get(unit, 0.0) + takes[task.id]
+        needs.setdefault(unit, set()).update(owner[need] for need in task.needs)
+    return seconds, {unit: found - {unit} for unit, found in needs.items()}
+
+
+def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity) -> float:
+    """Seconds that no schedule can undercut: the largest of `before + work + after` over sets of stage runs.
+
+    A set has all that cannot begin before, and has as much after it. Its work is what it takes of a resource, over what
+    there is of that; what must be alone takes all of it.
+    """
+    seconds, needs = units(tasks, takes)
+    what = {task.id: task.resources for task in tasks if task.service is None}
+    order = [task.id for task in tasks if task.service is None]  # topological
+    before: dict[StageRunId, float] = {}
+    after: dict[StageRunId, float] = dict.fromkeys(order, 0.0)
+    for unit in order:
+        before[unit] = max((before[need] + seconds[need] for need in needs[unit]), default=0.0)
+    for unit in reversed(order):
+        for need in needs[unit]:
+            after[need] = max(after[need], after[unit] + seconds[unit])
+    longest = max(before[unit] + seconds[unit] + after[unit] for unit in order)
+    heads, tails = (np.array([times[unit] for unit in order]) for times in (before, after))
+    late = heads[None, :] >= np.unique(heads)[:, None]
+    early = tails[None, :] >= np.unique(tails)[:, None]
+    for name, limit in (("cpus", machine.cpus), ("gpus", len(machine.gpus)), ("downloads", machine.downloads)):
+        shares = [1.0 if what[unit].exclusive else getattr(what[unit], name) / limit for unit in order]
+        work = np.array([seconds[unit] * share for unit, share in zip(order, shares, strict=True)])
+        there = (late * work) @ early.T.astype(float)
+        whole = there + np.unique(heads)[:, None] + np.unique(tails)[None, :]
+        longest = max(longest, float(whole[there > 0].max(initial=0.0)))
+    return longest
+
+
+def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity) -> float:
+    """Seconds under the scheduler."""
+    scopes = {task.id: task.scope for task in tasks}
+    scheduler = Scheduler(tasks, machine)
+    ahead: list[tuple[float, int, Event]] = []
+    numbers = count()
+    now = 0.0
+    happened: tuple[Event, ...] = ()
+    while True:
+        for one in scheduler.advance(now, *happened):
+            if isinstance(one, Start):
+                service = scopes[one.id] is Scope.SERVICE
+                heappush(ahead, (now + takes[one.id], next(numbers), (ServiceReady if service else Finished)(one.id)))
+            elif isinstance(one, Stop):
+                heappush(ahead, (now, next(numbers), ServiceEnded(one.id)))
+        if scheduler.finished:
+            return now
+        happened = ()
+        if scheduler.wake_at is not None and (not ahead or scheduler.wake_at < ahead[0][0]):
+            now = max(now, scheduler.wake_at)
+        else:
+            now, _, event = heappop(ahead)
+            happened = (event,)
+
+
+def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, *, blocks: bool) -> float:
+    """Seconds where the first in the order of the matrix that is ready and fits starts; with `blocks`, none before it."""
+    seconds, needs = units(tasks, takes)
+    what = {task.id: task.resources for task in tasks if task.service is None}
+    waiting = list(what)
+    done: set[StageRunId] = set()
+    running: list[tuple[float, StageRunId]] = []
+    free = [machine.cpus, len(machine.gpus), machine.downloads]
+    now = 0.0
+    while waiting or running:
+        for unit in list(waiting):
+            if not needs[unit] <= done:
+                continue
+            need = what[unit]
+            asked = (need.cpus, need.gpus, need.downloads)
+            alone = any(what[other].exclusive for _, other in running)
+            if alone or (need.exclusive and running) or any(a > b for a, b in zip(asked, free, strict=True)):
+                if blocks:
+                    break
+                continue
+            waiting.remove(unit)
+            free = [b - a for a, b in zip(asked, free, strict=True)]
+            heappush(running, (now + seconds[unit], unit))
+        now, unit = heappop(running)
+        need = what[unit]
+        free = [a + b for a, b in zip((need.cpus, need.gpus, need.downloads), free, strict=True)]
+        done.add(unit)
+    return now
+
+
+def wrong(rng: random.Random, middle: float, spread: float) -> float:
+    """What something takes over what was expected."""
+    return min(12.0, max(1 / 12, rng.lognormvariate(middle, spread)))
+
+
+def best_found(
+    tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, rng: random.Random, tries: int
+) -> float:
+    """Seconds of the shortest of so many schedules by longest path first, each with its paths randomly changed."""
+    seconds, needs = units(tasks, takes)
+    outer, inner = ([task for task in tasks if (task.service is None) is whether] for whether in (True, False))
+    path = dict(seconds)
+    for task in reversed(outer):
+        for need in needs[task.id]:
+            path[need] = max(path[need], seconds[need] + path[task.id])
+    found = math.inf
+    for _ in range(tries):
+        spread = rng.choice([0.1, 0.3, 1.0])
+        key = {task.id: -path[task.id] * rng.lognormvariate(0, spread) for task in outer}
+        changed = sorted(outer, key=lambda task: key[task.id])
+        found = min(found, first_come([*changed, *inner], takes, machine, blocks=rng.random() < 0.5))
+    return found
+
+
+def measure(number: int, seed: int, gpus: int, *, cold: bool = False, tries: int = 0) -> dict[str, float]:
+    """Ratios over `number` random plans on a machine of `gpus`."""
+    names = tuple(f"GPU-{index}" for index in range(gpus))
+    rows = []
+    for index in range(number):
+        rng = random.Random(seed * 1_000_003 + index)
+        machine = Capacity(4 + 4 * gpus, names)
+        tasks = plan(rng, gpus)
+        kinds = {task.id: task.id.partition("/")[0] for task in tasks}
+        of_kind = {kind: wrong(rng, 0.3, 0.9) for kind in dict.fromkeys(kinds.values())}
+        factor = {task.id: of_kind[kinds[task.id]] * wrong(rng, 0.0, 0.3) if cold else 1.0 for task in tasks}
+        takes = {task.id: task.expected_s * factor[task.id] for task in tasks}
+        made = ours(tasks, takes, machine)
+        first = first_come(tasks, takes, machine, blocks=False)
+        best = min(made, best_found(tasks, takes, machine, rng, tries))
+        rows.append((made / bound(tasks, takes, machine), made / first, sum(takes.values()) / made, made / best))
+    over, first_ratio, serial, over_best = (sorted(column) for column in zip(*rows, strict=True))
+
+    def at(column: Sequence[float], share: float) -> float:
+        return column[min(len(column) - 1, int(share * len(column)))]
+
+    return {
+        "gpus": gpus,
+        "plans": number,
+        "over_bound_least": over[0],
+        "over_bound_median": statistics.median(over),
+        "over_bound_p95": at(over, 0.95),
+        "within_5_percent": sum(each <= 1.05 for each in over) / number,
+        **({"within_5_percent_of_best_found": sum(each <= 1.05 for each in over_best) / number} if tries else {}),
+        "over_first_come_median": statistics.median(first_ratio),
+        "over_first_come_p95": at(first_ratio, 0.95),
+        "over_first_come_worst": first_ratio[-1],
+        "over_first_come_by_5_percent": sum(each > 1.05 for each in first_ratio) / number,
+        "one_after_another_median": statistics.median(serial),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cold", action="store_true", help="durations are wrongly expected")
+    parser.add_argument("--tries", type=int, default=60, help="random schedules that the best of is compared with")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    args = parser.parse_args()
+    rows = [measure(args.plans, args.seed, gpus, cold=args.cold, tries=args.tries) for gpus in args.gpus]
+    if args.format == "json":
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+        return
+    for row in rows:
+        print("  ".join(f"{key} {value:.4g}" for key, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""How long random plans take, by `benchmarks/makespan.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def makespan() -> ModuleType:
+    path = Path(__file__).parents[3] / "benchmarks" / "makespan.py"
+    spec = importlib.util.spec_from_file_location("makespan", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_nine_of_ten_plans_take_at_most_a_twentieth_more_than_the_best_schedule_found(
+    makespan: ModuleType, gpus: int
+) -> None:
+    found = makespan.measure(12, 7, gpus, tries=6)
+    assert found["within_5_percent_of_best_found"] >= 0.9
+    assert found["one_after_another_median"] > 1.05
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_wrong_guesses_cost_little_beside_first_come_first_served(makespan: ModuleType, gpus: int) -> None:
+    found = makespan.measure(24, 7, gpus, cold=True)
+    assert found["over_first_come_p95"] <= 1.05
+    assert found["over_first_come_worst"] <= 1.10
+
+
+def test_no_schedule_is_shorter_than_the_bound(makespan: ModuleType) -> None:
+    assert makespan.measure(12, 8, 4)["over_bound_least"] >= 1 - 1e-9
