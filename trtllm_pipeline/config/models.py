@@ -366,6 +366,8 @@ class Recipe(Strict):
     """Longest prompt and answer together, in tokens."""
     parameters: Positive | None = None
     """Number of weights, tied ones once."""
+    vision_parameters: Positive | None = None
+    """Number of weights of what reads images, beside `parameters`; they stay in 16 bits."""
     num_experts: Positive | None = None
     """Experts of a layer of a mixture, without shared ones: num_experts, num_local_experts or n_routed_experts of
     config.json. Without it the model is no mixture of experts."""

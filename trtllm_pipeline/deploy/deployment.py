@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from trtllm_pipeline import provenance
 from trtllm_pipeline.deploy import images, names
 from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.flow import ServedCell, run_command
+from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.provenance import Policy
 from trtllm_pipeline.report.rows import CellResult, disk_bytes
@@ -207,7 +208,7 @@ def describe(
         for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *companions.NAMES)))
         if folder is not None
     )
-    memory_bytes, memory_from = _memory(served, bundle_bytes, world_size)
+    memory_bytes, memory_from = _memory(served, store, bundle_bytes)
     return Deployment(
         served=served,
         result=result,
@@ -237,16 +238,18 @@ def _kind(served: ServedCell) -> str:
     return "engine" if "engine" in served.launch.inputs else "llmapi"
 
 
-def _memory(served: ServedCell, bundle_bytes: int, world_size: int) -> tuple[int, str]:
-    """Host memory that the server takes, and what that follows from."""
-    proof: dict[str, Any] = {} if served.engine is None else read_object(served.engine / "build.json") or {}
-    resident = proof.get("resident_bytes")
-    if isinstance(resident, int):
-        return resident + _GIB, "the measured size of the loaded engine, and 1 GiB for Triton and its Python models"
-    return (
-        bundle_bytes + (8 + 2 * world_size) * _GIB,
-        "the size of the weights, and 8 GiB and 2 GiB for each GPU: an assumption, nobody measured it",
-    )
+def _memory(served: ServedCell, store: Store, bundle_bytes: int) -> tuple[int, str]:
+    """Host memory that the server takes, `/dev/shm` included, and what that follows from: as a plan has it."""
+    machine = served.plan.machine
+    needs = of_run(served.launch, machine, Corrections(store.index.peaks(), machine))
+    host = next((need.estimate for need in needs if need.resource == HOST), None)
+    if host is None:
+        return bundle_bytes + 8 * _GIB, "the size of the weights, and 8 GiB: the model's numbers are not known"
+    shared = sum(need.estimate.most for need in needs if need.resource == SHARED)
+    margin = f"and {host.error:.0%} more, which the estimate may be wrong by"
+    if host.measured:
+        return host.most + shared, f"what {count(host.measured, 'such server')} took, {margin}"
+    return host.most + shared, f"what the server is expected to take, {margin}; nobody measured it"
 
 
 def _load_s(served: ServedCell, store: Store) -> float | None:

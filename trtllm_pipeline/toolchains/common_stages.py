@@ -71,7 +71,8 @@ def _downloading(cell: Cell, _machine: Machine) -> Needs:
     Its memory is not worth a row: what it maps of files to digest them, the kernel takes back when it wants.
     """
     precision = computed(cell.precision, cell.recipe) if cell.precision == AS_IS else "bf16"
-    weights, source = weights_bytes(Shape.of(cell.recipe), precision, 1, 1), cell.recipe.get("source")
+    shape, source = Shape.of(cell.recipe), cell.recipe.get("source")
+    weights = weights_bytes(shape, precision, 1, 1) + shape.tower_bytes
     unpacks = isinstance(source, dict) and "package_index" in source
     return Needs(leaves=weights, scratch=weights if unpacks else 0)
 

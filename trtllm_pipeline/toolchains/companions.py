@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json, Resources
+from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import MODULES
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, DownloadParams, load
 from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.companion_sizes import adapter_bytes, draft_bytes
+from trtllm_pipeline.toolchains.durations import fetching_s
 
 DRAFT: Final = "draft"
 ADAPTER: Final = "adapter"
@@ -184,6 +186,12 @@ def _unfit_engine(cell: Cell, configuration: Mapping[str, Any], rank: int, modul
     return None
 
 
+def weights_bytes(cell: Cell, name: str) -> int:
+    """Size of a cell's companion, 0 without one and where that is not known."""
+    found = cell.companions.get(name)
+    return 0 if found is None else (draft_bytes if name == DRAFT else adapter_bytes)(found, cell)
+
+
 def _params(name: str, cell: Cell) -> DownloadParams:
     found = cell.companions[name]
     content: Any = found.get("files")
@@ -203,7 +211,9 @@ def _fetching(name: str, summary: str) -> Stage:
         read=lambda cell: _params(name, cell),
         resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
         section="download",
-        expected_s=20.0,
+        expected_s=2.0,
+        takes=lambda cell, _machine: fetching_s(weights_bytes(cell, name)),
+        needs=lambda cell, _machine: Needs(leaves=weights_bytes(cell, name)),
         timeout_s=24 * 3600.0,
         retries=4,
     )

@@ -32,7 +32,8 @@ def fetching_s(size_bytes: float) -> float:
 def downloading(cell: Cell, _machine: Machine) -> float:
     """A model's files, in 16 bits unless its owner quantized them."""
     precision = computed(cell.precision, cell.recipe) if cell.precision == "as_is" else "bf16"
-    return fetching_s(weights_bytes(Shape.of(cell.recipe), precision, 1, 1))
+    shape = Shape.of(cell.recipe)
+    return fetching_s(weights_bytes(shape, precision, 1, 1) + shape.tower_bytes)
 
 
 def token_s(cell: Cell, machine: Machine, requests: int) -> float:

@@ -49,6 +49,7 @@ class Shape:
     n_shared_experts: int | None = None
     first_k_dense_replace: int | None = None
     interleave_moe_layer_step: int | None = None
+    vision_parameters: int | None = None
 
     @staticmethod
     def of(recipe: Mapping[str, Json]) -> Shape:
@@ -59,6 +60,11 @@ class Shape:
             found = Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
             known = _SHAPES[id(recipe)] = recipe, found
         return known[1]
+
+    @property
+    def tower_bytes(self) -> int:
+        """What reads images, in 16 bits."""
+        return 2 * (self.vision_parameters or 0)
 
     @property
     def weights(self) -> int:

@@ -12,7 +12,9 @@ from typing import Final
 from trtllm_pipeline.domain import Cell, Json, Needs
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.calibration_rows import MOST
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.companion_sizes import draft_kv_bytes_per_token
 from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands
@@ -41,6 +43,8 @@ _LOGITS: Final = {True: 27.0, False: 12.0}
 of 0.14 and 0.15; PyTorch: three float32 arrays, an assumption."""
 _STREAMED: Final = "0.17"
 """First release that reads an engine piece by piece; before, the host holds all of it once."""
+_ADAPTER_CACHE: Final = GIB
+"""Default of lora_cache_host_memory_bytes. Source: README of the backend for Triton."""
 _BUILDER: Final = 5 * GIB
 """Host memory of trtllm-build before weights."""
 _RUNTIME: Final = 3 * GIB
@@ -78,6 +82,23 @@ def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     return int(layers + (table + table / tp if pp == 1 else table))
 
 
+def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
+    """Weights of the PyTorch backend on the fullest GPU, in bytes: its layers, and of embedding and head, which are 16-bit, its
+    part; of several pipeline stages, the first has the one, the last the other.
+
+    A mixture's experts are split or dealt, which is as much for each. More GPUs than KV heads hold copies of their weights.
+    """
+    bits = weight_bits(precision_)
+    share = -(-shape.num_hidden_layers // pp) / shape.num_hidden_layers
+    copies = max(1 / shape.num_key_value_heads - 1 / tp, 0.0) if shape.kv_lora_rank is None else 0.0
+    keys = 2 * shape.num_hidden_layers * shape.hidden_size * shape.head_dim * shape.num_key_value_heads * copies
+    tables = shape.weights - shape.layer_weights
+    table = shape.vocab_size * shape.hidden_size
+    return int(
+        share * (shape.layer_weights / tp + keys) * bits / 8 + (tables if pp == 1 else table) / tp * max(bits, 16.0) / 8
+    )
+
+
 def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1) -> int:
     """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
 
@@ -101,15 +122,37 @@ def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
 
 
 def served_bytes(cell: Cell, machine: Machine) -> tuple[int, int]:
-    """GPU memory of a server: without KV cache, and the KV cache of a token, in bytes on each GPU."""
+    """GPU memory of a server: without KV cache, and the KV cache of a token, in bytes on each GPU.
+
+    What reads images is on each of them, and so is an adapter; a draft model is split as the model is.
+    """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
-    weights = (engine_bytes if engines else weights_bytes)(shape, weights_of(cell), cell.tp, cell.pp)
+    weights = (engine_bytes if engines else rank_bytes)(shape, weights_of(cell), cell.tp, cell.pp)
     logits = logits_bytes(cell.max_batch_size, shape, engines=engines)
     collectives = _COLLECTIVES if cell.tp * cell.pp > 1 else 0
     activations = activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep)
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
     per_token = kv_bytes_per_token(shape, element, cell.tp, cell.pp)
-    return weights + activations + logits + collectives + context_bytes(machine), per_token
+    rest = weights + activations + logits + collectives + context_bytes(machine)
+    rest += shape.tower_bytes + companions.weights_bytes(cell, companions.ADAPTER)
+    drafting, per_drafted = drafting_bytes(cell)
+    return rest + drafting // cell.tp, per_token + per_drafted
+
+
+def drafting_bytes(cell: Cell) -> tuple[int, int]:
+    """What speculative decoding adds: the weights of what drafts, over all GPUs, and its KV cache of a token on each.
+
+    Layers of the model's own that draft (mtp) are as large as its others.
+    """
+    drafts = companions.speculation(cell)
+    if drafts is not None and drafts["method"] == "mtp":
+        shape = Shape.of(cell.recipe)
+        bits = weight_bits(weights_of(cell))
+        layer = shape.layer_weights / shape.num_hidden_layers
+        return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
+    if companions.DRAFT not in cell.companions:
+        return 0, 0
+    return companions.weights_bytes(cell, companions.DRAFT), draft_kv_bytes_per_token(cell)
 
 
 def serving(cell: Cell, machine: Machine) -> Needs:
@@ -132,6 +175,9 @@ def serving(cell: Cell, machine: Machine) -> Needs:
         loaded = ranks * engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
     elif cell.toolchain != ENGINES:
         loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
+        loaded += shape.tower_bytes + companions.weights_bytes(cell, companions.DRAFT)
+    if companions.adapter(cell) is not None:
+        loaded += ranks * _adapter_cache(cell)
     in_triton = backends.in_triton(cell)
     return Needs(
         host=ranks * _RUNTIME + loaded + (_TRITON if in_triton else 0),
@@ -142,11 +188,22 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     )
 
 
+def _adapter_cache(cell: Cell) -> int:
+    """Host memory that each rank sets aside for adapters, in bytes."""
+    asked = _number(cell.settings["repository"].get("lora_cache_host_memory_bytes"))
+    return _ADAPTER_CACHE if asked is None else int(asked)
+
+
 def checking(cell: Cell, machine: Machine) -> Needs:
     """An engine that answers once: a server's, without Triton, and for one request."""
     served = serving(cell, machine)
-    triton = _TRITON if backends.in_triton(cell) else 0
-    return Needs(host=served.host - triton, gpu=served.gpu_least or served.gpu, assumed=("host",))
+    triton, shared = (_TRITON, _TRITON_SHARED) if backends.in_triton(cell) else (0, 0)
+    return Needs(
+        host=served.host - triton,
+        gpu=served.gpu_least or served.gpu,
+        shared=served.shared - shared,
+        assumed=("host", "shared"),
+    )
 
 
 def build_host_bytes(engine: int) -> int:
@@ -170,7 +227,7 @@ def checkpoint_bytes(cell: Cell) -> int:
         return engine_bytes(shape, weights_of(cell), 1, 1)
     bits = weight_bits(weights_of(cell))
     tables = shape.weights - shape.layer_weights
-    return int((shape.layer_weights * bits + tables * max(bits, 16.0)) / 8)
+    return int((shape.layer_weights * bits + tables * max(bits, 16.0)) / 8) + shape.tower_bytes
 
 
 def converting(cell: Cell, _machine: Machine) -> Needs:

@@ -1,0 +1,95 @@
+"""What is beside a cell's own model counts: adapters, draft models, layers that draft, what reads images."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
+from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains.common_stages import DOWNLOAD
+from trtllm_pipeline.toolchains.tensorrt_llm import needs
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+
+ADAPTER: dict[str, Any] = {"max_lora_rank": 8, "lora_target_modules": ["attn_q", "attn_v"]}
+
+
+def asked(companion: str, found: dict[str, Any], settings: dict[str, Any]) -> Cell:
+    return dataclasses.replace(cell(toolchain=PYTORCH, settings=settings), companions={companion: found})
+
+
+def test_an_adapter_has_two_narrow_matrices_for_each_that_it_changes() -> None:
+    wanted = asked(companions.ADAPTER, ADAPTER, {"lora.adapter": "some/adapter"})
+    assert companions.weights_bytes(wanted, companions.ADAPTER) == 2 * 8 * 32 * ((4096 + 4096) + (4096 + 1024))
+    plain = needs.serving(cell(toolchain=PYTORCH), machine())
+    served = needs.serving(wanted, machine())
+    assert served.gpu - plain.gpu == companions.weights_bytes(wanted, companions.ADAPTER)
+    assert served.host - plain.host == 1 << 30, "a cache for adapters"
+
+
+def test_an_eagle_head_is_as_large_as_the_one_that_is_published() -> None:
+    """yuhuili/EAGLE3-LLaMA3.1-Instruct-8B has 425 million weights, for this very shape."""
+    settings = {"speculative.method": "eagle3", "speculative.model": "some/head", "speculative.max_draft_len": 4}
+    wanted = asked(companions.DRAFT, {"source": {"hugging_face": "some/head"}}, settings)
+    assert companions.weights_bytes(wanted, companions.DRAFT) == pytest.approx(2 * 425e6, rel=0.01)
+    assert companions.FETCH_DRAFT.needs is not None
+    assert companions.FETCH_DRAFT.needs(wanted, machine()).leaves == companions.weights_bytes(wanted, companions.DRAFT)
+    assert companions.FETCH_DRAFT.takes is not None
+    assert companions.FETCH_DRAFT.takes(wanted, machine()) == pytest.approx(17, rel=0.01)
+    weights, per_token = needs.drafting_bytes(wanted)
+    assert weights == companions.weights_bytes(wanted, companions.DRAFT)
+    assert per_token == 2 * 8 * 128 * 2, "the cache of one layer"
+
+
+def test_a_draft_model_is_as_large_as_its_recipe_says() -> None:
+    settings = {"speculative.method": "draft_target", "speculative.model": "llama-3.2-1b-instruct"}
+    wanted = asked(companions.DRAFT, {"source": {"hugging_face": "meta-llama/Llama-3.2-1B-Instruct"}}, settings)
+    assert companions.weights_bytes(wanted, companions.DRAFT) == 2 * 1_235_814_400
+    assert needs.drafting_bytes(wanted)[1] == 2 * 16 * 8 * 64 * 2
+
+
+def test_layers_of_its_own_that_draft_are_as_large_as_the_others() -> None:
+    drafting, _ = needs.drafting_bytes(cell("bf16", toolchain=PYTORCH, settings={"speculative.method": "mtp"}))
+    assert drafting == pytest.approx(2 * 218_112_000, rel=0.01)
+
+
+TOWERS = {
+    # depth x (attention, MLP, norms) + patches + projection, of vision_config; in all as published beside the language model
+    "qwen2.5-vl-7b-instruct": (8_292_166_656, 7_615_616_512),
+    "gemma-3-27b-it": (27_432_406_640, 27_009_346_304),
+    "llama-4-scout-17b-16e-instruct": (108_641_793_536, 107_769_861_120),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_what_reads_images_is_fetched_and_served(name: str) -> None:
+    from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+
+    recipe = load_recipe(recipes_folder() / f"{name}.yaml").model_dump(mode="json")
+    whole, language = TOWERS[name]
+    shape = Shape.of(recipe)
+    assert (shape.weights, shape.vision_parameters) == (language, whole - language)
+    with_images = dataclasses.replace(cell("bf16", toolchain=PYTORCH), recipe=recipe)
+    text_only = dataclasses.replace(with_images, recipe={**recipe, "vision_parameters": None})
+    assert DOWNLOAD.needs is not None
+    assert DOWNLOAD.needs(with_images, machine()).leaves == 2 * whole
+    added = needs.serving(with_images, machine()).gpu - needs.serving(text_only, machine()).gpu
+    assert added == 2 * (whole - language), "whole on each GPU"
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (1, 3)])
+def test_ranks_have_at_least_their_part_of_the_weights(tp: int, pp: int) -> None:
+    shape = Shape.of(dict(RECIPE))
+    rank = needs.rank_bytes(shape, "bf16", tp, pp)
+    whole = needs.rank_bytes(shape, "bf16", 1, 1)
+    assert whole == 2 * shape.weights
+    assert whole / (tp * pp) <= rank < 1.25 * whole / (tp * pp)
+
+
+def test_more_gpus_than_kv_heads_hold_copies() -> None:
+    shape = Shape.of({**RECIPE, "num_key_value_heads": 4, "parameters": 7_900_000_000})
+    even = needs.rank_bytes(shape, "bf16", 4, 1) / 2
+    assert needs.rank_bytes(shape, "bf16", 8, 1) - even == pytest.approx(2 * 2 * 32 * 4096 * 128 / 2, rel=0.01)
