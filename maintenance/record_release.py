@@ -84,13 +84,15 @@ def of_source(root: Path, release: str) -> Recording:
 
 def _sources(release: str) -> dict[str, tuple[str, ...]]:
     """Where the programs of a release are in its source, the likeliest place first."""
-    converters = {}
+    converters: dict[str, tuple[str, ...]] = {}
     for name in releases.FAMILIES:
         script = releases.convert_script(release, name)
         converters[releases.convert_tool(name)] = (
             f"examples/{script}",
             f"examples/models/core/{script.removeprefix('models/core/')}",
         )
+    for heads in releases.HEADS:
+        converters[releases.convert_tool("", heads)] = (f"examples/{releases.convert_script(release, '', heads)}",)
     return {
         "trtllm-build": ("tensorrt_llm/commands/build.py",),
         SERVE: ("tensorrt_llm/commands/serve.py",),

@@ -161,7 +161,13 @@ def _with_retries(plan: Plan, store: Store, pins: Pins, until: str | None) -> Pl
 
 
 def _judged_again(cell: Cell, machine: Machine) -> Cell:
-    """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized."""
+    """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized, and what its
+    draft model is.
+    """
+    drafter = None if cell.reason is not None else toolchains.load(cell.toolchain).drafter(cell)
+    if drafter is not None:
+        reason = toolchains.load(cell.toolchain).infeasible(drafter, machine)
+        return replace(cell, reason=None if reason is None else f"settings.speculative.model {drafter.model}: {reason}")
     if cell.precision != AS_IS or cell.reason is not None:
         return cell
     return replace(cell, reason=toolchains.load(cell.toolchain).infeasible(cell, machine))
@@ -450,12 +456,15 @@ class ServedCell:
     """By stage, all that are there: also what was measured on it."""
     request: Request
     """What the cell is of."""
+    drafter: Artifact | None = None
+    """The engine of its draft model."""
 
     @property
     def inputs(self) -> dict[str, Path]:
         """What its server is started from, by the names of the launch stage: `repository`, and `engine` or `model`."""
-        runs = self.plan.stage_runs
-        return {name: self.artifacts[runs[run].stage.name].out for name, run in self.launch.inputs.items()}
+        runs, own = self.plan.stage_runs, {} if self.drafter is None else {toolchains.DRAFTER: self.drafter}
+        made = {name: own.get(name) or self.artifacts[runs[run].stage.name] for name, run in self.launch.inputs.items()}
+        return {name: artifact.out for name, artifact in made.items()}
 
     @property
     def repository(self) -> Path:
@@ -514,18 +523,20 @@ def served_cell(request: Request, store: Store) -> ServedCell:
     present = store.present({run.fingerprint: run.stage.name for run in runs if run.stage.scope is not Scope.SERVICE})
     artifacts = {run.stage.name: present[run.fingerprint] for run in runs if run.fingerprint in present}
     launch = next(run for run in runs if run.stage.scope is Scope.SERVICE)
-    needed = [plan.stage_runs[run].stage.name for run in launch.inputs.values()]
-    if missing := [stage for stage in needed if stage not in artifacts]:
+    needed = [plan.stage_runs[run] for run in launch.inputs.values()]
+    if missing := [run.stage.name for run in needed if run.fingerprint not in present]:
         only = replace(request, cells=(cell.id,))
         raise UsageError(
             f"{cell.id} is not built in {store.workspace}: {missing[0]} is missing", hint=run_command(only, store)
         )
+    drafter = launch.inputs.get(toolchains.DRAFTER)
+    of_drafter = None if drafter is None else present[plan.stage_runs[drafter].fingerprint]
     if "download" not in artifacts and "model" not in launch.inputs:
         raise UsageError(
             f"{cell.id}: nothing with its tokenizer is left in {store.workspace}",
             hint=run_command(replace(request, cells=(cell.id,)), store),
         )
-    return ServedCell(cell, plan, launch, artifacts, request)
+    return ServedCell(cell, plan, launch, artifacts, request, of_drafter)
 
 
 def run_command(request: Request, store: Store) -> str:

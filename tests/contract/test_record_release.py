@@ -249,6 +249,10 @@ def _click_script(table: Mapping[str, Any]) -> str:
     )
 
 
+_FOLDER = {"convert_checkpoint.py:medusa": "", "convert_checkpoint.py:eagle": ""}
+"""Converters that are no family's."""
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Callable[..., Path]:
     """Writes a checkout of the release; `change` is given the tables first."""
@@ -267,7 +271,7 @@ def checkout(tmp_path: Path) -> Callable[..., Path]:
             "quantize.py": "examples/quantization/quantize.py",
             "run.py": "examples/run.py",
             **{
-                tool: f"examples/models/core/{tool.partition(':')[2]}/convert_checkpoint.py"
+                tool: f"examples/{_FOLDER.get(tool, 'models/core/')}{tool.partition(':')[2]}/convert_checkpoint.py"
                 for tool in tables
                 if tool.startswith("convert")
             },

@@ -22,6 +22,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     WeightsRepository,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, at_least, convert_tool
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import DEFAULTS
 
 RECORDED: Final = Path(__file__).parents[1] / "data" / "tensorrt_llm" / "recorded.json"
 STANDS_FOR: Final = {
@@ -37,6 +38,8 @@ STANDS_FOR: Final = {
     "main 2026 before the removal (commit 10c1d59)": "1.2.0",
     "main 2026 before the removal (commit 7edbccc)": "1.2.0",
     "main 2026 before the removal (commit 310decb)": "1.2.0",
+    "main 2026 before the removal (examples/medusa)": "1.2.0",
+    "main 2026 before the removal (examples/eagle)": "1.2.0",
     "main after the July 2026 engine removal (commit 029e223)": "1.3.0",
 }
 """Records of sources without a release -> the release whose options they have."""
@@ -335,6 +338,27 @@ def test_convert_checkpoint(script: str) -> None:
                     wrong.append(f"{name} {family} {precision} tp{tp}pp{pp}: {error}")
     assert not wrong, "\n".join(wrong[:20])
     assert made > 50
+
+
+def test_converting_with_heads() -> None:
+    own = {
+        "medusa": ("--max_medusa_token_len", {"num_medusa_heads": 2, "num_medusa_layers": 3}),
+        "eagle": ("--max_draft_len", {"num_eagle_layers": 5, "max_non_leaves_per_layer": 7}),
+    }
+    for kind, (length, settings) in own.items():
+        seen = 0
+        for name, release, recorded in _targets(f"convert_checkpoint.py:{kind}"):
+            for given in ({}, settings):
+                asked = Checkpoint(family="llama", precision="bf16", tp=2, heads=kind, max_draft_len=32, **given)
+                argv = commands.convert_checkpoint(release, asked, ("p", "S"), model="M", output="O", draft="D")
+                got = _parse(argv[2:], recorded)
+                assert (got["--model_dir"], got[f"--{kind}_model_dir"], got["--output_dir"]) == (["M"], ["D"], ["O"])
+                assert (got["--dtype"], got["--tp_size"], got[length]) == (["bfloat16"], ["2"], ["32"]), name
+                defaults = {each: recorded[f"--{each}"].get("default", DEFAULTS[each]) for each in settings}
+                for each, value in {**defaults, **given}.items():
+                    assert got[f"--{each}"] == [str(value)], name
+                seen += 1
+        assert seen > 10
 
 
 def test_converting_with_expert_parallelism() -> None:

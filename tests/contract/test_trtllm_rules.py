@@ -33,6 +33,20 @@ BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}
 ADAPTER: Final[dict[str, Any]] = {"lora__adapter": "some/adapter"}
 NGRAM: Final[dict[str, Any]] = {"speculative__method": "ngram"}
+MEDUSA: Final[dict[str, Any]] = {"speculative__method": "medusa", "speculative__model": "some/heads"}
+EAGLE: Final[dict[str, Any]] = {"speculative__method": "eagle", "speculative__model": "some/head"}
+LOOKAHEAD: Final[dict[str, Any]] = {
+    "speculative__method": "lookahead",
+    "repository__lookahead_window_size": 4,
+    "repository__lookahead_ngram_size": 3,
+    "repository__lookahead_verification_set_size": 4,
+}
+DRAFT: Final[dict[str, Any]] = {
+    "speculative__method": "draft",
+    "speculative__model": "some/model",
+    "repository__decoupled": False,
+    "repository__enable_kv_cache_reuse": True,
+}
 MIXTRAL: Final[dict[str, Any]] = {"family": "mixtral", "num_experts": 8}
 PHI3: Final[dict[str, Any]] = {"family": "phi3", "code": {"configuration_phi3.py": "0" * 64}}
 
@@ -46,9 +60,13 @@ class Example(NamedTuple):
     good_on: Machine | None = None
 
 
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("__", ".", 1): value for key, value in settings.items()}
+
+
 def cell(precision: str = "fp16", *, lane: str = ENGINES, **settings: Any) -> Cell:
     """A cell of Llama with settings `SECTION__KEY`."""
-    return some_cell(precision, toolchain=lane, settings={key.replace("__", ".", 1): settings[key] for key in settings})
+    return some_cell(precision, toolchain=lane, settings=_dotted(settings))
 
 
 def on(release: str = "1.2.0", sm: int = 90) -> Machine:
@@ -195,6 +213,17 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE),
         on(),
     ),
+    "TLM711": Example(
+        cell(**MEDUSA, speculative__num_eagle_layers=4), cell(**EAGLE, speculative__num_eagle_layers=4), on()
+    ),
+    "TLM712": Example(cell(**EAGLE), cell(**EAGLE), on("0.16.0"), on("0.17.0")),
+    "TLM713": Example(cell("int4_awq", **MEDUSA), cell("fp8", **MEDUSA), on()),
+    "TLM714": Example(some_cell(pp=2, settings=_dotted(MEDUSA)), some_cell(tp=2, settings=_dotted(MEDUSA)), on()),
+    "TLM715": Example(cell(**{**DRAFT, "repository__decoupled": True}), cell(**DRAFT), on()),
+    "TLM716": Example(
+        cell(**EAGLE, speculative__max_draft_len=257), cell(**EAGLE, speculative__max_draft_len=256), on()
+    ),
+    "TLM717": Example(cell(**MEDUSA, build__max_num_tokens=256), cell(**MEDUSA, build__max_num_tokens=512), on()),
     "TLM721": Example(cell(**ADAPTER, build__lora_plugin="bfloat16"), cell(**ADAPTER, build__lora_plugin="auto"), on()),
     "TLM722": Example(cell("int8_sq", **ADAPTER), cell("int8_wo", **ADAPTER), on()),
     "TLM723": Example(
@@ -212,6 +241,61 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         cell(**ADAPTER, build__lora_ckpt_source="nemo"), cell(**ADAPTER, build__lora_ckpt_source="hf"), on()
     ),
 }
+
+
+SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
+    # cell, release, what is said of it
+    (cell(**NGRAM), "1.2.0", "ngram: engines have no such way to draft"),
+    (cell(lane=PYTORCH, **MEDUSA), "1.2.0", "medusa: the PyTorch backend has no such way to draft"),
+    (
+        cell(speculative__method="medusa"),
+        "1.2.0",
+        "medusa takes a draft model, and settings.speculative.model names none",
+    ),
+    (cell(**MEDUSA, build__max_draft_len=5), "1.2.0", "settings.build.max_draft_len is what settings.speculative says"),
+    (cell(**MEDUSA, repository__decoding_mode="medusa"), "1.2.0", "settings.repository.decoding_mode is what"),
+    (cell("fp8", **MEDUSA, quantize__options={"num_medusa_heads": 3}), "1.2.0", "options.num_medusa_heads is what"),
+    (cell(**LOOKAHEAD, speculative__max_draft_len=5), "1.2.0", "max_draft_len: lookahead has no use for it"),
+    (
+        cell(speculative__method="lookahead"),
+        "1.2.0",
+        "method lookahead: lookahead_window_size, lookahead_ngram_size, loo",
+    ),
+    (cell(**MEDUSA), "0.9.0", "trtllm-build of TensorRT-LLM 0.9.0 has no such mode"),
+    (cell(**MEDUSA), "0.10.0", None),
+    (cell(**LOOKAHEAD), "0.10.0", "trtllm-build of TensorRT-LLM 0.10.0 has no such mode"),
+    (cell(**LOOKAHEAD), "0.18.2", "no template of TensorRT-LLM 0.18.2 has ${lookahead_"),
+    (cell(**LOOKAHEAD), "0.19.0", None),
+    (cell(**LOOKAHEAD, **TRTLLM_SERVE), "0.19.0", "trtllm-serve is known to take it from 0.20 on"),
+    (cell(**LOOKAHEAD, **TRTLLM_SERVE), "1.0.0", None),
+    (cell(**MEDUSA, **TRTLLM_SERVE), "1.2.0", None),
+    (cell(**EAGLE, **TRTLLM_SERVE), "1.2.0", "eagle: trtllm-serve has it for PyTorch alone"),
+    (cell(**DRAFT), "0.17.0", "documented for TensorRT-LLM 0.18 and later"),
+    (cell("fp8", **EAGLE), "1.2.0", "documented with fp16, bf16, this is fp8"),
+    (cell("bf16", **EAGLE, quantize__kv_cache_precision="fp8"), "1.2.0", "its converter quantizes no cache"),
+    (some_cell(recipe={"family": "qwen2"}, settings=_dotted(EAGLE)), "1.2.0", "heads are converted with Llama models"),
+    (some_cell(recipe={"family": "qwen2"}, settings=_dotted(LOOKAHEAD)), "1.2.0", None),
+    (cell("fp8", **MEDUSA), "0.10.0", "its checkpoint is made by example scripts of TensorRT-LLM"),
+    (some_cell(tp=2, settings=_dotted(DRAFT)), "1.2.0", "two engines are planned on one GPU, this is tp2"),
+    (cell(**MEDUSA, build__max_beam_width=4), "1.2.0", "takes one beam, max_beam_width is 4"),
+    (
+        cell(**EAGLE, **TRTLLM_SERVE, build__kv_cache_type="continuous"),
+        "1.2.0",
+        "takes a paged KV cache",
+    ),
+    (cell(**LOOKAHEAD, repository__batching_strategy="V1"), "1.2.0", "inflight_fused_batching, this is V1"),
+    (cell(**{**DRAFT, "repository__enable_kv_cache_reuse": False}), "1.2.0", "enable_kv_cache_reuse: true"),
+    (cell(**{**LOOKAHEAD, "repository__lookahead_ngram_size": 1}), "1.2.0", "sizes of 4, 1, 4 draft nothing"),
+    (cell(**EAGLE, build__use_paged_context_fmha="disable"), "1.2.0", "trtllm-build turns it on for eagle"),
+    (some_cell(batch=513, settings=_dotted(EAGLE)), "1.2.0", "eagle takes 512 requests at most"),
+    (cell(**LOOKAHEAD, repository__max_tokens_in_paged_kv_cache=206), "1.2.0", "less than a request of 207 tokens"),
+)
+
+
+@pytest.mark.parametrize(("asked", "release", "words"), SPECULATION, ids=lambda value: str(value)[:60])
+def test_speculation_with_engines_works_where_the_release_has_it(asked: Cell, release: str, words: str | None) -> None:
+    said = infeasible(asked, on(release))
+    assert said is None if words is None else words in str(said), said
 
 
 @pytest.mark.parametrize(

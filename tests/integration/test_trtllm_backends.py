@@ -647,3 +647,87 @@ def test_engines_are_sent_an_adapter_once_and_asked_for_it_ever_after(tmp_path: 
     for folder in lane.outputs("repository"):
         engine = model_config.read(folder / "tensorrt_llm" / "config.pbtxt")
         assert engine.parameters["lora_cache_max_adapter_size"].string_value in {"4", "8"}
+
+
+DRAFTING_ENGINES = """\
+name: drafting-engines
+axes:
+  model: [tiny]
+  precision: [fp16]
+  max_batch_size: [2]
+  lengths: ["256,32"]
+  settings.speculative.method: [medusa, lookahead, eagle, draft]
+settings:
+  perf: { concurrency: [2], requests: 4, exclusive: false }
+override:
+  - where: { settings.speculative.method: [medusa, eagle] }
+    settings: { speculative: { model: ./head, max_draft_len: 8 } }
+  - where: { settings.speculative.method: lookahead }
+    settings:
+      repository: { lookahead_window_size: 3, lookahead_ngram_size: 3, lookahead_verification_set_size: 2 }
+  - where: { settings.speculative.method: draft }
+    settings:
+      speculative: { model: tiny, max_draft_len: 4 }
+      repository: { decoupled: false, enable_kv_cache_reuse: true, bls_instances: 2 }
+"""
+
+
+def write_head(folder: Path) -> None:
+    """Heads that both converters take: one reads this name, the other any."""
+    folder.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "medusa_num_heads": 4}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "medusa_lm_head.safetensors").write_bytes(safetensors(0))
+
+
+def drafting(folder: Path, *methods: str) -> tuple[Lane, dict[str, dict[str, Any]]]:
+    """What was measured of engines that draft, by method."""
+    lane = Lane(folder, "1.2.0")
+    lane.matrix.write_text(DRAFTING_ENGINES, encoding="utf-8")
+    write_head(lane.folder / "head")
+    selected = [word for method in methods for word in ("--cells", f"method={method}")]
+    report = {each.rpartition("=")[2]: cell for each, cell in lane.run("--until", "perf", *selected).items()}
+    assert {name: cell["status"] for name, cell in report.items()} == dict.fromkeys(methods, "done")
+    return lane, report
+
+
+def builds(lane: Lane) -> set[tuple[int, int, int, int]]:
+    """How the engines draft, as the builder calls it, how many tokens, and their lengths."""
+    built = [json.loads((folder / "config.json").read_text())["build_config"] for folder in lane.outputs("build")]
+    names = ("speculative_decoding_mode", "max_draft_len", "max_input_len", "max_seq_len")
+    return {(each[names[0]], each[names[1]] or 0, each[names[2]], each[names[3]]) for each in built}
+
+
+@pytest.mark.slow
+def test_heads_become_part_of_engines_and_triton_tells_how_many_drafts_were_accepted(tmp_path: Path) -> None:
+    """The stand-ins' builder makes room as the release's does, and the engine model accepts two tokens in every pass."""
+    lane, report = drafting(tmp_path / "lane", "medusa", "eagle")
+    for cell in report.values():
+        # Of 32 tokens, 11 passes made one each and drafted the rest.
+        assert cell["perf"][0]["acceptance"] == pytest.approx(21 / (11 * 8))
+    assert lane.starts("convert_checkpoint.py") == {"convert_checkpoint.py:medusa": 1, "convert_checkpoint.py:eagle": 1}
+    assert builds(lane) == {(4, 8, 256, 296), (32, 8, 256, 300)}
+    made = [name.partition("/")[0] for name in lane.artifacts()]
+    assert (made.count("download"), made.count("draft"), made.count("convert"), made.count("build")) == (1, 1, 2, 2)
+
+
+def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -> None:
+    """A draft model is asked for by requests to tensorrt_llm_bls, which stream nothing."""
+    lane, report = drafting(tmp_path / "lane", "lookahead", "draft")
+    assert report["lookahead"]["perf"][0]["acceptance"] == pytest.approx(21 / (11 * 9))
+    assert "acceptance" not in report["draft"]["perf"][0]  # tensorrt_llm_bls tells that of its last pass alone
+    assert lane.starts("convert_checkpoint.py") == {"convert_checkpoint.py:llama": 1}
+    assert builds(lane) == {(8, 9, 256, 297), (2, 4, 287, 292), (1, 0, 287, 288)}
+    checks = [json.loads(path.read_text())["checks"] for path in lane.workspace.glob("store/smoke/*/out/smoke.json")]
+    asked = {frozenset(check["model"] for check in each if check["name"] == "answer") for each in checks}
+    assert asked == {frozenset(("ensemble", "tensorrt_llm_bls")), frozenset(("tensorrt_llm_bls",))}
+    levels = [json.loads((folder / "perf.json").read_text())["levels"][0] for folder in lane.outputs("perf")]
+    counts = {name: of["requests"] for each in levels for name, of in each["triton"][0]["of"].items()}
+    # Of 32 tokens, each pass of the model over 4 drafted ones makes 5; the last one has none left to draft.
+    assert counts["tensorrt_llm_draft"] == 7 * counts["tensorrt_llm_bls"]
+    (repository,) = (folder for folder in lane.outputs("repository") if (folder / "tensorrt_llm_draft").is_dir())
+    engines = {
+        name: model_config.string_parameters(model_config.read(repository / name / "config.pbtxt"))["gpt_model_path"]
+        for name in ("tensorrt_llm", "tensorrt_llm_draft")
+    }
+    assert len(set(engines.values())) == 2

@@ -192,7 +192,7 @@ def _place(tool: str, version: Version) -> Path:
     """Where a program is, from the installation's folder."""
     name, _, family = tool.partition(":")
     if name == "convert_checkpoint.py":
-        nested = version >= releases.FIRST_NESTED_EXAMPLES
+        nested = version >= releases.FIRST_NESTED_EXAMPLES and family not in releases.HEADS
         return Path("examples", *(("models", "core") if nested else ()), family, name)
     return {"quantize.py": Path("examples/quantization/quantize.py"), "run.py": Path("examples/run.py")}.get(
         name, Path("bin") / name

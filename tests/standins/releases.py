@@ -16,6 +16,8 @@ FIRST_WITHOUT_ENGINES: Final = Version("1.3.0rc21")
 FIRST_SERVE: Final = Version("0.15.0")
 FIRST_NESTED_EXAMPLES: Final = Version("0.20.0")
 """From here on `examples/models/core/FAMILY`; before, `examples/FAMILY`."""
+HEADS: Final = ("medusa", "eagle")
+"""Converters that are no family's: `examples/medusa` in every release."""
 SERVE: Final = "trtllm-serve"
 _AFTER_REMOVAL: Final = "main after the July 2026 engine removal (commit 029e223)"
 

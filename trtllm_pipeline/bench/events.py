@@ -153,6 +153,8 @@ class RequestRecord(_OfLevel):
     """Of the whole answer, by the server's own count."""
     input_tokens: NotRequired[Count | None]
     cached_tokens: NotRequired[Count | None]
+    drafted_tokens: NotRequired[Count | None]
+    accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
     late_ns: NotRequired[Ns]
     """Longest that bytes lay in the kernel before they were read: not in their own time, which is that of their arrival,

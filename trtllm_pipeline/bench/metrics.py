@@ -145,8 +145,11 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
 
 
 def _acceptance(level: LevelRun) -> float | None:
-    drafted = sum(each["drafted_tokens"] for each in level.speculation)
-    return sum(each["accepted_tokens"] for each in level.speculation) / drafted if drafted else None
+    of_server = [(each["drafted_tokens"], each["accepted_tokens"]) for each in level.speculation]
+    records = [request.record for request in level.answered]
+    told = of_server or [(each.get("drafted_tokens") or 0, each.get("accepted_tokens") or 0) for each in records]
+    drafted, accepted = (sum(pair[place] for pair in told) for place in (0, 1))
+    return accepted / drafted if drafted else None
 
 
 def _repeat(run: LoadRun, level: LevelRun, repeat: int) -> RepeatResult:

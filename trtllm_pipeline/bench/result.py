@@ -32,8 +32,8 @@ DEFINITIONS: Final = {
     "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last sending",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
     "count from the schedule",
-    "acceptance": "accepted / drafted tokens of speculative decoding, warm-up included, by the statistics that the server "
-    "keeps of its last iterations",
+    "acceptance": "accepted / drafted tokens of speculative decoding: of trtllm-serve by the statistics that it keeps of its "
+    "last iterations, warm-up included; of Triton by what each measured answer says of itself",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
     "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
     "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "

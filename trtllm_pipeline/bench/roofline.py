@@ -18,6 +18,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.model_files import Fields, ModelFileError
 from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
+from trtllm_pipeline.triton_repository.engine import speculation_of
 
 CPU_MARGIN: Final = 4.0
 """What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several
@@ -79,7 +80,7 @@ def _bytes_per_token(engine: Path, config: Fields) -> tuple[int | None, str]:
     experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
     if any((*experts, model.fields("moe").optional_integer("num_experts"))):
         return None, "a mixture of experts reads a part of its weights for a token"
-    if str(config.fields("build_config").values.get("speculative_decoding_mode", 1)) not in {"1", "NONE", "None"}:
+    if speculation_of(config.fields("build_config")) is not None:
         return None, "with speculative decoding one pass can give several tokens"
     weights = config.integer("weights_bytes", 0, least=0, most=2**63)
     weights = weights or sum(file.stat().st_size for file in engine.glob("rank*.engine"))

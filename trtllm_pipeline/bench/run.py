@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,7 @@ from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, synthetic, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.processes.process import allow_open_files
@@ -76,6 +77,9 @@ def record(
             events.write("conditions", system=system, workload=workload)
             await server_checks.look(client, target, claim, events, "start")
             drafting = claim.drafts and target.service.kind == "openai"
+            load = target
+            if claim.drafts and isinstance(client, Client) and client.model.tells_drafts:
+                load = replace(target, options={**target.options, PERF_METRICS: True})
             for level in plan:
                 workers_count = workers.wanted(level) if processes is None else processes
                 before = await counters.triton(target.service.metrics)
@@ -83,9 +87,9 @@ def record(
                     await counters.speculation(target.service.http)  # what was before is not of this level
                 with counters.gpus() as gpus:
                     if workers_count == 1:
-                        await run_level(client, level, target.generation, events, count)
+                        await run_level(client, level, load.generation, events, count)
                     else:
-                        await workers.run(target, level, events.path, count, workers=workers_count)
+                        await workers.run(load, level, events.path, count, workers=workers_count)
                 after = await counters.triton(target.service.metrics)
                 if before is not None and after is not None:
                     events.write("triton", **level.key, models=counters.growth(before, after))

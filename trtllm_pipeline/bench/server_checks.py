@@ -254,7 +254,9 @@ def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]
 
 def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[SettingCheck]:
     """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
-    built = Fields.read_optional(engine, "config.json").fields("build_config").values
+    built = dict(Fields.read_optional(engine, "config.json").fields("build_config").values)
+    if built.get("max_seq_len") is not None:
+        built["max_seq_len"] = Engine.read(engine).max_seq_len  # without the builder's room for drafted tokens
     for name in _BUILD:
         if declared.get(name) is not None and built.get(name) is not None:
             yield SettingCheck(name, declared[name], asked_by, built[name], "the engine's config.json")

@@ -178,6 +178,8 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
     made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
     for place in stage.inputs:
         found = next((made[upstream] for upstream in stage.upstream(place) if upstream in made), None)
+        if place == toolchains.DRAFTER:
+            found = next((plan.stage_runs[run.inputs[place]] for run in made.values() if place in run.inputs), None)
         if found is None:
             continue  # one that this cell does not have
         typed[f"in_{place}"] = str(store.folder(found.stage.name, found.fingerprint) / "out")

@@ -88,6 +88,9 @@ class Answer:
     """As the server counts them."""
     cached_tokens: int | None = None
     """Input tokens found in the server's KV cache."""
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    """Of speculative decoding, where `return_perf_metrics` was asked for and the server tells it."""
     finish_reason: str | None = None
     """Why the server stopped, if it says so: stop, length, ..."""
     end_ns: int = 0

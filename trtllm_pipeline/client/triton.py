@@ -77,6 +77,10 @@ _STOP_S: Final = 2.0
 _SESSION_BITS: Final = 31
 _COUNT_BITS: Final = 32
 
+PERF_METRICS: Final = "return_perf_metrics"
+DRAFTS: Final = {"drafted_tokens": "total_draft_tokens", "accepted_tokens": "total_accepted_draft_tokens"}
+"""Field of an answer -> TensorRT-LLM's output of it (0.19 and later), sent where the input PERF_METRICS asks for it."""
+
 RELOAD_PATIENCE_S: Final = 20.0
 """How long to wait for a model that is being loaded, or for a server of ours that is started again."""
 _RELOADING: Final = "has no available versions"
@@ -107,6 +111,8 @@ class ServedModel:
     """Streamed responses repeat the whole text so far (TensorRT-LLM's `accumulate_tokens`)."""
     counts: bool
     """Responses have TensorRT-LLM's output `num_output_tokens` (0.20 and later)."""
+    tells_drafts: bool = False
+    """Responses have the counts of speculative decoding, DRAFTS, where they are asked for."""
     _names: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What `_input` has found."""
 
@@ -121,6 +127,8 @@ class ServedModel:
             accumulates="accumulate_tokens" in config.parameters
             and config.parameters["accumulate_tokens"].string_value.lower() == "true",
             counts=any(tensor.name == "num_output_tokens" for tensor in config.output),
+            tells_drafts={*DRAFTS.values()} <= {tensor.name for tensor in config.output}
+            and any(tensor.name == PERF_METRICS for tensor in config.input),
         )
 
     def tensors(self, request: GenerationRequest, *, stream: bool) -> dict[str, Option | InputTensor]:
@@ -132,7 +140,7 @@ class ServedModel:
         }
         values = {self._input(name): value for name, value in asked.items()}
         if stream and self._input("stream") in self.inputs:
-            values[self._input("stream")] = True
+            values.setdefault(self._input("stream"), True)
         if self.counts and "return_num_output_tokens" in self.inputs:
             values.setdefault("return_num_output_tokens", True)
         unknown = sorted(values.keys() - self.inputs.keys())
@@ -327,7 +335,7 @@ class _GrpcUnary(Session):
         self._call = GrpcCall(client.service.grpc)
         # Requests are ended by their id, so two sessions never have the same. Engines want a number.
         self._count = secrets.randbits(_SESSION_BITS) << _COUNT_BITS
-        self._log_probs = self._input_tokens = False
+        self._log_probs = self._input_tokens = self._drafts = False
 
     def _encode(self, request: GenerationRequest) -> bytes:
         message: bytes = self._request(request, stream=False).SerializeToString()
@@ -337,6 +345,7 @@ class _GrpcUnary(Session):
         self._count += 1
         self._log_probs = bool(request.options.get("return_log_probs"))
         self._input_tokens = bool(request.options.get("return_num_input_tokens"))
+        self._drafts = bool(request.options.get(PERF_METRICS))
         return infer_request(self._model, self._model.tensors(request, stream=stream), request_id=str(self._count))
 
     def _take(self, now_ns: int, response: service_pb2.ModelInferResponse, answer: Answer) -> None:
@@ -345,6 +354,9 @@ class _GrpcUnary(Session):
             answer.log_probs = output_log_probs(response)
         if self._input_tokens:
             answer.input_tokens = token_count(response, "num_input_tokens") or answer.input_tokens
+        if self._drafts:
+            for name, tensor in DRAFTS.items():
+                _keep(answer, name, token_count(response, tensor))
         answer.received(now_ns, text_output(response), num_output_tokens(response))
 
     async def _connect(self) -> bool:
@@ -496,7 +508,16 @@ class _Http(HttpSession):
         parts = text if isinstance(text, list) else [text]
         whole = "".join(fields.text(part, "text_output") for part in parts)
         count = None if isinstance(tokens, list) else fields.count(tokens, "num_output_tokens")
+        for name, tensor in DRAFTS.items():
+            if tensor in body and not isinstance(body[tensor], list):
+                _keep(answer, name, fields.count(body[tensor], tensor))
         answer.received(now_ns, whole, count)
+
+
+def _keep(answer: Answer, name: str, count: int | None) -> None:
+    """Note a count of a whole answer, which only its last response has."""
+    if count is not None:
+        setattr(answer, name, count)
 
 
 def config_of(body: bytes) -> model_config_pb2.ModelConfig:

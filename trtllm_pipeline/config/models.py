@@ -506,14 +506,24 @@ class Speculative(Strict):
 
     method: Literal["none", params.Speculation] = "none"
     """Who drafts: another model (draft), an EAGLE-3 head trained for the model (eagle3), the model's own layers for it
-    (mtp), or the text so far (ngram)."""
+    (mtp), the text so far (ngram), Medusa heads (medusa), the model itself, by lookahead decoding (lookahead), or an EAGLE
+    head (eagle)."""
     model: Text | None = None
-    """The model that drafts, for draft and eagle3: ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, a recipe, or a
-    folder (`./heads/foo`)."""
+    """The model that drafts, for draft, eagle3, medusa and eagle: ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, a
+    recipe, or a folder (`./heads/foo`)."""
     max_draft_len: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Tokens that are drafted at a time; null is 3, or 1 for mtp."""
+    """Tokens that are drafted at a time, of a tree all of them; null is 3, 1 for mtp, 63 for medusa and eagle. Those of
+    lookahead follow from `settings.repository.lookahead_*`."""
     max_ngram_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Longest run of tokens that is looked for in the text so far, for ngram; null is the release's own."""
+    num_medusa_heads: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Heads that are used, for medusa; null is 4."""
+    num_medusa_layers: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Layers of each head, for medusa; null is 1."""
+    num_eagle_layers: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Depth of the tree, for eagle; null is 4."""
+    max_non_leaves_per_layer: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Nodes of a level of the tree that have children, at most, for eagle; null is 10."""
 
 
 @derived(params.LaunchFrontend, leave=("restarts",))

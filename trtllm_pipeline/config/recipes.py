@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -115,17 +116,37 @@ def recipe_of_folder(model: str, base: Path) -> Document:
     model = os.path.expanduser(model)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     folder = base / model
     config = read(folder / "config.json")
-    data = named_alike(config.data) if isinstance(config.data, dict) else {}
+    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
+    recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, f"Local folder {model}")
+    recipe["sources"] = [{"local": model}]
+    return Document(config.name, recipe, {path: origin for path, origin in config.origins.items() if len(path) == 1})
+
+
+def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> Mapping[str, Json]:
+    """What a recipe says of a model as people name it: its own, or one made from its config.json.
+
+    Raises UsageError for a config.json that does not say what a recipe needs.
+    """
+    if model in list_recipes(beside):
+        return load_recipe(find_recipe(model, beside)).model_dump(mode="json")
+    made: dict[str, Json] = {**_recipe_of(config or {}, model, model), "sources": [{"local": "."}]}
+    recipe, faults = check_recipe(Document(f"config.json of {model}", made, {}), None)
+    if recipe is None or faults:
+        raise UsageError(f"{model}: {faults[0].message if faults else 'is no model'}", hint="name a recipe of it")
+    return recipe.model_dump(mode="json")
+
+
+def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str, Json]:
+    """The data of a recipe without sources."""
+    data: dict[str, Json] = named_alike(config)
     if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too
         data = {**text, **data}
-    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
     heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
     recipe: dict[str, Json] = {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local",
-        "summary": f"Local folder {model}",
+        "summary": summary,
         "family": data.get("model_type"),
         "license": "unknown",
-        "sources": [{"local": model}],
         **{key: data[key] for key in _SAME_NAME if key in data},
         **({"images": True} if "vision_config" in data else {}),
         "num_key_value_heads": data.get("num_key_value_heads") or heads,
@@ -140,7 +161,7 @@ def recipe_of_folder(model: str, base: Path) -> Document:
     ):  # Llama 4 has its experts' width under the usual name
         experts = {"moe_intermediate_size": data.get("intermediate_size"), "n_shared_experts": 1}
         recipe |= {"intermediate_size": dense, **experts}
-    return Document(config.name, recipe, {path: origin for path, origin in config.origins.items() if len(path) == 1})
+    return recipe
 
 
 def _shipped(what: str) -> Path:

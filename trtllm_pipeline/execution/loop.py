@@ -549,8 +549,12 @@ class _Execution:
         read = {used for run in made for used in run.inputs.values()}
         used = [runs[each] for each in read if runs[each].stage.scope is Scope.SERVICE]
 
+        of_cells = self._plan.by_cell.items()
+        own = {(cell, runs[each].stage.name): each for cell, of_cell in of_cells for each in of_cell}
+
         def new(found: list[StageRun]) -> list[tuple[str, StageRun]]:
-            pairs = ((cell, run) for run in found for cell in run.cells)
+            # What was made for a cell's draft model is not the cell's own.
+            pairs = ((cell, run) for run in found for cell in run.cells if own[cell, run.stage.name] == run.id)
             return [
                 each for each in pairs if known.get((each[0], each[1].stage.name), (None,))[0] != each[1].fingerprint
             ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.config.recipes import sources_of
+from trtllm_pipeline.config.recipes import numbers_of, sources_of
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.files.digest import digest_file
@@ -80,8 +80,22 @@ class Pins:
         }
         if not found and not configurations:
             return cell
+        if companions.has_own_engine(cell) and companions.DRAFT in found:
+            return self._with_drafter(cell, found)
         described = dataclasses.replace(cell, companions=companions.described(found, configurations))
         return dataclasses.replace(described, reason=companions.unfit(described, configurations))
+
+    def _with_drafter(self, cell: Cell, found: Mapping[str, Mapping[str, Json]]) -> Cell:
+        """`cell` with the numbers of its draft model, by which that becomes an engine too."""
+        name, draft = companions.asked_for(cell)[companions.DRAFT], found[companions.DRAFT]
+        config = self._configuration(draft, cell, CONFIGURATION[MODEL], whole=True)
+        try:
+            numbers = numbers_of(name, config, Path(cell.base_dir))
+        except UsageError as error:
+            said = f"{companions.SETTINGS[companions.DRAFT]} {error.message}; {error.hint}"
+            return dataclasses.replace(cell, companions=found, reason=said)
+        known = {**found, companions.DRAFT: {**draft, "recipe": {**numbers}}}
+        return dataclasses.replace(cell, companions=known, reason=companions.unlike(cell, numbers))
 
     def _companion(self, name: str, model: str, cell: Cell) -> Mapping[str, Json]:
         """`source`, `files` and `folder` of another model than the cell's own, by what its settings call it."""
@@ -98,13 +112,16 @@ class Pins:
             self._companions[same] = {part: found[part] for part in ("source", "files", "folder") if part in found}
         return self._companions[same]
 
-    def _configuration(self, pinned: Mapping[str, Json], cell: Cell, file: str) -> Mapping[str, Json] | None:
-        """What the configuration of a pinned model says to `companions.unfit`; None where nobody can tell now."""
+    def _configuration(
+        self, pinned: Mapping[str, Json], cell: Cell, file: str, *, whole: bool = False
+    ) -> Mapping[str, Json] | None:
+        """What the configuration of a pinned model says to `companions.unfit`, or all of it; None where nobody can tell now."""
         from trtllm_pipeline.hub.peek import configuration
 
         source, folder = pinned["source"], pinned.get("folder")
         assert isinstance(source, dict)
-        about = canonical({"configuration_of": {name: value for name, value in source.items() if name != "code"}})
+        kind = "configuration_of" if not whole else "whole_configuration_of"
+        about = canonical({kind: {name: value for name, value in source.items() if name != "code"}})
         known = None if self._index is None or folder is not None else self._index.pin(about)
         if known is not None:
             return known
@@ -118,7 +135,7 @@ class Pins:
             return None
         if found is None:
             return None
-        known = {name: found[name] for name in companions.CONFIGURATION if name in found}
+        known = {name: found[name] for name in (found if whole else companions.CONFIGURATION) if name in found}
         if self._index is not None and folder is None:
             self._index.set_pin(about, known)
         return known

@@ -17,7 +17,9 @@ from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import key as params_key
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.base import DRAFTER, Toolchain
+
+_LAST_OF_DRAFTER: Final = "build"
 
 SELECTED: Final = "files"
 """Key of an input that is not read whole: the digest of the files that are, instead of the input's fingerprint."""
@@ -103,20 +105,37 @@ def make_plan(
     selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = {}
     for cell in cells:
         of_cell: dict[str, StageRunId] = {}
+        of_drafter: dict[str, StageRunId] = {}
+
+        def add(stage: Stage, of: Cell, done: dict[str, StageRunId], cell: Cell = cell) -> None:
+            if stage.applies(of, machine):
+                run = _stage_run(stage, of, machine, done, runs, identities[of.toolchain], digest, selected)
+                if cell.id not in run.cells[-1:]:
+                    run.cells.append(cell.id)
+                done[stage.name] = run.id
+
         if cell.reason is None:
+            toolchain = toolchains[cell.toolchain]
+            if (drafter := toolchain.drafter(cell)) is not None:
+                for stage in _common(stages[cell.toolchain], _stages_until(toolchain, _LAST_OF_DRAFTER)):
+                    add(stage, drafter, of_drafter)
+                if _LAST_OF_DRAFTER in of_drafter:
+                    of_cell[DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
             for stage in stages[cell.toolchain]:
-                if not stage.applies(cell, machine):
-                    continue
-                run = _stage_run(stage, cell, machine, of_cell, runs, identities[cell.toolchain], digest, selected)
-                run.cells.append(cell.id)
-                of_cell[stage.name] = run.id
-        by_cell[cell.id] = tuple(of_cell.values())
+                add(stage, cell, of_cell)
+        # Of two of the same stage the cell's own is the last.
+        by_cell[cell.id] = tuple(dict.fromkeys((*of_drafter.values(), *of_cell.values())))
     if until is not None and runs and all(run.stage.name != until for run in runs.values()):
         raise UsageError(
             f"none of these cells has the stage {until!r}",
             hint="their settings leave it out: `pipeline plan` shows all",
         )
     return Plan(tuple(cells), runs, by_cell, machine)
+
+
+def _common(stages: Sequence[Stage], others: Sequence[Stage]) -> list[Stage]:
+    names = {stage.name for stage in others}
+    return [stage for stage in stages if stage.name in names]
 
 
 def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:

@@ -65,6 +65,9 @@ def programs(
     yield "trtllm-serve", None if found.serve is None else (found.serve, *commands.serve_subcommand(found.release))
     yield "quantize.py", script(releases.QUANTIZE_SCRIPT)
     yield "run.py", script(releases.RUN_SCRIPT)
+    for heads in releases.HEADS:
+        if (start := script(releases.convert_script(found.release, "", heads))) is not None:
+            yield releases.convert_tool("", heads), start
     for family in families:
         yield releases.convert_tool(family), script(releases.convert_script(found.release, family))
 

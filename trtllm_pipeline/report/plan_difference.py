@@ -140,10 +140,15 @@ def _pairs(
     new: Plan, now: Sequence[StageRunId], base: Plan, before: Sequence[StageRunId]
 ) -> Iterator[tuple[StageRunId, StageRunId]]:
     """The stage runs of one cell that both plans have, by stage."""
-    by_stage = {base.stage_runs[run].stage.name: run for run in before}
+    by_stage = {_what(base.stage_runs[run]): run for run in before}
     for run in now:
-        if (other := by_stage.get(new.stage_runs[run].stage.name)) is not None:
+        if (other := by_stage.get(_what(new.stage_runs[run]))) is not None:
             yield run, other
+
+
+def _what(run: StageRun) -> tuple[str, str]:
+    """A cell may have two of a stage: its own, and one for its draft model."""
+    return run.stage.name, run.first_cell.model
 
 
 def _cells(new: Plan, base: Plan) -> Iterator[CellChange]:

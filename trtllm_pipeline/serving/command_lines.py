@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 ENSEMBLE: Final = "ensemble"
 BLS_MODEL: Final = "tensorrt_llm_bls"
 ENGINE_MODEL: Final = "tensorrt_llm"
+DRAFT_MODEL: Final = "tensorrt_llm_draft"
+"""Drafts tokens for the model before it; who asks BLS_MODEL gets what they make together."""
 THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
 """Tells the embedded engine model how many threads to use, 0 or unset for its own choice: a repository is the same for
 every machine."""

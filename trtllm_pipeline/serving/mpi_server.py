@@ -23,6 +23,7 @@ from trtllm_pipeline.processes.process import Group, running_since
 from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.command_lines import (
     BLS_MODEL,
+    DRAFT_MODEL,
     ENGINE_MODEL,
     ENSEMBLE,
     LOOPBACK,
@@ -218,10 +219,16 @@ def start(
         output=log,
         host=triton.reached_at(host),
         prefix=prefix,
-        models=tuple(model for model in (ENSEMBLE, BLS_MODEL) if model in loaded) or (ENGINE_MODEL,),
+        models=_asked(loaded),
         loaded=loaded,
         started=started,
     )
+
+
+def _asked(loaded: tuple[str, ...]) -> tuple[str, ...]:
+    """The models that clients ask, the first one above all. Only one of them has a draft model help."""
+    asked = (BLS_MODEL,) if DRAFT_MODEL in loaded else (ENSEMBLE, BLS_MODEL)
+    return tuple(model for model in asked if model in loaded) or (ENGINE_MODEL,)
 
 
 def check_mpirun(mpirun: str) -> None:

@@ -13,7 +13,7 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate.answers import questions_of, score_server
 from trtllm_pipeline.evaluate.functions import metrics_of
-from trtllm_pipeline.stages.asking import adapter_options, encoder, model_folder, protocol_for
+from trtllm_pipeline.stages.asking import encoder, model_folder, protocol_for, request_options
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import AccuracyParams, to_json
 
@@ -34,7 +34,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
             service.model,
             asked.request_timeout_s,
             asked.max_tokens,
-            options=asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s)),
+            options=asyncio.run(request_options(service, context.inputs, asked.request_timeout_s)),
         ),
         questions,
         metrics,

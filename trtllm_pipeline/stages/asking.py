@@ -11,6 +11,7 @@ from trtllm_pipeline.client.session import GenerationRequest, InputTensor, Optio
 from trtllm_pipeline.client.triton import Client, ServedModel, failure_class, sampling
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import find, read_tokenizer
+from trtllm_pipeline.serving.command_lines import BLS_MODEL
 from trtllm_pipeline.stages.lora import TRITON_TYPES
 from trtllm_pipeline.triton_repository.engine import Engine
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.stages.lora_tensors import LoraTensors
 
 
+_EXTERNAL: Final = "draft_tokens_external"
 ADAPTER: Final = "adapter"
 """The input with a LoRA adapter."""
 TASK: Final = 1
@@ -52,6 +54,22 @@ def encoder(model: Path) -> Encode | None:
         return None
     tokenizer = read_tokenizer(model)
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+async def request_options(service: Service, inputs: Mapping[str, Path], timeout_s: float) -> dict[str, Option]:
+    """What every request to a server says beside its prompt: how many tokens to draft, and which adapter."""
+    return {**draft_options(service, inputs), **await adapter_options(service, inputs, timeout_s)}
+
+
+def draft_options(service: Service, inputs: Mapping[str, Path]) -> dict[str, Option]:
+    """What every request to an engine says that has a draft model beside it, which requests alone ask for; else nothing.
+
+    Answers are not streamed then, and have to be said not to be. Source: decode.py of tensorrt_llm_bls.
+    """
+    if service.model != BLS_MODEL:
+        return {}
+    engine = Engine.read(inputs["engine"])
+    return {} if engine.speculation != _EXTERNAL else {"num_draft_tokens": engine.max_draft_len, "stream": False}
 
 
 async def adapter_options(service: Service, inputs: Mapping[str, Path], timeout_s: float) -> dict[str, Option]:

@@ -115,6 +115,8 @@ def run_ranks(context: StageContext[Any], machine: Machine) -> None:
     """
     referenced_paths.check(context.inputs["repository"])
     engine = engine_requirements.check(context.inputs["engine"], machine)
+    if "drafter" in context.inputs:
+        engine_requirements.check(context.inputs["drafter"], machine)
     assert engine.release is not None
     _serve_world(context, engine.world_size, engine.release, machine.mpirun or MPIRUN)
 

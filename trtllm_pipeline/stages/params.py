@@ -171,10 +171,13 @@ Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 
 Form = Literal["model", "draft", "adapter"]
 """What a folder of weights is: a model with its tokenizer, a draft model, which may come without one, or a LoRA adapter."""
-Speculation = Literal["draft", "eagle3", "mtp", "ngram"]
-"""Who drafts: another model, an EAGLE-3 head on the model's own states, the model's own extra layers, or its text so far."""
-WITH_DRAFT_MODEL = frozenset(("draft", "eagle3"))
+Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", "eagle"]
+"""Who drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; its text so far; heads
+on its last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
+WITH_DRAFT_MODEL = frozenset(("draft", "eagle3", "medusa", "eagle"))
 """Those that take a model of its own."""
+DRAFT_LENGTHS = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}
+"""Tokens drafted at a time where nobody says it; lookahead's follow from its sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.asking import adapter_options, model_folder, protocol_for
+from trtllm_pipeline.stages.asking import model_folder, protocol_for, request_options
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -55,7 +55,7 @@ def run(context: StageContext[PerfParams]) -> None:
         asked.request_timeout_s,
         max_tokens,
         asked.temperature,
-        asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s)),
+        asyncio.run(request_options(service, context.inputs, asked.request_timeout_s)),
     )
     load = Load(
         concurrency=asked.concurrency,

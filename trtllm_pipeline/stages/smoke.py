@@ -23,7 +23,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.stages.asking import ADAPTER, adapter_options, model_folder
+from trtllm_pipeline.stages.asking import ADAPTER, adapter_options, draft_options, model_folder
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
@@ -110,6 +110,7 @@ class _Smoke:
             self.service.model,
             self.asked.request_timeout_s,
             self.asked.max_tokens,
+            options=draft_options(self.service, context.inputs),
         )
         self.checks: list[SmokeCheck] = []
         self.skipped: list[dict[str, str]] = []
@@ -161,7 +162,7 @@ class _Smoke:
         async with self._client(self.service.model, self.protocols[0]) as client:
             bare = (await self._ask(client)).text
             options = await adapter_options(self.service, self.context.inputs, self.asked.request_timeout_s)
-            self.target = replace(self.target, options=options)
+            self.target = replace(self.target, options={**self.target.options, **options})
             text = (await self._ask(client)).text
         return f"{text!r} with it, {bare!r} without"
 

@@ -12,6 +12,8 @@ from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 
+DRAFTER: Final = "drafter"
+"""Input of the stages that take the engine of another cell, see `Toolchain.drafter`."""
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"
 EMBEDDED: Final = "embedded"
@@ -37,6 +39,9 @@ class Toolchain:
     """Versions and hardware that its stages' results depend on, by the names `Stage.identity` uses."""
     infeasible: Callable[[Cell, Machine], str | None]
     """Why a cell can never work with it on a machine, or None."""
+    drafter: Callable[[Cell], Cell | None] = lambda _cell: None
+    """The cell of a draft model whose engine a cell is served with beside its own, or None. It is made by the same stages, up
+    to `build`, and so shared with other cells; its engine is the input DRAFTER."""
     instead: Callable[[Mapping[str, Json], Machine], str | None] = lambda _recipe, _machine: None
     """The toolchain of a machine for a model, by its recipe, that this one does not take in any precision; None where it
     does, or no other does either."""

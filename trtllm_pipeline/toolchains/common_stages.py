@@ -38,6 +38,7 @@ from trtllm_pipeline.toolchains import companions, durations
 from trtllm_pipeline.toolchains.base import PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import longest_prompt
 
 ENGINE: Final = ("build", "quantize", "download")
 """What is served: an engine, or where there is none to build the weights themselves."""
@@ -242,7 +243,7 @@ def _declared(cell: Cell) -> dict[str, Json]:
     return {
         "tp": cell.tp,
         "max_batch_size": cell.max_batch_size,
-        "max_input_len": cell.isl,
+        "max_input_len": longest_prompt(cell),
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": tokens if kept else None,
         **({"triton_max_batch_size": triton} if triton not in {None, cell.max_batch_size} else {}),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import MODULES
-from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, DownloadParams, load
+from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, load
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.companion_sizes import adapter_bytes, draft_bytes
 from trtllm_pipeline.toolchains.durations import fetching_s
@@ -24,6 +24,7 @@ SETTINGS: Final = {DRAFT: "settings.speculative.model", ADAPTER: "settings.lora.
 LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
 """Options of trtllm-build that say what adapters an engine takes."""
 _ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
+_ROTARY_BASE: Final = 10000
 _ALL_LINEAR: Final = "all-linear"
 
 
@@ -31,6 +32,23 @@ def speculation(cell: Cell) -> Mapping[str, Json] | None:
     """The settings of speculative decoding, None where a cell has none."""
     found = cell.settings.get("speculative")
     return None if found is None or found["method"] == "none" else found
+
+
+READ_BY: Final = {
+    "model": WITH_DRAFT_MODEL,
+    "max_draft_len": frozenset(DRAFT_LENGTHS),
+    "max_ngram_size": frozenset(("ngram",)),
+    "num_medusa_heads": frozenset(("medusa",)),
+    "num_medusa_layers": frozenset(("medusa",)),
+    "num_eagle_layers": frozenset(("eagle",)),
+    "max_non_leaves_per_layer": frozenset(("eagle",)),
+}
+"""Key of settings.speculative -> the methods that read it."""
+
+
+def beyond_default(settings: Mapping[str, Json], defaults: Mapping[str, int]) -> dict[str, Json]:
+    """Settings of speculative decoding, None where they say their default: it must not matter who says it."""
+    return {name: None if settings[name] == default else settings[name] for name, default in defaults.items()}
 
 
 def asked_for(cell: Cell) -> dict[str, str]:
@@ -72,7 +90,7 @@ def rank_of(configuration: Mapping[str, Any]) -> int:
 
 CONFIGURATION: Final = (
     *("architectures", "hidden_size", "target_hidden_size", "draft_vocab_size"),
-    "num_nextn_predict_layers",
+    *("num_nextn_predict_layers", "rope_scaling", "rope_theta"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "modules_to_save", "lora_bias"),
 )
 """What is looked at of config.json, of a companion and of the cell's own model, and of adapter_config.json."""
@@ -82,7 +100,8 @@ def configurations_needed(cell: Cell) -> tuple[str, ...]:
     """Whose config.json tells whether a cell's companions fit: a companion's, or its own "model"."""
     settings = speculation(cell)
     method = None if settings is None else settings["method"]
-    needed = {"eagle3": (DRAFT,), "mtp": ("model",)}.get(str(method), ())
+    both = (DRAFT, "model")
+    needed = {"eagle3": (DRAFT,), "mtp": ("model",), "medusa": ("model",), "eagle": both}.get(str(method), ())
     return needed if adapter(cell) is None else (*needed, ADAPTER)
 
 
@@ -94,6 +113,10 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     """
     if ADAPTER in of and (said := _unfit_adapter(cell, of[ADAPTER])) is not None:
         return f"settings.lora.adapter {adapter(cell)}: {said}"
+    settings = speculation(cell)
+    method = "" if settings is None else str(settings["method"])
+    if method in {"medusa", "eagle"}:
+        return _unfit_heads(cell, method, of)
     drafter, model = of.get(DRAFT), of.get("model")
     if drafter is not None:
         name = asked_for(cell)[DRAFT]
@@ -143,6 +166,46 @@ def described(found: Mapping[str, Mapping[str, Json]], of: Mapping[str, Mapping[
     except ValueError:
         return dict(found)  # `unfit` says it
     return {**found, ADAPTER: {**found[ADAPTER], **said}}
+
+
+def has_own_engine(cell: Cell) -> bool:
+    """Whether a cell's draft model becomes an engine of its own, by the stages that made the cell's."""
+    found = speculation(cell)
+    return cell.toolchain == ENGINES and found is not None and found["method"] == "draft"
+
+
+def unlike(cell: Cell, draft: Mapping[str, Json]) -> str | None:
+    """Why a draft model, by its recipe, cannot draft for a cell's model. Source: README of examples/draft_target_model: both
+    have the same vocabulary.
+    """
+    ours, theirs = cell.recipe["vocab_size"], draft["vocab_size"]
+    if ours == theirs:
+        return None
+    return f"settings.speculative.model {asked_for(cell)[DRAFT]} has {theirs} words in its vocabulary, {cell.model} has {ours}"
+
+
+def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
+    """Why heads cannot become part of an engine. Source: the converters of examples/medusa and examples/eagle, which keep of
+    the scaling of rotary embeddings its name alone, and of which earlier ones take their base from an option.
+    """
+    model, head = of.get("model") or {}, of.get(DRAFT) or {}
+    said = f"settings.speculative.method {method}: {cell.model}"
+    if model.get("rope_scaling"):
+        return f"{said} scales its rotary embeddings (rope_scaling of config.json), which the converter of heads leaves out"
+    base, options = model.get("rope_theta"), cell.settings["quantize"].get("options")
+    told = isinstance(options, dict) and not {"rotary_base", "--rotary_base"}.isdisjoint(options)
+    if isinstance(base, int | float) and base != _ROTARY_BASE and not told:
+        return (
+            f"{said} has rope_theta {base:g} in its config.json, and the converter of heads takes {_ROTARY_BASE}; "
+            f"settings.quantize.options: {{rotary_base: {base:g}}} says it"
+        )
+    size = head.get("hidden_size")
+    if isinstance(size, int) and size != cell.recipe["hidden_size"]:
+        return (
+            f"settings.speculative.model {asked_for(cell)[DRAFT]} is for models with a hidden size of {size}; {cell.model} "
+            f"has {cell.recipe['hidden_size']}"
+        )
+    return None
 
 
 def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str | None:
@@ -206,7 +269,7 @@ def _fetching(name: str, summary: str) -> Stage:
         summary=summary,
         program="trtllm_pipeline.stages.download:run",
         shared=True,
-        applies=lambda cell, _machine: name in cell.companions,
+        applies=lambda cell, _machine: name in cell.companions and not (name == DRAFT and has_own_engine(cell)),
         params=DownloadParams,
         read=lambda cell: _params(name, cell),
         resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),

@@ -6,9 +6,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError
+
+_MODES: Final = {
+    "2": "draft_tokens_external",
+    "4": "medusa",
+    "8": "lookahead_decoding",
+    "16": "explicit_draft_tokens",
+    "32": "eagle",
+}
+"""What config.json has of SpeculativeDecodingMode -> its name."""
+
+
+def speculation_of(build: Fields) -> str | None:
+    """How an engine drafts tokens by its `build_config`, as trtllm-build calls that; None for not at all."""
+    value = str(build.values.get("speculative_decoding_mode", 1))
+    return None if value in {"0", "1", "NONE", "None"} else _MODES.get(value, value.lower())
 
 
 class EngineError(ServerError):
@@ -41,7 +57,11 @@ class Engine:
     tokens_per_block: int | None = None
     max_input_len: int | None = None
     max_seq_len: int | None = None
-    """Tokens of prompt and answer together."""
+    """Tokens of prompt and answer together, without the room that trtllm-build adds for drafted ones."""
+    speculation: str | None = None
+    """How it drafts tokens, as trtllm-build calls that; None for not at all."""
+    max_draft_len: int = 0
+    """Tokens drafted at a time."""
     paged_kv_cache: bool | None = None
     paged_context_fmha: bool | None = None
     max_lora_rank: int | None = None
@@ -81,6 +101,11 @@ class Engine:
         mapping, plugins = model.fields("mapping"), build.fields("plugin_config")
         parallel_size = math.prod(mapping.integer(name, 1) for name in ("tp_size", "pp_size", "cp_size"))
         max_input_len, longest = build.optional_integer("max_input_len"), build.optional_integer("max_seq_len")
+        mode = speculation_of(build)
+        drafted = (build.optional_integer("max_draft_len") or 0) if mode else 0
+        if longest is not None:
+            # Builder: "Increasing max_seq_len by max_draft_len", and for EAGLE by its layers.
+            longest -= drafted + (model.integer("num_eagle_layers", 0) if mode == "eagle" else 0)
         answer = build.optional_integer("max_output_len")  # what releases up to 0.10 write
         if longest is None and max_input_len is not None and answer is not None:
             longest = max_input_len + answer
@@ -102,6 +127,8 @@ class Engine:
             tokens_per_block=plugins.optional_integer("tokens_per_block"),
             max_input_len=max_input_len,
             max_seq_len=max_seq_len if longest is None else longest,
+            speculation=mode,
+            max_draft_len=drafted,
             paged_kv_cache=paged if isinstance(paged, bool) else None,
             paged_context_fmha=fmha if isinstance(fmha, bool) else None,
             max_lora_rank=None if lora is None else lora.optional_integer("max_lora_rank"),

@@ -16,6 +16,15 @@ from tests.standins.programs.engine import engine_bytes
 
 _FP8_INPUTS: Final = frozenset(("FP8", "W4A8_AWQ", "NVFP4"))
 """Quantizations whose layers take FP8 or FP4 activations."""
+MODES: Final = {
+    None: 1,
+    "draft_tokens_external": 2,
+    "medusa": 4,
+    "lookahead_decoding": 8,
+    "explicit_draft_tokens": 16,
+    "eagle": 32,
+}
+"""--speculative_decoding_mode -> what config.json has."""
 _PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
 """Those that some GPU does not have."""
 
@@ -83,7 +92,43 @@ def build_config(
         elif config["max_seq_len"] is None:
             config["max_seq_len"] = checkpoint["max_position_embeddings"]
     limited_num_tokens(config, plugins)
+    if "--speculative_decoding_mode" in table:
+        speculation(config, options.get("speculative_decoding_mode"), checkpoint, plugins)
     return {**config, "plugin_config": dict(plugins)}
+
+
+def speculation(
+    config: dict[str, Any], mode: str | None, checkpoint: Mapping[str, Any], plugins: Mapping[str, Any]
+) -> None:
+    """Make room for drafted tokens. Raises ProgramError for what cannot be drafted. Source: `build` in builder.py."""
+    config["speculative_decoding_mode"] = MODES[mode]
+    if not config.get("max_draft_len"):
+        config["max_draft_len"] = checkpoint.get("max_draft_len", 0)
+    if mode is None:
+        return
+    drafted = config["max_draft_len"]
+    _raise_length(config, drafted, "max_draft_len")
+    if mode == "eagle":
+        if "num_eagle_layers" not in checkpoint:
+            raise ProgramError("AssertionError")
+        _raise_length(config, checkpoint["num_eagle_layers"], "num_eagle_layers")
+    least = config["max_batch_size"] * (drafted + 1)
+    if config.get("max_num_tokens") is not None and config["max_num_tokens"] < least:
+        print(f"[TRT-LLM] [I] New max_num_tokens is set to {least}.")
+        config["max_num_tokens"] = least
+    if mode == "eagle" and config["max_batch_size"] > 512:
+        raise ProgramError("AssertionError: Max batch size > 512 is not supported for EAGLE")
+    if mode == "eagle" and drafted > 256:
+        raise ProgramError("AssertionError: Max draft len > 256 is not supported for EAGLE")
+    if mode == "eagle" and plugins.get("use_paged_context_fmha") != "enable":
+        raise refusal("the builder turns use_paged_context_fmha on for EAGLE")
+
+
+def _raise_length(config: dict[str, Any], tokens: int, name: str) -> None:
+    longest = config.get("max_seq_len")
+    if longest is not None:
+        print(f"[TRT-LLM] [I] Increasing max_seq_len ({longest}) by {name} ({tokens})")
+        config["max_seq_len"] = longest + tokens
 
 
 def limited_num_tokens(config: dict[str, Any], plugins: Mapping[str, Any]) -> None:

@@ -69,8 +69,9 @@ def write_checkpoint(
     cp: int = 1,
     moe: tuple[int, int] | None = None,
     quantization: Mapping[str, Any],
+    drafting: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write config.json and a file of a few bytes for each rank.
+    """Write config.json and a file of a few bytes for each rank. `drafting` is what is said of heads that are part of it.
 
     `moe` has the sizes of tensor and expert parallelism of experts, -1 for one that follows from the other; None where the
     program has no such options.
@@ -106,6 +107,7 @@ def write_checkpoint(
             **({"cp_size": cp} if "--cp_size" in work.facts["tools"][work.tool][work.tool] else {}),
         },
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None, **quantization},
+        **(drafting or {}),
     }
     files = [(folder / f"rank{rank}.safetensors", safetensors(rank)) for rank in range(world)]
     work.write([(folder / "config.json", json.dumps(config, indent=4).encode()), *files])

@@ -25,6 +25,8 @@ def run(work: Work, argv: Sequence[str]) -> int:
     """Convert."""
     options = arguments.parse("convert_checkpoint.py", work.facts["tools"][work.tool][work.tool], argv)
     family = work.tool.partition(":")[2]
+    if family in {"medusa", "eagle"}:
+        return _with_heads(work, family, options)
     if family == "gemma" and options["ckpt_type"] != "hf":
         raise refusal(f"--ckpt-type is {options['ckpt_type']}; the stand-in reads hf only")
     model = read_model(work, options["model_dir"])
@@ -41,6 +43,41 @@ def run(work: Work, argv: Sequence[str]) -> int:
         cp=options.get("cp_size", 1),
         moe=(options["moe_tp_size"], options["moe_ep_size"]) if "moe_ep_size" in options else None,
         quantization=quantization(options) | _already(work, family, model, options),
+    )
+    print("Total time of converting checkpoints: 00:00:00")
+    return 0
+
+
+def _with_heads(work: Work, kind: str, options: Mapping[str, Any]) -> int:
+    """A model with Medusa or EAGLE heads. Sources: the scripts of 0.8 and of 2026; `load_medusa_hf`."""
+    if kind == "eagle" and options["pp_size"] != 1:
+        raise ProgramError("AssertionError: Pipeline parallelism is not supported in EAGLE yet.")
+    model = read_model(work, options["model_dir"])
+    check_family(model, "llama")
+    length = options["max_draft_len" if kind == "eagle" else "max_medusa_token_len"]
+    if options[f"{kind}_model_dir"] is None:
+        raise refusal(f"--{kind}_model_dir is missing")
+    heads = Path(options[f"{kind}_model_dir"])
+    if kind == "eagle":
+        if length > 256:
+            raise ProgramError("AssertionError: args.max_draft_len > 256 is not supported")
+        read_model(work, str(heads))
+        own = {name: options[name] for name in ("num_eagle_layers", "max_non_leaves_per_layer")}
+    else:
+        if not any((heads / f"medusa_lm_head{suffix}").is_file() for suffix in (".pt", ".safetensors")):
+            raise ProgramError(f'FileNotFoundError: No such file or directory: "{heads}/medusa_lm_head.safetensors"')
+        own = {name: options[name] for name in ("num_medusa_heads", "num_medusa_layers")}
+    work.begin()
+    time.sleep(work.seconds("convert_checkpoint.py"))
+    write_checkpoint(
+        work,
+        Path(options["output_dir"]),
+        {**model, "architectures": [f"{kind.capitalize()}ForCausalLM"]},
+        dtype=options["dtype"],
+        tp=options["tp_size"],
+        pp=options["pp_size"],
+        quantization=quantization(options),
+        drafting={"max_draft_len": length, **own},
     )
     print("Total time of converting checkpoints: 00:00:00")
     return 0

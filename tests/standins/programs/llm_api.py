@@ -51,6 +51,16 @@ def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], releas
     return length
 
 
+def check_lookahead(asked: Mapping[str, Any], build: Mapping[str, Any]) -> None:
+    """Raise ProgramError for what cannot be drafted with an engine, by its `build_config`. Source: llm_args.py of 1.1."""
+    if asked.get("decoding_type") != "Lookahead" or asked.keys() - {"decoding_type"} != _OWN["Lookahead"]:
+        raise refusal(f"{asked} is not for engines")
+    window, ngram, verified = (asked[f"max_{name}_size"] for name in ("window", "ngram", "verification_set"))
+    drafted = (0 if ngram == 1 else ngram - 2) + (window - 1 + verified) * (ngram - 1)
+    if build.get("speculative_decoding_mode") != 8 or build.get("max_draft_len") != drafted:
+        raise refusal(f"the engine was built for {build.get('max_draft_len')} drafted tokens, asked for are {drafted}")
+
+
 _MODULES: Final = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
 
 

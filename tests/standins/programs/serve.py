@@ -28,7 +28,14 @@ from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, arguments, refusal
 from tests.standins.programs.checkpoint import number_of_experts
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
-from tests.standins.programs.llm_api import Iterations, check_lora, check_lora_request, check_speculation, read_settings
+from tests.standins.programs.llm_api import (
+    Iterations,
+    check_lookahead,
+    check_lora,
+    check_lora_request,
+    check_speculation,
+    read_settings,
+)
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
 _LIMITS: Final = ("max_batch_size", "max_beam_width")
@@ -126,6 +133,9 @@ def _speculation(work: Work, model: Path, asked: Mapping[str, Any]) -> Iteration
     if "speculative_config" not in asked:
         return None
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    if is_engine(model):
+        check_lookahead(asked["speculative_config"], config["build_config"])
+        return None
     drafted = check_speculation(asked["speculative_config"], config, work.release)
     return Iterations(drafted) if asked.get("enable_iter_perf_stats") else None
 

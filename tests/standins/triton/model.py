@@ -9,6 +9,7 @@ answers that are given instead, whole, as tokens are bytes here and those of a m
 """
 
 import json
+import math
 import os
 import sys
 import threading
@@ -24,6 +25,12 @@ _TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16
 _FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _ASKED_FOR = ("num_input_tokens", "num_output_tokens")
 """Sent only to requests with `return_` and the name."""
+
+
+_ACCEPTED = 2
+"""Drafted tokens that an engine accepts in every pass."""
+_EXTERNAL, _LOOKAHEAD, _EAGLE = 2, 8, 32
+"""What config.json has of draft_tokens_external, lookahead_decoding and eagle."""
 
 
 class TritonPythonModel:
@@ -97,6 +104,12 @@ class TritonPythonModel:
                 f"Prompt length ({len(prompt)}) exceeds maximum input length ({self._limits['max_input_len']})."
             )
         shift = 1 + self._adapter(request)
+        drafted, proposed = self._limits["drafts"], None
+        if drafted is not None and drafted["mode"] == _EXTERNAL:
+            tensor = pb.get_input_tensor_by_name(request, "draft_input_ids")
+            proposed = [] if tensor is None else [int(token) for token in tensor.as_numpy().reshape(-1)]
+            if len(proposed) > drafted["length"]:
+                raise ValueError(f"Draft tokens ({len(proposed)}) exceed the engine's maximum ({drafted['length']})")
         known = self._answers.get(bytes(prompt).decode(errors="replace"), "").encode()
         wanted = len(known) or min(wanted, self._limits["max_seq_len"] - len(prompt))
         streaming = bool(_scalar(request, "streaming", False))
@@ -117,6 +130,8 @@ class TritonPythonModel:
             if token == end_id and index >= least:
                 break
             made.append(token)
+            if proposed and (index >= len(proposed) or proposed[index] != token):
+                break  # the first token that the draft model did not foresee ends the pass
             if streaming and waiting is not None:
                 sender.send(self._response(request, [waiting], len(prompt), 1))
             waiting = token
@@ -124,10 +139,10 @@ class TritonPythonModel:
                 break
         if streaming:
             last = [] if waiting is None else [waiting]
-            sender.send(self._response(request, last, len(prompt), len(last)), flags=_FINAL)
+            sender.send(self._response(request, last, len(prompt), len(last), len(made)), flags=_FINAL)
         else:
             tokens = made if exclude else prompt + made
-            sender.send(self._response(request, tokens, len(prompt), len(made)), flags=_FINAL)
+            sender.send(self._response(request, tokens, len(prompt), len(made), len(made)), flags=_FINAL)
 
     def _adapter(self, request):
         """The largest rank of the adapter that a request asks for, 0 without one. Raises ValueError as the runtime refuses.
@@ -169,9 +184,14 @@ class TritonPythonModel:
         with self._lock:
             return self._adapters.setdefault(task, int(rows[0, :, 2].max()))
 
-    def _response(self, request, tokens, input_tokens, output_tokens):
-        """All declared outputs for one row and one beam."""
+    def _response(self, request, tokens, input_tokens, output_tokens, of_answer=0):
+        """All declared outputs for one row and one beam. `of_answer` are all tokens of an answer that is whole."""
+        told = of_answer and _scalar(request, "return_perf_metrics", False)
+        drafts = self._limits["drafts"] if told else None
+        passes = math.ceil(of_answer / (_ACCEPTED + 1)) if drafts else 0
         known = {
+            "total_draft_tokens": [[passes * drafts["length"] if drafts else 0]],
+            "total_accepted_draft_tokens": [[of_answer - passes if drafts else 0]],
             "output_ids": [[tokens]],
             "sequence_length": [[len(tokens)]],
             "cum_log_probs": [[0.0]],
@@ -220,13 +240,38 @@ def _load(engine, settings):
     longest = build.get("max_seq_len") or build["max_input_len"] + build["max_output_len"]
     _refuse(settings, build, longest)
     model = config["pretrained_config"]
+    drafts = _drafts(settings, config)
+    if drafts is not None:
+        longest -= drafts["added"]
+    most = min(build["max_input_len"], longest - 1)
+    # With packed input it is advice: an engine that checks drafts is given all of the answer so far as its prompt.
+    prompts = longest - 1 if drafts is None or drafts["mode"] == _EXTERNAL else most
     return {
         "max_seq_len": longest,
-        "max_input_len": min(build["max_input_len"], longest - 1),
+        "max_input_len": most if drafts is None else prompts,
         "layers": model.get("num_hidden_layers", 0),
         "lora": build.get("lora_config"),
         "lora_dtype": _TYPES.get(model.get("dtype")),
+        "drafts": drafts,
     }
+
+
+def _drafts(settings, config):
+    """How an engine drafts tokens; None for not at all. Raises RuntimeError for a server told otherwise."""
+    build = config["build_config"]
+    mode, length = build.get("speculative_decoding_mode", 1), build.get("max_draft_len") or 0
+    if mode == 1:
+        return None
+    if mode == _LOOKAHEAD:
+        window, ngram, verified = (int(settings[f"lookahead_{name}_size"]) for name in _SIZES)
+        asked = (0 if ngram == 1 else ngram - 2) + (window - 1 + verified) * (ngram - 1)
+        if asked != length:
+            raise RuntimeError(f"stand-in: the engine was built for {length} drafted tokens, asked for are {asked}")
+    layers = config["pretrained_config"].get("num_eagle_layers", 0) if mode == _EAGLE else 0
+    return {"mode": mode, "length": length, "added": length + layers}
+
+
+_SIZES = ("window", "ngram", "verification_set")
 
 
 def _refuse(settings, build, longest):
@@ -243,6 +288,9 @@ def _refuse(settings, build, longest):
         "use_paged_context_fmha": None if paged is None else paged in {True, "enable"},
         "engine_max_beam_width": build.get("max_beam_width"),
         "engine_max_seq_len": longest,
+        "speculative_decoding_mode": build.get("speculative_decoding_mode"),
+        "decoding_mode": settings.get("decoding_mode"),
+        "lookahead_sizes": all(settings.get(f"lookahead_{name}_size") for name in _SIZES),
     }
     for name in ("max_beam_width", "sink_token_length", "max_tokens_in_paged_kv_cache"):
         value = settings.get(name, "")

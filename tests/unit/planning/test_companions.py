@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, plan, stage_run, stages, values
+from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, infeasible, plan, stage_run, stages, values
 from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.errors import DownloadError, UsageError
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.stages.asking import adapter_options
@@ -36,9 +36,9 @@ def write(folder: Path, config: dict[str, Any], *, content: int = 0) -> Path:
     return folder
 
 
-def asked(of: Path, /, **settings: Any) -> Cell:
-    changed = {f"speculative.{name}": value for name, value in settings.items()}
-    found = cell(toolchain=PYTORCH, recipe={"sources": [{"local": str(of)}]}, settings=changed)
+def asked(of: Path, /, *, lane: str = PYTORCH, more: dict[str, Any] | None = None, **settings: Any) -> Cell:
+    changed = {f"speculative.{name}": value for name, value in settings.items()} | (more or {})
+    found = cell(toolchain=lane, recipe={"sources": [{"local": str(of)}]}, settings=changed)
     return replace(found, base_dir=str(of.parent))
 
 
@@ -66,9 +66,17 @@ def test_a_head_is_pinned_by_its_content_and_needs_no_tokenizer(model: Path) -> 
     )
 
 
-def test_a_method_without_a_model_of_its_own_leaves_the_one_that_is_named_alone(model: Path) -> None:
-    ngram = asked(model, method="ngram", model="./not-there")
+def test_without_speculation_a_model_that_is_named_says_nothing(model: Path) -> None:
+    assert pinned(asked(model, method="none", model="./not-there")).companions == {}
+
+
+def test_a_method_without_a_model_of_its_own_has_none(model: Path) -> None:
+    ngram = asked(model, method="ngram")
     assert pinned(ngram).companions == {}
+    assert infeasible(asked(model, method="ngram", model="./not-there")) == (
+        "settings.speculative.model: ngram has no use for it, draft and eagle and eagle3 and medusa may; remove it, or give it "
+        "to the methods that read it by an `override` with `where: { settings.speculative.method: ... }`"
+    )
     plain, drafting = plan(pinned(asked(model))), plan(pinned(ngram))
     changed = {run.stage.name for run in drafting.stage_runs.values() if run.id not in plain.stage_runs}
     assert changed == {"repository", "launch", "smoke", "perf", "accuracy"}
@@ -241,3 +249,115 @@ def test_a_draft_model_that_no_hub_can_have_is_refused_in_words(model: Path, nam
     offline = {**cell.settings, "download": {**cell.settings["download"], "offline": True}}
     with pytest.raises(DownloadError, match="is not a valid model name"):
         pinned(replace(cell, settings=offline))
+
+
+@pytest.mark.parametrize(
+    ("lane", "settings", "stage"),
+    [
+        (PYTORCH, {"method": "ngram", "max_draft_len": 3}, "repository"),
+        (PYTORCH, {"method": "mtp", "max_draft_len": 1}, "repository"),
+        (ENGINES, {"method": "medusa", "max_draft_len": 63, "num_medusa_heads": 4, "num_medusa_layers": 1}, "convert"),
+        (ENGINES, {"method": "eagle", "max_draft_len": 63, "num_eagle_layers": 4}, "build"),
+    ],
+)
+def test_a_default_that_is_written_out_makes_the_same(
+    model: Path, lane: str, settings: dict[str, Any], stage: str
+) -> None:
+    (model / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 1}))
+    head = write(model.parent / "head", {"hidden_size": 4096, "medusa_num_heads": 5})
+    given: dict[str, Any] = {"method": settings["method"]}
+    if lane == ENGINES:
+        given["model"] = f"./{head.name}"
+    runs = [
+        {run.stage.name: run.fingerprint for run in plan(pinned(asked(model, lane=lane, **said))).stage_runs.values()}
+        for said in (given, {**given, **settings})
+    ]
+    assert runs[0][stage] == runs[1][stage]
+    assert runs[0] == runs[1]
+
+
+SMALL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+}
+WITH_DRAFT: dict[str, Any] = {
+    "repository.decoupled": False,
+    "repository.enable_kv_cache_reuse": True,
+}
+
+
+def test_a_draft_model_becomes_an_engine_that_other_cells_share(model: Path) -> None:
+    small = write(model.parent / "small", SMALL)
+    (small / "tokenizer.json").write_text("{}")
+    found = pinned(asked(model, lane=ENGINES, more=WITH_DRAFT, method="draft", model="./small", max_draft_len=5))
+    assert found.reason is None
+    # The same model, built for the same lengths on its own.
+    alone = pinned(replace(cell(recipe={**recipe_of(small), "sources": [{"local": str(small)}]}), isl=191, osl=1))
+    planned = plan(found, replace(alone, id=CellId("alone")))
+    both = [planned.stage_runs[run] for run in planned.by_cell[found.id] if run in planned.by_cell[CellId("alone")]]
+    assert [run.stage.name for run in both] == ["download", "convert", "build"]
+    assert stages(planned, found) == [
+        *("download", "convert", "build"),
+        *("download", "convert", "build", "check", "repository", "launch", "smoke", "perf", "accuracy"),
+    ]
+    runs = {run.stage.name: run for run in (planned.stage_runs[each] for each in planned.by_cell[found.id])}
+    assert runs["repository"].inputs["drafter"] == both[-1].id == runs["launch"].inputs["drafter"]
+    assert runs["build"].id != both[-1].id
+    engines = [each.params for each in (both[-1], runs["build"])]
+    assert [(each.max_input_len, each.max_seq_len, each.speculative) for each in engines] == [
+        (191, 192, None),
+        (191, 192, "draft"),
+    ]
+    assert engines[1].max_draft_len == 5
+    assert runs["repository"].params.tensorrt_llm_draft_model_name == "tensorrt_llm_draft"
+    assert runs["repository"].params.kv_cache_free_gpu_mem_fraction == 0.5
+    assert all(found.id in run.cells for run in both)
+
+
+def recipe_of(folder: Path) -> dict[str, Any]:
+    config = json.loads((folder / "config.json").read_text())
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
+    return {"family": "llama", "head_dim": 64, "num_key_value_heads": 8, **{name: config[name] for name in names}}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**SMALL, "vocab_size": 32000}, "./small has 32000 words in its vocabulary, model has 128256"),
+        ({"model_type": "llama", "vocab_size": 128256}, "./small: is required; name a recipe of it"),
+    ],
+)
+def test_a_draft_model_that_cannot_draft_is_refused_before_anything_is_fetched(
+    model: Path, config: dict[str, Any], words: str
+) -> None:
+    (write(model.parent / "small", config) / "tokenizer.json").write_text("{}")
+    found = pinned(asked(model, lane=ENGINES, more=WITH_DRAFT, method="draft", model="./small"))
+    assert words in str(found.reason)
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "options", "words"),
+    [
+        ({}, {}, {}, None),
+        ({"rope_theta": 10000.0}, {"hidden_size": 4096}, {}, None),
+        ({"rope_theta": 500000.0}, {}, {}, "settings.quantize.options: {rotary_base: 500000} says it"),
+        ({"rope_theta": 500000.0}, {}, {"rotary_base": 500000}, None),
+        ({"rope_scaling": {"rope_type": "llama3"}}, {}, {}, "scales its rotary embeddings"),
+        ({}, {"hidden_size": 2048}, {}, "is for models with a hidden size of 2048; model has 4096"),
+    ],
+)
+def test_heads_that_would_be_converted_wrongly_are_refused(
+    model: Path, config: dict[str, Any], head: dict[str, Any], options: dict[str, Any], words: str | None
+) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    write(model.parent / "head", head)
+    told = {"quantize.options": options}
+    reason = pinned(asked(model, lane=ENGINES, more=told, method="eagle", model="./head")).reason
+    assert reason is None if words is None else words in str(reason)

@@ -21,7 +21,7 @@ from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.base import DRAFTER, ENGINES
 from trtllm_pipeline.toolchains.common_stages import launch
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
@@ -64,7 +64,7 @@ def launching(
         needs=needs,
         expected_s=expected_s,
         takes=takes,
-        optional=frozenset(companions.NAMES),
+        optional=frozenset((*companions.NAMES, DRAFTER)),
     )
 
 

@@ -12,6 +12,7 @@ from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.base import PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import CONVERTED, Drafting, drafting
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
 """Keys of settings.build that are ours; all others are options of trtllm-build."""
@@ -59,6 +60,17 @@ class Case:
     def precision(self) -> str:
         """What the cell's weights are in memory: of those taken as they are, what their files say."""
         return prequantized.computed(self.cell.precision, self.cell.recipe)
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """How its engine drafts tokens, None for not at all."""
+        return drafting(self.cell)
+
+    @property
+    def heads(self) -> str | None:
+        """The heads that become part of its checkpoint."""
+        found = self.drafting
+        return found.method if found is not None and found.method in CONVERTED else None
 
     @property
     def shown(self) -> str:
@@ -124,7 +136,20 @@ def num_tokens(cell: Cell) -> int:
     asked = cell.settings["build"]["max_num_tokens"]
     if isinstance(asked, int):
         return asked
-    return commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
+    tokens = commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
+    return max(tokens, least_tokens(cell))
+
+
+def least_tokens(cell: Cell) -> int:
+    """The least tokens of a forward pass for what the cell's engine drafts; 0 where nothing is drafted.
+
+    With a draft model, a prompt is all that was answered so far too.
+    """
+    found = drafting(cell)
+    if found is None:
+        return 0
+    least = found.least_tokens(cell.max_batch_size)
+    return max(least, cell.isl + cell.osl) if found.method == "draft" and not splits_prompts(cell) else least
 
 
 def build_options(cell: Cell) -> dict[str, Json]:

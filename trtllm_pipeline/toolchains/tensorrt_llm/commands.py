@@ -15,7 +15,7 @@ from trtllm_pipeline.errors import PlanError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.serving.command_lines import MPIRUN
 from trtllm_pipeline.stages.calibration_rows import MOST
-from trtllm_pipeline.stages.params import Selection
+from trtllm_pipeline.stages.params import DRAFT_LENGTHS, Selection
 from trtllm_pipeline.toolchains.tensorrt_llm import options
 from trtllm_pipeline.toolchains.tensorrt_llm.options import Scalar, Tool
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (
@@ -28,6 +28,8 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import FORMS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_SERVE, at_least, convert_tool
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import DEFAULTS as HEADS_DEFAULTS
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES
 
 PLAIN: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 """Precision -> data type of weights that are not quantized."""
@@ -111,10 +113,15 @@ def _weight_only_option(family: str) -> str:
 
 
 def convert_checkpoint(
-    release: str, asked: Checkpoint, program: Sequence[str], *, model: str, output: str
+    release: str, asked: Checkpoint, program: Sequence[str], *, model: str, output: str, draft: str | None = None
 ) -> list[str]:
-    """The family's `convert_checkpoint.py`: a Hugging Face folder to a checkpoint of all ranks, nothing measured."""
-    arguments = _Arguments(convert_tool(asked.family), release, *program)
+    """The family's `convert_checkpoint.py`: a Hugging Face folder to a checkpoint of all ranks, nothing measured.
+
+    `draft` is the folder of the heads that become part of it, which have a `convert_checkpoint.py` of their own.
+    """
+    arguments = _Arguments(convert_tool(asked.family, asked.heads), release, *program)
+    if asked.heads is not None:
+        return _with_heads(arguments, asked, model=model, output=output, draft=draft)
     if FAMILIES[asked.family].script == "gemma":
         arguments.add(
             {"--ckpt-type": "hf", "--model-dir": model, "--output-model-dir": output, "--world-size": asked.tp}
@@ -138,12 +145,42 @@ def convert_checkpoint(
     return arguments.with_extra(asked.options)
 
 
+def _with_heads(arguments: _Arguments, asked: Checkpoint, *, model: str, output: str, draft: str | None) -> list[str]:
+    """The rest of a converter's command line, of the model with its heads."""
+    length = asked.max_draft_len or DRAFT_LENGTHS[str(asked.heads)]
+    arguments.add({"--model_dir": model, f"--{asked.heads}_model_dir": draft, "--output_dir": output})
+    arguments.add({"--dtype": data_type(asked.precision, asked.family), "--tp_size": asked.tp, "--pp_size": asked.pp})
+    if asked.heads == "medusa":
+        arguments.add(_medusa(asked) | {"--max_medusa_token_len": length})
+    else:
+        names = ("num_eagle_layers", "max_non_leaves_per_layer")
+        arguments.add({"--max_draft_len": length, **{f"--{name}": _or_default(asked, name) for name in names}})
+    arguments.add({"--workers": 1})  # each loads all the weights
+    return arguments.with_extra(asked.options)
+
+
+def _medusa(asked: Checkpoint) -> dict[str, Scalar | None]:
+    return {f"--{name}": _or_default(asked, name) for name in ("num_medusa_heads", "num_medusa_layers")}
+
+
+def _or_default(asked: Checkpoint, name: str) -> int:
+    return int(getattr(asked, name) or HEADS_DEFAULTS[name])
+
+
 def quantize(
-    release: str, asked: Checkpoint, program: Sequence[str], *, model: str, output: str, dataset: str | None
+    release: str,
+    asked: Checkpoint,
+    program: Sequence[str],
+    *,
+    model: str,
+    output: str,
+    dataset: str | None,
+    draft: str | None = None,
 ) -> list[str]:
     """`quantize.py`: a Hugging Face folder to a quantized checkpoint of all ranks.
 
-    `dataset` is the folder of the rows to calibrate on, None where the script has its own: `takes_dataset`.
+    `dataset` is the folder of the rows to calibrate on, None where the script has its own: `takes_dataset`. `draft` is the
+    folder of the Medusa heads that become part of it.
     """
     arguments = _Arguments(_QUANTIZE, release, *program)
     arguments.add({"--model_dir": model, "--output_dir": output, "--dtype": data_type(asked.precision, asked.family)})
@@ -154,6 +191,9 @@ def quantize(
     arguments.add({"--calib_size": rows.samples or MOST, "--batch_size": asked.batch_size or CALIBRATION_BATCH_SIZE})
     if dataset is not None:
         arguments.add({"--calib_dataset": dataset, "--calib_max_seq_length": rows.max_length, "--seed": rows.seed})
+    if asked.heads is not None:
+        length = asked.max_draft_len or DRAFT_LENGTHS[asked.heads]
+        arguments.add({"--medusa_model_dir": draft, **_medusa(asked), "--max_draft_len": length})
     return arguments.with_extra(asked.options)
 
 
@@ -193,6 +233,9 @@ def build(
         arguments.add({"--max_output_len": longest - prompt})
     arguments.add({"--max_num_tokens": asked.max_num_tokens or max_num_tokens(batch, prompt, longest - prompt)})
     arguments.add({"--workers": asked.tp * asked.pp})
+    if asked.speculative is not None:
+        length = asked.max_draft_len or DRAFT_LENGTHS.get(asked.speculative)
+        arguments.add({"--speculative_decoding_mode": MODES[asked.speculative], "--max_draft_len": length})
     table = options.load()[_BUILD]
     chosen = {table.canonical(options.spelling(key)) for key in asked.options}
     defaults = _build_defaults(release, asked, sm)

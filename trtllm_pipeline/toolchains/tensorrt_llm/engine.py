@@ -16,6 +16,7 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES
 from trtllm_pipeline.triton_repository.engine import Engine
 
 
@@ -30,6 +31,13 @@ def run(context: StageContext[EngineBuild]) -> None:
 def check_limits(engine: Path, asked: EngineBuild) -> None:
     """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
     built = Engine.read(engine)
+    mode = None if asked.speculative is None else MODES[asked.speculative]
+    if mode not in {None, built.speculation}:
+        raise StageError(f"{engine}: the engine's speculative decoding is {built.speculation}, asked for was {mode}")
+    if mode is not None and asked.max_draft_len not in {None, built.max_draft_len}:
+        raise StageError(
+            f"{engine}: the engine's max_draft_len is {built.max_draft_len}, asked for was {asked.max_draft_len}"
+        )
     for name in ("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens"):
         value = getattr(built, name)
         wanted = getattr(asked, name)
@@ -43,9 +51,10 @@ def check_limits(engine: Path, asked: EngineBuild) -> None:
 
 def _bounds_of_num_tokens(built: Engine) -> set[int]:
     """What `trtllm-build` itself makes of a max_num_tokens beyond them: a full batch, in the first releases of prompts
-    alone, or one block of the KV cache.
+    alone, one block of the KV cache, or all that a full batch drafts at a time.
     """
-    full = {(built.max_batch_size or 0) * length for length in (built.max_seq_len, built.max_input_len) if length}
+    lengths = (built.max_seq_len, built.max_input_len, built.max_draft_len and built.max_draft_len + 1)
+    full = {(built.max_batch_size or 0) * length for length in lengths if length}
     return full | ({built.tokens_per_block} if built.tokens_per_block else set())
 
 

@@ -15,13 +15,13 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
+from trtllm_pipeline.serving.command_lines import DRAFT_MODEL, MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import PYTORCH, Toolchain
+from trtllm_pipeline.toolchains.base import DRAFTER, PYTORCH, Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
 from trtllm_pipeline.toolchains.companions import ADAPTER
 from trtllm_pipeline.toolchains.model_optimizer import job
@@ -38,6 +38,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     prequantized,
     releases,
     rules,
+    speculation,
     templates,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
@@ -81,6 +82,7 @@ def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[S
         model=str(context.inputs["model"]),
         output=str(context.out),
         dataset=str(dataset.folder(context)) if own_rows else None,
+        draft=_draft(context),
     )
     return (dataset.command(context), quantize) if own_rows else (quantize,)
 
@@ -96,11 +98,22 @@ def _calibrated(params: Checkpoint, files: Mapping[str, str], machine: Machine) 
 def _convert(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
     release, params = installed(machine).release, context.params
     _check_convertible(release, params)
-    script = backends.script(machine, releases.convert_script(release, params.family))
+    script = backends.script(machine, releases.convert_script(release, params.family, params.heads))
     if script is None:
         return (job.command(context, backends.quantizing_python(machine)),)
     program, model = (installed(machine).python, script), str(context.inputs["model"])
-    return (commands.convert_checkpoint(release, params, program, model=model, output=str(context.out)),)
+    draft = _draft(context)
+    return (commands.convert_checkpoint(release, params, program, model=model, output=str(context.out), draft=draft),)
+
+
+def _draft(context: StageContext[Checkpoint]) -> str | None:
+    """The folder with the heads of a checkpoint. Raises StageError where they are asked for and none was given."""
+    folder = context.inputs.get(companions.DRAFT)
+    if context.params.heads is not None and folder is None:
+        raise StageError(
+            f"{context.params.heads} heads are a model of their own, and none was given", failure=FailureClass.USER
+        )
+    return None if folder is None else str(folder)
 
 
 def _build(context: StageContext[EngineBuild], machine: Machine) -> Sequence[Sequence[str]]:
@@ -214,7 +227,8 @@ def _checkpoint(cell: Cell, *, calibrated: bool) -> Checkpoint:
         "max_position_embeddings": cell.recipe["max_position_embeddings"] if phi3 else None,
         "calibration": backends.calibration(cell) if calibrated else None,
     }
-    return load(Checkpoint, backends.checkpoint_params(cell), own, cell.settings["quantize"])
+    heads = speculation.checkpoint_params(cell)
+    return load(Checkpoint, backends.checkpoint_params(cell), own, heads, cell.settings["quantize"])
 
 
 def _build_params(cell: Cell) -> EngineBuild:
@@ -222,10 +236,13 @@ def _build_params(cell: Cell) -> EngineBuild:
     given = case.build_options(cell)
     own = {
         "max_batch_size": cell.max_batch_size,
-        "max_input_len": cell.isl,
+        "max_input_len": speculation.longest_prompt(cell),
         "max_seq_len": cell.isl + cell.osl,
         # trtllm-build has no use for more, and would build the same engine.
-        "max_num_tokens": min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
+        "max_num_tokens": max(
+            min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)), case.least_tokens(cell)
+        ),
+        **speculation.build_params(cell),
         "max_lora_rank": rank,
         "lora_target_modules": modules,
         "options": {name: given[name] for name in given if rank is None or name not in companions.LORA_BUILD},
@@ -236,6 +253,13 @@ def _build_params(cell: Cell) -> EngineBuild:
 def _repository(cell: Cell) -> EngineRepository:
     settings = cell.settings["repository"]
     own = {**backends.frontend(cell), "max_batch_size": settings["triton_max_batch_size"] or cell.max_batch_size}
+    found = speculation.drafting(cell)
+    if found is not None and found.method in speculation.DECODING_MODES:
+        own["decoding_mode"] = found.method
+    if found is not None and found.method == "draft":
+        own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
+        share = settings["kv_cache_free_gpu_mem_fraction"]
+        own["kv_cache_free_gpu_mem_fraction"] = speculation.SHARE if share is None else share
     return load(EngineRepository, own, settings)
 
 
@@ -245,7 +269,8 @@ QUANTIZE: Final = Stage(
     summary="quantize a model into a checkpoint, measuring activations where the precision needs it",
     program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run",
     commands=_quantize,
-    inputs={"model": "download"},
+    inputs={"model": "download", companions.DRAFT: companions.DRAFT},
+    optional=frozenset({companions.DRAFT}),
     parts=_quantize_reads,
     applies=lambda cell, machine: _route(cell, machine) == "quantize",
     params=Checkpoint,
@@ -267,7 +292,8 @@ CONVERT: Final = Stage(
     summary="turn a model into a checkpoint for its ranks, unquantized or with weights alone quantized",
     program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run",
     commands=_convert,
-    inputs={"model": "download"},
+    inputs={"model": "download", companions.DRAFT: companions.DRAFT},
+    optional=frozenset({companions.DRAFT}),
     parts=_convert_reads,
     applies=lambda cell, machine: _route(cell, machine) == "convert",
     params=Checkpoint,
@@ -322,8 +348,8 @@ REPOSITORY: Final = Stage(
     version=1,
     summary="fill the release's five Triton models for an engine, and lint them",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
-    inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
-    optional=frozenset({ADAPTER}),
+    inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER, DRAFTER: DRAFTER},
+    optional=frozenset({ADAPTER, DRAFTER}),
     after=("check",),
     params=EngineRepository,
     read=_repository,
@@ -344,8 +370,17 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
     asked = options.help_for(machine, case.build_options(cell), program)
     return (
-        rules.infeasible(cell, machine, asked) or backends.unservable(cell, machine, _READ) or _unfilled(cell, machine)
+        rules.infeasible(cell, machine, asked)
+        or backends.unservable(cell, machine, _read(cell))
+        or _unfilled(cell, machine)
     )
+
+
+def _read(cell: Cell) -> Mapping[str, frozenset[str]]:
+    found = speculation.drafting(cell)
+    if found is None or found.method != "lookahead":
+        return _READ
+    return {**_READ, "trtllm_serve": _READ["trtllm_serve"] | {*speculation.LOOKAHEAD}}
 
 
 def _unfilled(cell: Cell, machine: Machine) -> str | None:
@@ -382,6 +417,7 @@ TOOLCHAIN: Final = Toolchain(
     summary="TensorRT engines built by TensorRT-LLM 0.8 to 1.2, served by Triton or trtllm-serve",
     stages=(
         DOWNLOAD,
+        companions.FETCH_DRAFT,
         companions.FETCH_ADAPTER,
         QUANTIZE,
         CONVERT,
@@ -390,7 +426,7 @@ TOOLCHAIN: Final = Toolchain(
         REPOSITORY,
         backends.launching(
             "launch_engine",
-            {"repository": "repository", "engine": "build", ADAPTER: ADAPTER},
+            {"repository": "repository", "engine": "build", ADAPTER: ADAPTER, DRAFTER: DRAFTER},
             _server,
             needs.serving,
             expected_s=30.0,
@@ -404,5 +440,6 @@ TOOLCHAIN: Final = Toolchain(
     missing=_missing,
     identity=backends.identity,
     infeasible=_infeasible,
+    drafter=speculation.drafter,
     instead=_instead,
 )

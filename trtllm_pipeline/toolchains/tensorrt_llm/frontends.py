@@ -22,6 +22,7 @@ from trtllm_pipeline.serving.command_lines import needs_mpirun
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend
+from trtllm_pipeline.toolchains.base import DRAFTER
 from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, TRITON_OPENAI, installed
@@ -42,8 +43,9 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    engine, model, adapter = inputs["engine"], inputs["model"], inputs.get(ADAPTER)
-    write_engine(context.out, found, engine=engine, model=model, asked=context.params, adapter=adapter)
+    engine, model = inputs["engine"], inputs["model"]
+    others = {"adapter": inputs.get(ADAPTER), "drafter": inputs.get(DRAFTER)}
+    write_engine(context.out, found, engine=engine, model=model, asked=context.params, **others)
     print(f"wrote {', '.join(templates.MODELS)} for {inputs['engine']}")  # noqa: T201  a stage's stdout is its log
 
 
@@ -70,8 +72,9 @@ def write_engine(
     model: Path,
     asked: EngineRepository,
     adapter: Path | None = None,
+    drafter: Path | None = None,
 ) -> None:
-    """Fill the templates of `installed` for an engine, and a LoRA adapter, into the empty folder `out`.
+    """Fill the templates of `installed` for an engine, a LoRA adapter and the engine of a draft model, into the empty folder `out`.
 
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
@@ -91,6 +94,8 @@ def write_engine(
             lora_models.change(facts, name, config)
 
     templates.fill(_templates(installed), out, values, release=installed.release, asked=given, change=change)
+    if drafter is not None:
+        templates.fill_draft(_templates(installed), out, values, release=installed.release, engine=drafter)
     _check(out, installed, facts)
 
 

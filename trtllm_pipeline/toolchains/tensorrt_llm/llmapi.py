@@ -16,12 +16,13 @@ from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.lora import check_width
-from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
+from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT, modules_of, rank_of
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import LOOKAHEAD
 from trtllm_pipeline.triton_repository import model_config
 
 TEMPLATE_SET: Final = "llmapi"
@@ -44,9 +45,6 @@ KV_CACHE: Final = {
 SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
 """Repository settings that `trtllm-serve` has for an engine."""
 SETTINGS_FILE: Final = "llm_api.yaml"
-DRAFT_LENGTH: Final = 3
-DRAFT_LENGTHS: Final = {"mtp": 1}
-"""Tokens drafted at a time where nobody says it."""
 DRAFT_TARGET_RENAMED: Final = "1.3"
 """First release that has only the new word for a draft model."""
 
@@ -125,7 +123,7 @@ def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> d
     if method in WITH_DRAFT_MODEL and draft is None:
         raise StageError(f"{method} drafts with a model of its own, and none was given", failure=FailureClass.USER)
     found: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
-    length = asked.max_draft_len or DRAFT_LENGTHS.get(method, DRAFT_LENGTH)
+    length = asked.max_draft_len or DRAFT_LENGTHS[method]
     found["num_nextn_predict_layers" if method == "mtp" else "max_draft_len"] = length
     if method in WITH_DRAFT_MODEL:
         found["speculative_model_dir"] = str(draft)
@@ -167,6 +165,15 @@ def lora(adapter: Path, model: Path) -> dict[str, Any]:
     return {"lora_config": config, "cuda_graph_config": None}
 
 
+def _lookahead(asked: EngineRepository) -> dict[str, Any]:
+    """Arguments of the LLM API for lookahead decoding of an engine, whose other methods it finds in the engine itself.
+
+    Source: LookaheadDecodingConfig of 0.20 and 1.1.
+    """
+    sizes = {f"max_{name.removeprefix('lookahead_')}": getattr(asked, name) for name in LOOKAHEAD}
+    return {"decoding_type": "Lookahead", **sizes}
+
+
 def decoding_type(method: str, release: str) -> str:
     """TensorRT-LLM's word for a method."""
     if method == "draft":
@@ -190,6 +197,8 @@ def serve_settings(
         found = _merged({**drafts, **told}, arguments(asked, asked.llm_args))
     elif commands.takes_config(release):
         found = arguments(LlmApi(**{name: getattr(asked, name) for name in SERVE_SETTINGS}), {})
+        if asked.decoding_mode == "lookahead":
+            found["speculative_config"] = _lookahead(asked)
     return {name: value for name, value in found.items() if value != {}}
 
 

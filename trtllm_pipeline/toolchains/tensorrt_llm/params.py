@@ -7,7 +7,7 @@ under other Pythons.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from trtllm_pipeline.stages.params import ITSELF, CheckParams, Option, Param, Scalar, Selection, Speculation
+from trtllm_pipeline.stages.params import ITSELF, CheckParams, Option, Param, Scalar, Selection
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
@@ -31,6 +31,10 @@ Prequantized = Annotated[
         null="not at all",
         key_with=ITSELF,
     ),
+]
+Heads = Annotated[
+    Literal["medusa", "eagle"] | None,
+    Param("heads that become part of the checkpoint, of the folder with the draft model", null="none", key_with=ITSELF),
 ]
 Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
 RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
@@ -82,6 +86,16 @@ class Checkpoint:
     max_position_embeddings: Annotated[
         int | None, Param("longest sequence of the model, for phi3", ge=1, key_with=ITSELF)
     ] = None
+    heads: Heads = None
+    max_draft_len: Annotated[
+        int | None, Param("tokens of the tree that heads draft", ge=1, null="63", key_with=ITSELF)
+    ] = None
+    num_medusa_heads: Annotated[int | None, Param("Medusa heads", ge=1, null="4", key_with=ITSELF)] = None
+    num_medusa_layers: Annotated[int | None, Param("layers of a Medusa head", ge=1, null="1", key_with=ITSELF)] = None
+    num_eagle_layers: Annotated[int | None, Param("depth of EAGLE's tree", ge=1, null="4", key_with=ITSELF)] = None
+    max_non_leaves_per_layer: Annotated[
+        int | None, Param("nodes of a level of EAGLE's tree that have children", ge=1, null="10", key_with=ITSELF)
+    ] = None
     calibration: Calibrated = None
     batch_size: RowsAtATime = None
     options: Annotated[dict[str, Option], Param("further options of the script that does it, as awq_block_size=64")] = (
@@ -124,6 +138,13 @@ class EngineBuild:
     lora_target_modules: Annotated[
         tuple[str, ...], Param("layers that LoRA adapters change, in TensorRT-LLM's words", key_with=ITSELF)
     ] = ()
+    speculative: Annotated[
+        Literal["draft", "medusa", "lookahead", "eagle"] | None,
+        Param("who drafts tokens for it", null="nobody", key_with=ITSELF),
+    ] = None
+    max_draft_len: Annotated[int | None, Param("tokens drafted at a time", ge=1, null="3, or 63", key_with=ITSELF)] = (
+        None
+    )
     options: Annotated[dict[str, Option], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
         field(default_factory=dict)
     )
@@ -172,7 +193,10 @@ class WeightsRepository(LlmApi):
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
     moe_expert_parallel_size: ExpertParallel = None
-    speculative: Annotated[Speculation | None, Param("who drafts tokens", null="nobody", key_with=ITSELF)] = None
+    speculative: Annotated[
+        Literal["draft", "eagle3", "mtp", "ngram"] | None,
+        Param("who drafts tokens", null="nobody", key_with=ITSELF),
+    ] = None
     max_draft_len: Annotated[
         int | None, Param("tokens drafted at a time", ge=1, null="3, or 1 for mtp", key_with=ITSELF)
     ] = None

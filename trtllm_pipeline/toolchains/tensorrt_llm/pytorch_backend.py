@@ -14,7 +14,7 @@ from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
-from trtllm_pipeline.stages.params import load, table
+from trtllm_pipeline.stages.params import DRAFT_LENGTHS, load, table
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import Toolchain
@@ -64,8 +64,9 @@ def _speculation(cell: Cell) -> dict[str, Any]:
     found = companions.speculation(cell)
     if found is None:
         return {}
-    sizes = {name: found[name] for name in ("max_draft_len", "max_ngram_size")}
-    return {"speculative": found["method"], **sizes}
+    method = str(found["method"])
+    length = companions.beyond_default(found, {"max_draft_len": DRAFT_LENGTHS.get(method, 0)})
+    return {"speculative": method, **length, "max_ngram_size": found["max_ngram_size"]}
 
 
 def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:

@@ -91,8 +91,16 @@ def at_least(release: str, since: str) -> bool:
     return parse(release) >= parse(first)
 
 
-def convert_script(release: str, family: str) -> str:
-    """Path of the family's `convert_checkpoint.py` inside the folder `examples`."""
+HEADS: Final = ("medusa", "eagle")
+"""What becomes part of a model by a `convert_checkpoint.py` of its own."""
+
+
+def convert_script(release: str, family: str, heads: str | None = None) -> str:
+    """Path of the `convert_checkpoint.py` of a family, or of the heads that it makes part of it, inside the folder
+    `examples`.
+    """
+    if heads is not None:
+        return f"{heads}/convert_checkpoint.py"
     return f"{'models/core/' * at_least(release, '0.20')}{FAMILIES[family].script}/convert_checkpoint.py"
 
 
@@ -102,6 +110,6 @@ RUN_SCRIPT: Final = "run.py"
 """Path inside the folder `examples`, in every release."""
 
 
-def convert_tool(family: str) -> str:
-    """Name of the family's convert script in the table of options."""
-    return f"convert_checkpoint.py:{FAMILIES[family].script}"
+def convert_tool(family: str, heads: str | None = None) -> str:
+    """Name of the convert script of a family, or of heads, in the table of options."""
+    return f"convert_checkpoint.py:{heads or FAMILIES[family].script}"

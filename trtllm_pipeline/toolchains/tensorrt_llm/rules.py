@@ -24,7 +24,7 @@ from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import uneven, unwritten
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
-from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, num_tokens, splits_prompts
+from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import PYTORCH_PRECISIONS
@@ -37,6 +37,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
     parse,
     transformers_of,
 )
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import LOOKAHEAD, MODES
 
 Severity = Literal["error", "warning"]
 """error: a program of TensorRT-LLM ends with an error, or has no such thing. warning: it goes on without what was asked
@@ -57,6 +58,17 @@ _LORA_IN_ENGINES: Final = "0.10"
 _LORA_IN_SERVE: Final = "1.0"
 _LORA_IN_LLMAPI: Final = "1.3.0rc20"
 """Of 30 June 2026; pull request 14079 was merged in May."""
+_SPECULATION_SINCE: Final = {"draft": "0.18", "eagle": "0.17"}
+_SPECULATION_SERVED: Final = "0.20"
+_SPECULATION_PRECISIONS: Final = {
+    "draft": ("fp16", "bf16", "fp8"),
+    "medusa": ("fp16", "bf16", "fp8"),
+    "lookahead": ("fp16", "bf16", "fp8"),
+    "eagle": ("fp16", "bf16"),
+}
+_SPECULATION_SM: Final = 80
+_EAGLE_TOKENS: Final = 256
+_EAGLE_BATCH: Final = 512
 _GIB: Final = 1 << 30
 
 
@@ -393,7 +405,7 @@ def script_options(case: Case) -> str | None:
         return None
     if case.installed.examples is None:
         return "settings.quantize.options are for TensorRT-LLM's example scripts, which this machine does not have"
-    tool, other = "quantize.py", convert_tool(case.family)
+    tool, other = "quantize.py", convert_tool(case.family, case.heads)
     if case.route == "convert":
         tool, other = other, tool
     elif not commands.calibrates_as_told(case.release):
@@ -672,6 +684,8 @@ def kv_cache_reuse(case: Case) -> str | None:
 def kv_tokens(case: Case) -> str | None:
     """A KV cache too small for one request of the cell's lengths. Source: the runtime's check when it loads an engine."""
     tokens, longest = _whole(case.repository("max_tokens_in_paged_kv_cache")), case.cell.isl + case.cell.osl
+    if case.drafting is not None:
+        longest += case.drafting.added
     if tokens is None or tokens >= longest:
         return None
     return f"settings.repository.max_tokens_in_paged_kv_cache {tokens} is less than a request of {longest} tokens"
@@ -688,11 +702,12 @@ def unpaged_inflight(case: Case) -> str | None:
 @rule("TLM508", "give lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size")
 def lookahead_sizes(case: Case) -> str | None:
     """Lookahead decoding without its three sizes. Source: the backend reads them in that mode."""
-    if case.repository("decoding_mode") != "lookahead":
+    drafts = case.drafting is not None and case.drafting.method == "lookahead"
+    if case.repository("decoding_mode") != "lookahead" and not drafts:
         return None
-    names = (f"lookahead_{each}_size" for each in ("window", "ngram", "verification_set"))
-    lacking = ", ".join(name for name in names if not case.repository(name))
-    return f"settings.repository.decoding_mode lookahead: {lacking} missing" if lacking else None
+    lacking = ", ".join(name for name in LOOKAHEAD if case.repository(name) is None)
+    what = "settings.speculative.method" if drafts else "settings.repository.decoding_mode"
+    return f"{what} lookahead: {lacking} missing" if lacking else None
 
 
 @rule("TLM509", "name one for each rank, or remove it")
@@ -822,18 +837,28 @@ def experts(case: Case) -> str | None:
 # ------------------------------------------------------------------------------------------ TLM7: speculative decoding
 
 
-@rule("TLM701", f"the toolchain {PYTORCH} has draft, eagle3, mtp and ngram, from 1.0 on")
+@rule(
+    "TLM701",
+    f"the toolchain {ENGINES} has {', '.join(MODES)}; the toolchain {PYTORCH} has draft, eagle3, mtp and ngram, from 1.0 on",
+    toolchains=_BOTH,
+)
 def speculation(case: Case) -> str | None:
-    """Speculative decoding with engines: the pipeline does not plan it. Source: it takes engines of its own for each method,
-    which trtllm-build makes with `--speculative_decoding_mode`, and requests that only some frontends send.
+    """A method of speculative decoding that the backend does not have, in Triton or `trtllm-serve`. Source:
+    `--speculative_decoding_mode` of trtllm-build and examples/prompt_lookup, which is a program of its own, for engines;
+    `DecodingBaseConfig` and its subclasses for PyTorch.
     """
     found = companions.speculation(case.cell)
-    return None if found is None else f"settings.speculative.method {found['method']}: engines are planned without it"
+    if found is None or (found["method"] in MODES) is (case.cell.toolchain == ENGINES) or found["method"] == "draft":
+        return None
+    backend = "engines have" if case.cell.toolchain == ENGINES else "the PyTorch backend has"
+    return f"settings.speculative.method {found['method']}: {backend} no such way to draft"
 
 
-@rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a folder", toolchains=(PYTORCH,))
+@rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a folder", toolchains=_BOTH)
 def draft_model(case: Case) -> str | None:
-    """A method that takes a draft model, without one. Source: `DecodingBaseConfig` and its subclasses of the LLM API."""
+    """A method that takes a draft model, without one. Source: `DecodingBaseConfig` and its subclasses of the LLM API; the
+    converters of examples/medusa and examples/eagle.
+    """
     found = companions.speculation(case.cell)
     if found is None or found["method"] not in WITH_DRAFT_MODEL or found["model"] is not None:
         return None
@@ -842,15 +867,29 @@ def draft_model(case: Case) -> str | None:
     )
 
 
-@rule("TLM703", "name it in one of the two", toolchains=(PYTORCH,))
+@rule("TLM703", "name it in one of the two", toolchains=_BOTH)
 def speculation_twice(case: Case) -> str | None:
-    """Speculative decoding both in `settings.speculative` and in `settings.repository.llm_args`. Source: one argument of
-    the LLM API, `speculative_config`, has it.
+    """Speculative decoding both in `settings.speculative` and in `settings.repository.llm_args`, `settings.build`,
+    `settings.quantize.options` or `settings.repository`. Source: each has one place, such as the LLM API's argument
+    `speculative_config`, or `--max_draft_len` of trtllm-build.
     """
-    given = case.repository("llm_args")
-    if companions.speculation(case.cell) is None or not isinstance(given, dict) or "speculative_config" not in given:
+    if companions.speculation(case.cell) is None:
         return None
-    return "settings.repository.llm_args.speculative_config is what settings.speculative says"
+    given = case.repository("llm_args")
+    if isinstance(given, dict) and "speculative_config" in given:
+        return "settings.repository.llm_args.speculative_config is what settings.speculative says"
+    if case.cell.toolchain != ENGINES:
+        return None
+    for name in ("speculative_decoding_mode", "max_draft_len"):
+        if case.option(name) is not None:
+            return f"settings.build.{name} is what settings.speculative says"
+    for name in ("decoding_mode", "tensorrt_llm_draft_model_name"):
+        if case.repository(name) is not None:
+            return f"settings.repository.{name} is what settings.speculative says"
+    extra = case.cell.settings["quantize"].get("options")
+    mine = {"medusa_model_dir", "num_medusa_heads", "num_medusa_layers", "max_draft_len"} if case.heads else set()
+    twice = sorted({str(name).lstrip("-") for name in extra} & mine) if isinstance(extra, dict) else []
+    return f"settings.quantize.options.{twice[0]} is what settings.speculative says" if twice else None
 
 
 @rule(
@@ -891,6 +930,161 @@ def lora_twice(case: Case) -> str | None:
     if companions.adapter(case.cell) is None or not isinstance(given, dict) or "lora_config" not in given:
         return None
     return "settings.repository.llm_args.lora_config is what settings.lora says"
+
+
+@rule(
+    "TLM711",
+    "remove it, or give it to the methods that read it by an `override` with `where: { settings.speculative.method: ... }`",
+    toolchains=_BOTH,
+)
+def speculation_settings(case: Case) -> str | None:
+    """A setting of speculative decoding that the cell's method does not read. Source: the arguments of each method."""
+    found = companions.speculation(case.cell)
+    if found is None:
+        return None
+    for name, methods in companions.READ_BY.items():
+        if found.get(name) is not None and found["method"] not in methods:
+            return (
+                f"settings.speculative.{name}: {found['method']} has no use for it, {' and '.join(sorted(methods))} may"
+            )
+    return None
+
+
+@rule("TLM712", "take a newer release, another method, or the toolchain tensorrt_llm_pytorch")
+def speculation_release(case: Case) -> str | None:
+    """A method that the release does not build engines for, or whose way through its server was not read. Source: the choices of
+    `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
+    examples/draft_target_model, of 0.18.
+    """
+    found = case.drafting
+    if found is None:
+        return None
+    method, release = f"settings.speculative.method {found.method}", case.release
+    if not options.accepts("trtllm-build", release, "--speculative_decoding_mode", MODES[found.method]):
+        return f"{method}: trtllm-build of TensorRT-LLM {release} has no such mode"
+    since = _SPECULATION_SINCE.get(found.method)
+    if since is not None and not at_least(release, since):
+        return f"{method}: it is documented for TensorRT-LLM {since} and later, this is {release}"
+    return None
+
+
+@rule("TLM713", "take one of those, or another method")
+def speculation_model(case: Case) -> str | None:
+    """Medusa or EAGLE heads for a model that is no Llama, a precision or a LoRA adapter that a method is not documented
+    with, or heads without the release's example scripts. Source: the converters of examples/medusa and examples/eagle; the support matrices of
+    their READMEs and of examples/lookahead and examples/draft_target_model.
+    """
+    found = case.drafting
+    if found is None:
+        return None
+    method = f"settings.speculative.method {found.method}"
+    if case.heads and case.family != "llama":
+        return f"{method}: heads are converted with Llama models, this is {case.family}"
+    known = _SPECULATION_PRECISIONS[found.method]
+    if case.cell.precision not in known:
+        return f"{method}: it is documented with {', '.join(known)}, this is {case.shown}"
+    if case.heads == "eagle" and case.kv is not None:
+        return f"{method}: its converter quantizes no cache, settings.quantize.kv_cache_precision is {case.kv}"
+    if companions.adapter(case.cell) is not None:
+        return f"{method}: it is not documented with a LoRA adapter (settings.lora.adapter)"
+    scripts = case.installed.examples is not None and commands.calibrates_as_told(case.release)
+    if case.heads and (case.installed.examples is None or (case.route == "quantize" and not scripts)):
+        return f"{method}: its checkpoint is made by example scripts of TensorRT-LLM, which are not there"
+    quantizes = options.exists("quantize.py", case.release, "--medusa_model_dir")
+    if case.heads and case.route == "quantize" and not quantizes:
+        return f"{method}: quantize.py of TensorRT-LLM {case.release} takes no heads"
+    return None
+
+
+@rule("TLM714", "take a layout of tensor parallelism alone, of one GPU with a draft model, on SM 80 or newer")
+def speculation_layout(case: Case) -> str | None:
+    """Speculative decoding with engines on a GPU before SM 80 or with pipeline stages; with a draft model on several GPUs,
+    where two engines take the orchestrator mode of Triton's backend, which is not planned. Source: support matrices of the
+    examples' READMEs.
+    """
+    found = case.drafting
+    if found is None:
+        return None
+    method, cell = f"settings.speculative.method {found.method}", case.cell
+    if case.sm is not None and case.sm < _SPECULATION_SM:
+        return f"{method} needs SM {_SPECULATION_SM} or newer, this is SM {case.sm}"
+    if cell.pp > 1:
+        return f"{method} has no pipeline stages, this is pp{cell.pp}"
+    if found.method == "draft" and cell.tp > 1:
+        return f"{method}: two engines are planned on one GPU, this is tp{cell.tp}"
+    return None
+
+
+@rule("TLM715")
+def speculation_server(case: Case) -> str | None:
+    """What speculative decoding with engines excludes: beams, a cache without pages, batching other than fused in-flight
+    batching; `trtllm-serve` with a draft model or EAGLE; streaming, or no reuse of the KV cache, with a draft model.
+    Source: the examples' READMEs; `TrtGptModelInflightBatching`; decode.py of tensorrt_llm_bls; llm_args.py of 0.20 and 1.1.
+    """
+    found = case.drafting
+    if found is None:
+        return None
+    method = f"settings.speculative.method {found.method}"
+    beams = max(_whole(case.option("max_beam_width", 1)) or 1, _whole(case.repository("max_beam_width")) or 1)
+    if beams > 1:
+        return f"{method} takes one beam, max_beam_width is {beams}"
+    if commands.unpaged(case.build):
+        return f"{method} takes a paged KV cache, which settings.build turns off"
+    strategy = case.repository("batching_strategy")
+    if case.in_triton and strategy not in {None, "inflight_fused_batching"}:
+        return f"{method} takes settings.repository.batching_strategy inflight_fused_batching, this is {strategy}"
+    if not case.in_triton and found.method in {"draft", "eagle"}:
+        return (
+            f"{method}: trtllm-serve has it for PyTorch alone; settings.serve.frontend: triton serves it with engines"
+        )
+    if not case.in_triton and not at_least(case.release, _SPECULATION_SERVED):
+        return f"{method}: trtllm-serve is known to take it from {_SPECULATION_SERVED} on, this is {case.release}"
+    if found.method != "draft":
+        return None
+    if case.cell.settings["serve"]["frontend"] != "triton":
+        return f"{method}: requests name how many tokens to draft, which Triton's OpenAI front end cannot; take triton"
+    if case.repository("decoupled"):
+        return f"{method}: tensorrt_llm_bls streams no answers with it; settings.repository.decoupled: false"
+    if not case.repository("enable_kv_cache_reuse"):
+        return (
+            f"{method}: both engines see the answer so far again with every step, and refuse to load without "
+            "settings.repository.enable_kv_cache_reuse: true"
+        )
+    return None
+
+
+@rule("TLM716", "shorter drafts, or a smaller batch")
+def speculation_sizes(case: Case) -> str | None:
+    """More than 256 drafted tokens, or than 512 requests, with EAGLE; lookahead sizes that draft nothing. Source: `build` in
+    builder.py; README of examples/lookahead.
+    """
+    found = case.drafting
+    if found is None:
+        return None
+    if found.method == "eagle" and found.length > _EAGLE_TOKENS:
+        return f"settings.speculative.max_draft_len {found.length}: eagle drafts {_EAGLE_TOKENS} tokens at most"
+    if found.method == "eagle" and case.cell.max_batch_size > _EAGLE_BATCH:
+        return f"max_batch_size {case.cell.max_batch_size}: eagle takes {_EAGLE_BATCH} requests at most"
+    if found.method == "lookahead" and found.length < 1:
+        sizes = ", ".join(str(case.repository(name)) for name in LOOKAHEAD)
+        return f"settings.repository.lookahead_*: sizes of {sizes} draft nothing; the smallest that do are 2, 2, 1"
+    return None
+
+
+@rule("TLM717", "leave it out", severity="warning")
+def speculation_build(case: Case) -> str | None:
+    """`max_num_tokens` below what a full batch drafts in a pass, or EAGLE with `use_paged_context_fmha: disable`. Source:
+    `build` in builder.py, which raises the one and turns on the other.
+    """
+    found = case.drafting
+    if found is None:
+        return None
+    least, asked = least_tokens(case.cell), _whole(case.cell.settings["build"]["max_num_tokens"])
+    if asked is not None and asked < least:
+        return f"settings.build.max_num_tokens {asked}: {found.method} takes {least} in a pass here"
+    if found.method == "eagle" and case.switch("use_paged_context_fmha") is False:
+        return "settings.build.use_paged_context_fmha disable: trtllm-build turns it on for eagle"
+    return None
 
 
 @rule("TLM721", "leave it out: it is the data type of the model")

@@ -20,6 +20,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.serving.command_lines import DRAFT_MODEL
 from trtllm_pipeline.stages.params import Scalar
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS, Setting
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
@@ -123,13 +124,29 @@ def fill(
         path = source / name / model_config.FILE_NAME
         config = fill_text(text, values, path=path, release=release)
         change(name, config)
-        filled = model_config.to_text(config)
-        shutil.copytree(source / name, out / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (out / name / model_config.FILE_NAME).write_text(filled, encoding="utf-8")
-        # An empty folder does not survive every way of copying folders, and Triton wants one for each version.
-        (out / name / "1").mkdir(exist_ok=True)
-        if not any((out / name / "1").iterdir()):
-            (out / name / "1" / ".keep").touch()
+        _write(source / name, out / name, config)
+
+
+def fill_draft(templates: Path, out: Path, values: Mapping[str, str], *, release: str, engine: Path) -> None:
+    """Write the model DRAFT_MODEL into the folder `out`: the engine's, filled with the same values for the draft model's
+    `engine`. Raises StageError as `fill`.
+    """
+    path = templates / TEMPLATE_SET / ENGINE_MODEL / model_config.FILE_NAME
+    own = {**values, "engine_dir": str(engine.absolute())}
+    config = fill_text(path.read_text(encoding="utf-8"), own, path=path, release=release)
+    config.name = DRAFT_MODEL
+    _write(path.parent, out / DRAFT_MODEL, config)
+
+
+def _write(source: Path, target: Path, config: model_config.ModelConfig) -> None:
+    """Copy a model's folder with another configuration."""
+    filled = model_config.to_text(config)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    (target / model_config.FILE_NAME).write_text(filled, encoding="utf-8")
+    # An empty folder does not survive every way of copying folders, and Triton wants one for each version.
+    (target / "1").mkdir(exist_ok=True)
+    if not any((target / "1").iterdir()):
+        (target / "1" / ".keep").touch()
 
 
 def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str) -> model_config.ModelConfig:

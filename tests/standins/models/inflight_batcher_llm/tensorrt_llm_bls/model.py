@@ -7,8 +7,8 @@ import triton_python_backend_utils as pb
 
 _RENAMED = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "stream": "streaming", "length_penalty": "len_penalty"}
 _TAKEN = ("text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id")
-_BEFORE = ("INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_LEN", "OUT_END_ID", "OUT_PAD_ID")
-_INTO = ("input_ids", "input_lengths", "request_output_len", "end_id", "pad_id")
+_BEFORE = ("INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_LEN", "OUT_END_ID", "OUT_PAD_ID", "STOP_WORDS_IDS")
+_INTO = ("input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list")
 _MADE = {"output_ids": "TOKENS_BATCH", "sequence_length": "SEQUENCE_LENGTH"}
 _MADE_ONCE = {"cum_log_probs": "CUM_LOG_PROBS", "output_log_probs": "OUTPUT_LOG_PROBS"}
 """In release 0.8 postprocessing needed these too."""
@@ -23,6 +23,7 @@ class TritonPythonModel:
         parameters = config["parameters"]
         self.made = _MADE if "tensorrt_llm_model_name" in parameters else {**_MADE, **_MADE_ONCE}
         self.engine = parameters.get("tensorrt_llm_model_name", {"string_value": "tensorrt_llm"})["string_value"]
+        self.draft = parameters.get("tensorrt_llm_draft_model_name", {"string_value": ""})["string_value"]
 
     def execute(self, requests):
         if not self.decoupled:
@@ -38,13 +39,29 @@ class TritonPythonModel:
         given = {name: pb.get_input_tensor_by_name(request, name) for name in self.inputs}
         before = call(
             "preprocessing",
-            {"QUERY": given["text_input"], "REQUEST_OUTPUT_LEN": given["max_tokens"]},
+            {
+                "QUERY": given["text_input"],
+                "REQUEST_OUTPUT_LEN": given["max_tokens"],
+                "STOP_WORDS_DICT": given["stop_words"],
+            },
             _BEFORE,
         )
         inputs = {into: before[name] for name, into in zip(_BEFORE, _INTO, strict=True)}
         for name, tensor in given.items():
             if tensor is not None and name not in _TAKEN and not name.startswith(_UNUSED):
                 inputs[_RENAMED.get(name, name)] = tensor
+        drafts = given.get("num_draft_tokens")
+        if drafts is not None and drafts.as_numpy().reshape(-1)[0]:
+            if given["stream"].as_numpy().any():  # as theirs, which fails where it is not given
+                raise pb.TritonModelException("streaming is not supported with speculative decoding")
+            if not self.draft or self.draft.startswith("${"):
+                raise pb.TritonModelException("cannot perform speculative decoding without draft model")
+            tokens = self.drafted(inputs, int(drafts.as_numpy().reshape(-1)[0]))
+            after = {"TOKENS_BATCH": tokens[None, None], "SEQUENCE_LENGTH": np.array([[len(tokens)]], np.int32)}
+            found = {name: pb.Tensor(name, value) for name, value in after.items()}
+            text = call("postprocessing", found, ("OUTPUT",))["OUTPUT"].as_numpy()
+            yield pb.InferenceResponse([pb.Tensor("text_output", np.array(text, dtype=np.object_))])
+            return
         engine = pb.InferenceRequest(
             model_name=self.engine,
             inputs=[pb.Tensor(name, rows(tensor.as_numpy())) for name, tensor in inputs.items()],
@@ -60,6 +77,35 @@ class TritonPythonModel:
             after = {into: found[name] for name, into in self.made.items()}
             text = call("postprocessing", after, ("OUTPUT",))["OUTPUT"].as_numpy()
             yield pb.InferenceResponse([pb.Tensor("text_output", np.array(text, dtype=np.object_))])
+
+    def drafted(self, inputs, most):
+        """Tokens of an answer: the draft model goes ahead, the engine says how far it was right and adds one."""
+        given = {name: rows(tensor.as_numpy()) for name, tensor in inputs.items()}
+        prompt = given["input_ids"].reshape(-1)
+        wanted = int(given["request_output_len"].reshape(-1)[0])
+        answer = np.array([], np.int32)
+        ids, ends = given["stop_words_list"].reshape(2, -1).tolist()
+        ends = [end for end in ends if end > 0]
+        words = [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+        def ask(model, length, more):
+            so_far = np.concatenate([prompt, answer]).astype(np.int32)[None]
+            own = {"input_ids": so_far, "input_lengths": [[so_far.shape[1]]], "request_output_len": [[length]], **more}
+            own = {name: pb.Tensor(name, np.asarray(value, np.int32)) for name, value in own.items()}
+            rest = {name: pb.Tensor(name, value) for name, value in given.items() if name not in own}
+            found = call(model, {**rest, **own}, ("output_ids", "sequence_length"))
+            return found["output_ids"].as_numpy().reshape(-1)[: int(found["sequence_length"].as_numpy().reshape(-1)[0])]
+
+        while len(answer) < wanted:
+            length = min(most, wanted - len(answer) - 1)
+            proposed = ask(self.draft, length, {}) if length > 0 else answer[:0]
+            made = ask(self.engine, len(proposed) + 1, {"draft_input_ids": proposed[None]} if len(proposed) else {})
+            answer = np.concatenate([answer, made])
+            if any(list(answer[-len(word) :]) == word for word in words):
+                break
+            if len(made) < len(proposed) + 1 and (len(made) == 0 or made[-1] == proposed[len(made) - 1]):
+                break  # ended by a stop word, or by the end of the text, and not by a token that was not foreseen
+        return answer.astype(np.int32)
 
 
 def rows(array):
