@@ -168,7 +168,7 @@ def failure_of(
             log=log,
             line=cause.line.number,
             setting=cause.setting(job.stage, job.params),
-            telling=() if cause.certain else tuple(map(str, telling_lines(logs, cause.line))),
+            telling=() if cause.certain else tuple(map(str, telling_lines(logs))),
         )
     lines = telling_lines(logs)
     error = first_error(logs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -27,46 +27,27 @@ TAIL_BYTES: Final = 1 << 20
 TELLING: Final = 10
 """Lines that are shown of a failure that nobody knows."""
 _LONGEST: Final = 300
-_NOISE: Final = re.compile(
-    r"CudaDriverHelper|Unable to \w+ NVML|NVML error|DCGM|pinned|unable to create stream|CUDA memory pool|NCCL INFO"
-    r"|Failed to initialize NVML(?!: Driver)|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]"
-    r"|^\|(?!.*UNAVAILABLE: )|^\+ ?(?!-)\S|^\+-|\(ignored\)|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR|PMIX ERROR: (?:ERROR|NOT)|libi40iw|libibverbs|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^\s*usage: |^\s*\[--?\w",
-    re.IGNORECASE,
+_NOISE: Final = (
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error|DCGM|pinned|unable to create stream|CUDA memory pool|NCCL INFO"
+    r"|Failed to initialize NVML(?!: Driver)|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
+    r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*UNAVAILABLE: )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
+    r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
+    r"|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR"
+    r"|PMIX ERROR: (?:ERROR|NOT)|libi40iw|libibverbs|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^\s*usage: |^\s*\[--?\w"
 )
 """What every server without a GPU writes, what is no error, tables and lists of models and options: no cause is there."""
-_PREFIX: Final = re.compile(
-    r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
-)
+_PREFIX: Final = r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
 """What mpirun, Triton and TensorRT-LLM write before the text of a line: rank, severity, time, process, place."""
-_ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_FRAME: Final = re.compile(
-    r"Traceback \(most recent call last\):?$|^\s*(?:\d+\s+0x|File \"|at |#\d|\^+$|~+|\|)|\.so(?:\.\d+)*\(\+0x|^\s*[-=*]{5,}"
-)
-"""A line of a backtrace, or a rule."""
-_TELLING: Final = (
-    (re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Fault)\b: \S"), 6),
-    (re.compile(r"Assertion failed|what\(\):|terminate called|[Ff]atal|Segmentation fault|panicked"), 5),
-    (re.compile(r"\[ERROR\]|\[E\]|\[TRT-LLM\] \[E\]|^E\d+ |\bERROR\b|^error:|\berror:"), 4),
-    (
-        re.compile(
-            r"Error Code \d+|\b(?:cannot|could not|can't|unable to|failed to|not supported|unsupported)\b",
-            re.IGNORECASE,
-        ),
-        3,
-    ),
-    (
-        re.compile(
-            r"\b(?:error|failed|failure|invalid|missing|expected|exceeds?|mismatch|denied|refused)\b", re.IGNORECASE
-        ),
-        2,
-    ),
-    (re.compile(r"\[WARNING\]|\[W\]|^W\d{4} |\b[Ww]arning\b"), -2),
-    (re.compile(r"(?:0|no) (?:errors?|failures?)\b|\bretry(?:ing)?\b", re.IGNORECASE), -4),
-)
-"""How telling a line is: the sum of what it matches."""
+_ANSI: Final = r"\x1b\[[0-9;]*[A-Za-z]"
 _HALF: Final = "=half"
 _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
 """What a setting without a value means, as far as `half` needs to know."""
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compiled when the first log is read: most runs read none."""
+    return re.compile(pattern, re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +62,7 @@ class LogLine:
     @property
     def said(self) -> str:
         """Its text without what stands before every line."""
-        text = _PREFIX.sub("", self.text.strip())
+        text = _compiled(_PREFIX).sub("", self.text.strip())
         return (flattened(text) or text).strip('"')[:_LONGEST]
 
     def __str__(self) -> str:
@@ -150,12 +131,12 @@ class LogText:
                 data = self._read(file, since)
         except OSError:
             data = b""
-        text = _ANSI.sub("", data.decode("utf-8", "replace"))
+        text = _compiled(_ANSI).sub("", data.decode("utf-8", "replace"))
         found = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-        noise = [_NOISE.search(line) or (but is not None and but.match(line)) for line in found]
-        self.written = found
-        self.noise = frozenset(index for index, silent in enumerate(noise) if silent)
-        self.lines = ["" if index in self.noise else line for index, line in enumerate(found)]
+        noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in found]
+        self._written = found
+        self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
+        self.lines = ["" if index in self._noise else line for index, line in enumerate(found)]
         self.text = "\n".join(self.lines)
 
     def _read(self, file: BinaryIO, since: int) -> bytes:
@@ -168,6 +149,11 @@ class LogText:
         self._head = head.count(b"\n")
         self._lost = _count_lines(file, left - HEAD_BYTES - TAIL_BYTES)
         return head + b"\n" + file.read()
+
+    @cached_property
+    def stated(self) -> list[Statement]:
+        """All that it says of a failure."""
+        return statements(self._written, self._noise)
 
     def at(self, index: int) -> LogLine:
         """A line by its place in `lines`."""
@@ -197,12 +183,6 @@ def _count_lines(file: BinaryIO, size: int) -> int:
     return found
 
 
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compiled when the first log is read: most runs read none."""
-    return re.compile(pattern, re.MULTILINE)
-
-
 def matches(text: str) -> Iterator[tuple[Signature, re.Match[str]]]:
     """The signatures whose words are in `text`, in the order of the table, each at the first place."""
     for signature in SIGNATURES:
@@ -228,7 +208,7 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] = SIGNA
     The form of the logs says which line it is, the signatures what its words mean. Only where both agree it is certain,
     or where known words come before all that has the form of a failure.
     """
-    stated = [(place, each) for place, log in enumerate(logs) for each in statements(log.written, log.noise)]
+    stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
     told = first_statement(stated)
     known = []
     for place, log in enumerate(logs):
@@ -271,32 +251,27 @@ def _holds(told: tuple[int, Statement], place: int, index: int) -> bool:
     return told[0] == place and told[1].first <= index <= told[1].last
 
 
-def telling_lines(logs: Sequence[LogText], first: LogLine | None = None) -> list[LogLine]:
-    """The lines that say most, and `first`, in their order: of equal ones the first; without any, the last lines."""
-    chosen = [logs[place].at(index) for place, index in _most_telling(logs)[:TELLING]]
+def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
+    """The lines that say most, in their order: of equal ones the first; without any, the last lines."""
+    chosen = _most_telling(logs)[:TELLING]
     if not chosen:
         return [line for log in logs for line in log.last(TELLING)][-TELLING:]
-    if first is not None and first not in chosen:
-        chosen[TELLING - 1 :] = [first]
-    order = [log.path for log in logs]
-    return sorted(chosen, key=lambda line: (order.index(line.path), line.number))
+    return [logs[place].at(index) for place, index in sorted(chosen)]
 
 
 def first_error(logs: Sequence[LogText]) -> LogLine | None:
-    """The line that says most, of equal ones the first; None where no line calls itself an error."""
+    """The line that says most, of equal ones the first, also where it only follows from a cause; None without any."""
     return next((logs[place].at(index) for place, index in _most_telling(logs)), None)
 
 
 def _most_telling(logs: Sequence[LogText]) -> list[tuple[int, int]]:
-    """Places of lines that say something, by log and index, the most telling first. Lines that differ in numbers are one."""
-    scored: dict[str, tuple[int, int, int]] = {}
-    for place, log in enumerate(logs):
-        for index, line in enumerate(log.lines):
-            score = 0 if _FRAME.search(line) else sum(points for pattern, points in _TELLING if pattern.search(line))
-            if score > 0:
-                kind = re.sub(r"0x[0-9a-f]+|\d+", "0", _PREFIX.sub("", line.strip()))
-                scored[kind] = min(scored.get(kind, (0, 0, 0)), (-score, place, index))
-    return [(place, index) for _, place, index in sorted(scored.values())]
+    """Places of lines that speak of a failure, by log and index, the first cause first. Lines that differ in numbers are one."""
+    stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
+    told = first_statement(stated)
+    places: dict[str, tuple[int, int]] = {}
+    for place, each in sorted(stated, key=lambda one: (one != told, one[1].grade, one[0], one[1].index)):
+        places.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "0", each.text), (place, each.index))
+    return list(places.values())
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:

@@ -131,7 +131,6 @@ _PATTERNS: Final = {
     "named": r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:\(\w+\))?: ?\S",
     "link": r"The above exception was the direct cause of the following exception|During handling of the above exception",
     "frame": r"^\s*(?:\d+\s+0x|File \"|at |#\d|\d+# |\^+$|~+|\[?0x[0-9a-f]{6,}|\S+\.so(?:\.\d+)*\(|\[\S+\] \[ ?\d+\]|[-=*#]{5,}\s*$)",
-    "rule": r"^-{20,}\s*$",
     # what others put around the words of a cause; taken off again and again
     "wrapper": r"""(?x)^(?:["'\s]+
         |(?:ERROR|Error|error|FATAL|Fatal|fatal|Exception|Failed|Failure|Internal|Unknown|Unavailable|Invalid[ ]argument|Not[ ]found)(?::|,|[ ]-)[ ]*(?=\S)
@@ -217,9 +216,8 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     heads = {chain.first: chain for chain in chains}
     ruled = False
     for line in parsed:
-        below = next((each for each in parsed[line.index + 1 : line.index + 3] if each.body.strip()), None)
-        each = None if line.index in inside else _of_line(line, below, ruled=ruled)
-        ruled = _compiled("rule").match(line.body) is not None
+        each = None if line.index in inside else _of_line(line, parsed[line.index + 1 : line.index + 3], ruled=ruled)
+        ruled = line.body.startswith("--------------------")
         if each is not None and not _announces(line, heads):
             found.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
     return sorted(found, key=lambda each: each.index)
@@ -398,8 +396,8 @@ def _grade_raised(text: str) -> Grade:
     return Grade.OWN if residue.partition(":")[2].strip() or " " in residue else Grade.BARE
 
 
-def _of_line(line: _Line, below: _Line | None, *, ruled: bool) -> Statement | None:
-    """What a line outside of tracebacks states, or the one `below`, where it is a title.
+def _of_line(line: _Line, below: Sequence[_Line], *, ruled: bool) -> Statement | None:
+    """What a line outside of tracebacks states, or one `below`, where it is a title.
 
     `ruled`: a rule stands before it, as mpirun draws them around its help.
     """
@@ -411,27 +409,25 @@ def _of_line(line: _Line, below: _Line | None, *, ruled: bool) -> Statement | No
         grade = Grade.OWN
     if grade is None:
         return None
-    said = line if below is None or not _compiled("titled").search(body) else below
+    titled = _compiled("titled").search(body)
+    said = next((each for each in below if titled and each.body.strip()), line)
     return Statement(grade, said.index, line.index, said.index, unwrapped(said.body.strip()), line.when)
 
 
 def _grade_line(body: str, line: _Line) -> Grade | None:
-    residue = unwrapped(body)
     named = _compiled("named").search(body)
-    own = _compiled("own").search(body) or named or line.severity == "E"
-    if not own:
-        if not _compiled("faint").search(body) or _compiled("calm").search(body):
-            return None
-        if _compiled("follows").search(residue):
-            return Grade.FOLLOWS
-        warned = line.severity == "W" or _compiled("warning").search(body)
-        return Grade.WARNED if warned else Grade.FAINT if not line.severity else None
-    if _compiled("follows").search(residue) and not _compiled("killed").search(body):
+    own = named or line.severity == "E" or _compiled("own").search(body)
+    if not own and (not _compiled("faint").search(body) or _compiled("calm").search(body)):
+        return None
+    residue = unwrapped(body)
+    if _compiled("follows").search(residue) and not (own and _compiled("killed").search(body)):
         return Grade.FOLLOWS
-    if _compiled("bare").search(residue):
+    if own and _compiled("bare").search(residue):
         return Grade.BARE
     if line.severity == "W" or _compiled("warning").search(body):
         return Grade.WARNED
+    if not own:
+        return None if line.severity else Grade.FAINT
     if line.severity == "I" and not named:
         return Grade.FAINT
     passed_on = _compiled("passed on").search(body) or (line.shouted and not named)

@@ -159,7 +159,7 @@ def diagnose(
         log=known.line.path,
         line=known.line.number,
         setting=known.setting("launch", {}),
-        telling=() if known.certain else tuple(map(str, telling_lines(logs, known.line))),
+        telling=() if known.certain else tuple(map(str, telling_lines(logs))),
     )
 
 
@@ -194,12 +194,12 @@ def quoted(log: Path, lines: int = 15) -> str:
 
 
 def _last_words(logs: Sequence[LogText]) -> str:
-    """What the first log says went wrong, or else what says most of all logs, or its last line; to be added to a message."""
+    """What the first log says went wrong, or its last line, or else what the others say; to be added to a message."""
     cause = first_cause(logs[:1])
     if cause is not None:
         return f"; {cause.quote}"
-    error = first_error(logs[:1]) or first_error(logs)
+    last = logs[0].last(1)
+    error = first_error(logs[:1]) or (None if last else first_error(logs))
     if error is not None:
         return f"; its log says: {error.said}"
-    last = logs[0].last(1)
     return f"; its last line: {last[0].said}" if last else ""
