@@ -250,7 +250,8 @@ SIGNATURES: Final = (
         "release",
         r"json\.exception\.out_of_range\.403\][^\n]{0,20}key '(?P<name>[^'\n]+)' not found",
         _INFEASIBLE,
-        f"the engine's config.json is of another release of TensorRT-LLM than the server (key {{name}}): {_IMAGE}",
+        "the config.json that the server reads has no key {name}: gpt_model_path must name the engine's own folder, and the "
+        f"engine must be of the server's release: {_IMAGE}",
         ("[json.exception.out_of_range.403] key 'use_context_fmha_for_generation' not found",),
         (f"{_TRTLLM}1803", f"{_SERVER}7362"),
     ),
@@ -719,7 +720,7 @@ SIGNATURES: Final = (
     Signature(
         "host-memory",
         "memory",
-        r"\bbad_alloc\b|[Cc]annot allocate memory|\bMemoryError\b|failed to allocate (?!pinned)|(?:: |ran )out of memory",
+        r"\bbad_alloc\b|[Cc]annot allocate memory|\bMemoryError\b|failed to allocate (?!pinned)[^\n]{0,40}(?:memory|bytes|[KMG]i?B)\b|(?:: |ran )out of memory",
         _MEMORY,
         "a smaller max_batch_size or max_seq_len needs less memory",
         ("bad_alloc", "MemoryError"),
@@ -811,8 +812,8 @@ SIGNATURES: Final = (
         r"HFValidationError|Repo id must (?:be in the form|use alphanumeric)|is not a valid model identifier"
         r"|Incorrect path_or_model_id|RepositoryNotFoundError",
         _USER,
-        "this is neither a folder nor a model of the hub: a path that does not exist here is taken for a name. Look at "
-        "tokenizer_dir and the model's path, also whether it is mounted",
+        "this is neither a folder nor a model of the hub that can be seen: a path that does not exist here is taken for a name. "
+        "Look at tokenizer_dir and the model's path, also whether it is mounted; a private model needs HF_TOKEN",
         ("HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name'",),
         (f"{_BACKEND}109", "https://github.com/yao8839836/kg-llm/issues/1"),
     ),
@@ -879,10 +880,10 @@ SIGNATURES: Final = (
     Signature(
         "examples-missing",
         "model",
-        r"(?:can't open file|No such file or directory:) '?[^\n']*\bexamples/",
+        r"(?:can't open file|No such file or directory:) '?[^\n']*\bexamples/[^\n']*\.py",
         _USER,
         "mount the examples of the installed release; other releases have them in other places",
-        ("can't open file '/app/examples/",),
+        ("can't open file '/app/examples/llama/build.py'",),
         ("TensorRT-LLM's source tree",),
     ),
     # ---- the machine
@@ -909,7 +910,7 @@ SIGNATURES: Final = (
         "machine",
         r"No space left on device|Disk quota exceeded",
         _USER,
-        "free some space on the disk",
+        "free some space: df shows where, on a disk or in /dev/shm",
         ("No space left on device", "Disk quota exceeded"),
         ("the operating system",),
     ),
