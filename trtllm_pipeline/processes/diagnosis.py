@@ -213,7 +213,9 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] = SIGNA
     known = []
     for place, log in enumerate(logs):
         for signature in signatures:
-            if signature.weight is not Weight.SYMPTOM and (match := _search(signature, log, place, told)):
+            if signature.weight < (Weight.CLASS if told is None else Weight.SYMPTOM) and (
+                match := _search(signature, log, place, told)
+            ):
                 index = log.line_of(match.end())
                 if _agree(place, index, told, stated):
                     known.append(((signature.weight, place, index), signature, match))

@@ -76,6 +76,8 @@ class _Traceback:
 
     first: int
     indent: int
+    harmless: bool
+    """What stands above says that nothing hangs on it."""
     strangers: int = 0
 
 
@@ -84,6 +86,7 @@ class _Raised:
     """What a chain of tracebacks raised: the index of each line and its text, and how it came from the one before."""
 
     first: int
+    harmless: bool
     said: list[tuple[int, str]] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
     """How the message of the last one goes on."""
@@ -212,13 +215,13 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     """All statements of a log, in their order. Of `noise` nothing but the time is read."""
     parsed = list(_parsed(lines, noise))
     chains, inside = _tracebacks(parsed)
-    found = [_of_chain(chain, parsed[max(0, chain.first - 1) : chain.first + 1]) for chain in chains]
+    found = [_of_chain(chain) for chain in chains]
     heads = {chain.first: chain for chain in chains}
     ruled = False
     for line in parsed:
         each = None if line.index in inside else _of_line(line, parsed[line.index + 1 : line.index + 3], ruled=ruled)
         ruled = line.body.startswith("--------------------")
-        if each is not None and not _announces(line, heads):
+        if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
             found.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
     return sorted(found, key=lambda each: each.index)
 
@@ -237,7 +240,7 @@ def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
 def _announces(line: _Line, heads: Mapping[int, _Raised]) -> bool:
     """Whether a line says no more than that the traceback below it follows."""
     below = next((heads[line.index + n] for n in (0, 1, 2) if line.index + n in heads), None)
-    if below is None or line.index >= below.said[0][0]:
+    if below is None or below.harmless or line.index >= below.said[0][0]:
         return False
     said = _compiled("head").sub("", unwrapped(line.body)).strip()
     if any(said and said in text for _, text in below.said):
@@ -321,15 +324,17 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
     reading: dict[str, _Traceback] = {}
     chains: dict[str, _Raised] = {}
     headed: _Line | None = None
+    above: dict[str, _Line] = {}
     for line in lines:
         body = line.body.strip().strip('"')
-        if headed is not None and line.index == headed.index + 1 and line.stream != headed.stream:
+        if headed is not None and line.index == headed.index + 1 and headed.stream and not line.stream:
             # Only the head was written by a logger.
             reading[line.stream] = reading.pop(headed.stream)
         before, chain = reading.get(line.stream), chains.get(line.stream)
         if _compiled("head").search(line.body):
             alone = line.body.lstrip().startswith(("Traceback", "Exception Group"))
-            reading[line.stream], headed = _Traceback(line.index, line.indent if alone else 0), line
+            harmless = any(map(_harmless, filter(None, (line, above.get(line.stream)))))
+            reading[line.stream], headed = _Traceback(line.index, line.indent if alone else 0, harmless), line
             if chain is not None:
                 chain.open = False
             if alone or body.startswith("Traceback"):
@@ -341,7 +346,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 inside.add(line.index)
                 del reading[line.stream]
                 if chain is None or not chain.linked:
-                    chain = chains[line.stream] = _Raised(before.first, when=line.when)
+                    chain = chains[line.stream] = _Raised(before.first, before.harmless, when=line.when)
                     done.append(chain)
                 chain.add(line.index, body)
             else:
@@ -361,24 +366,32 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 inside.add(line.index)
             elif body:
                 chain.open = False
+        above[line.stream] = line
     return done, inside
+
+
+def _harmless(above: _Line) -> bool:
+    """Whether a line above a traceback says that the program goes on without what failed."""
+    warned = above.severity == "W" and above.body.endswith(":")
+    return warned or _compiled("harmless").search(above.body) is not None
 
 
 def _goes_on(line: _Line) -> bool:
     """Whether a line below an exception goes on with its message."""
-    return not (_compiled("frame").search(line.body) or _compiled("exception").match(line.body.strip()) or line.stream)
+    body = line.body.strip()
+    another = any(_compiled(name).search(body) for name in ("exception", "own", "named"))
+    return not (another or line.stream or _compiled("frame").search(line.body))
 
 
-def _of_chain(chain: _Raised, before: Sequence[_Line]) -> Statement:
-    """Of exceptions that came from one another, the first that says something. `before`: what stands above them."""
+def _of_chain(chain: _Raised) -> Statement:
+    """Of exceptions that came from one another, the first that says something."""
     graded = [
         (_grade_raised(text), _compiled("terse").match(text) is not None, *said)
         for said in chain.said
         for text in said[1:]
     ]
     grade, _, index, text = min(graded, key=lambda each: each[:3])
-    warned = any(line.severity == "W" and line.body.endswith(":") for line in before)
-    if warned or any(_compiled("harmless").search(line.body) for line in before):
+    if chain.harmless:
         grade = max(grade, Grade.WARNED)
     if (text.endswith(":") or "validation error" in text) and index == chain.said[-1][0]:
         text = " ".join([text, *chain.more])

@@ -50,6 +50,54 @@ def test_the_line_is_found_also_of_what_no_signature_knows(tmp_path: Path) -> No
     assert not any(certain for _, certain in wrong.values())
 
 
+BEFORE = (
+    "2026-11-22 08:00:00.123456: E external/local_xla/x/cuda_fft.cc:479] Unable to register cuFFT factory: twice",
+    "/usr/lib/python3/x.py:33: FutureWarning: `x` is deprecated and will be removed, expected in 1.0",
+    "[11/22/2026-08:00:01] [TRT-LLM] [W] Failed to import y, falling back",
+    "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed.",
+    "WARNING: could not find a config, the default is used",
+    "Exception ignored in: <function A.__del__ at 0x7f>",
+    "Traceback (most recent call last):",
+    '  File "a.py", line 3, in __del__',
+    "AttributeError: 'A' object has no attribute 'b'",
+)
+AFTER = (
+    "Exception ignored in atexit callback: <function f at 0x7f>",
+    "Traceback (most recent call last):",
+    '  File "z.py", line 3, in f',
+    "RuntimeError: cannot schedule new futures after shutdown",
+    "x.py:254: UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown",
+)
+WRITERS = (
+    "{}",
+    "[1,0]<stderr>:{}",
+    "[rank0]: {}",
+    "2026-11-18T09:33:30.123456789Z stdout F {}",
+    "server-1  | {}",
+    "(Worker pid=123, ip=10.0.0.1) {}",
+    "Nov 22 08:11:02 gpu01 tritonserver[1234]: {}",
+    "\x1b[31m{}\x1b[0m\r",
+)
+
+
+def test_neither_what_stands_around_a_failure_nor_before_its_lines_hides_it(tmp_path: Path) -> None:
+    """Harmless lines before and after; what launchers and containers write before each; another rank between the lines."""
+    every = [each for each in (*DEVELOPMENT, *HELD_OUT) if each.lines]
+    for place, failure in enumerate(every):
+        folder = tmp_path / failure.path.stem
+        logs = failure.lay_out(folder)
+        own, other = WRITERS[place % len(WRITERS)], "[rank1]: {}" if place % len(WRITERS) == 2 else ""
+        for path in logs:
+            told = (*BEFORE, *path.read_text().rstrip("\n").split("\n"), *AFTER)
+            lines = [each.format(line) for line in told for each in (own, other) if each]
+            path.write_text("".join(f"{line}\n" for line in lines), newline="")
+        cause = first_cause([LogText(path) for path in logs])
+        assert cause is not None, failure.path
+        number = (cause.line.number + 1) // 2 if other else cause.line.number
+        said = f"{cause.line.path.relative_to(folder)}:{number - len(BEFORE)}"
+        assert said in failure.lines, failure.path
+
+
 def test_the_corpus_is_what_it_says() -> None:
     every = (*DEVELOPMENT, *HELD_OUT)
     assert len(every) >= 160
