@@ -254,11 +254,17 @@ def _holds(told: tuple[int, Statement], place: int, index: int) -> bool:
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
-    """The lines that say most, in their order: of equal ones the first; without any, the last lines."""
+    """The lines that say most, in their order: of equal ones the first, with what stands above it where they are few.
+
+    Without any, the last lines.
+    """
     chosen = _most_telling(logs)[:TELLING]
     if not chosen:
         return [line for log in logs for line in log.last(TELLING)][-TELLING:]
-    return [logs[place].at(index) for place, index in sorted(chosen)]
+    place, first = chosen[0]
+    above = [index for index in range(first) if logs[place].lines[index].strip()]
+    chosen += [(place, index) for index in reversed(above) if (place, index) not in chosen]
+    return [logs[place].at(index) for place, index in sorted(chosen[:TELLING])]
 
 
 def first_error(logs: Sequence[LogText]) -> LogLine | None:
