@@ -6,7 +6,7 @@ What the runtime adds (activations, buffers, the CUDA context) depends on the re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from trtllm_pipeline.domain import Json
@@ -50,13 +50,26 @@ class Shape:
     first_k_dense_replace: int | None = None
     interleave_moe_layer_step: int | None = None
     vision_parameters: int | None = None
+    weights: int = field(init=False, repr=False, compare=False)
+    """Number of weights: as the recipe says, else embedding and layers, and a head of its own for a mixture of experts,
+    as all that are known have."""
+    layer_weights: int = field(init=False, repr=False, compare=False)
+    """Those of the layers alone: without the embedding, and without the head where that has weights of its own."""
+
+    def __post_init__(self) -> None:
+        # Worked out once: every estimate of every cell asks for them.
+        layers, table = self._layers, self.vocab_size * self.hidden_size
+        weights = (2 if self.num_experts else 1) * table + layers if self.parameters is None else self.parameters
+        own_head = weights - layers > 1.5 * table
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "layer_weights", max(weights - (2 if own_head else 1) * table, 0))
 
     @staticmethod
     def of(recipe: Mapping[str, Json]) -> Shape:
         """The numbers of a recipe, which has all of them but perhaps `parameters`. Cells share recipes and ask often."""
         known = _SHAPES.get(id(recipe))
         if known is None or known[0] is not recipe:
-            numbers = {name: recipe.get(name) for name in Shape.__dataclass_fields__}
+            numbers = {each.name: recipe.get(each.name) for each in fields(Shape) if each.init}
             found = Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
             known = _SHAPES[id(recipe)] = recipe, found
         return known[1]
@@ -65,22 +78,6 @@ class Shape:
     def tower_bytes(self) -> int:
         """What reads images, in 16 bits."""
         return 2 * (self.vision_parameters or 0)
-
-    @property
-    def weights(self) -> int:
-        """Number of weights: as the recipe says, else embedding and layers, and a head of its own for a mixture of experts,
-        as all that are known have.
-        """
-        if self.parameters is not None:
-            return self.parameters
-        return (2 if self.num_experts else 1) * self.vocab_size * self.hidden_size + self._layers
-
-    @property
-    def layer_weights(self) -> int:
-        """Those of the layers alone: without the embedding, and without the head where that has weights of its own."""
-        table = self.vocab_size * self.hidden_size
-        own_head = self.weights - self._layers > 1.5 * table
-        return max(self.weights - (2 if own_head else 1) * table, 0)
 
     @property
     def _layers(self) -> int:
