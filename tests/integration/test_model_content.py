@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helpers.fake_hub import FakeHub, Repository, sha256
+from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.config.recipes import recipes_folder
 from trtllm_pipeline.errors import DownloadError
@@ -318,3 +318,117 @@ def test_large_files_of_the_cache_are_not_read_for_their_digests(hub: FakeHub, t
     content = weights.resolve()
     content.write_bytes(random.Random(0).randbytes(content.stat().st_size))
     assert content_of(pinned, offline=True) == told
+
+
+# ------------------------------------------------------------------------------------------- from one hub to the other
+
+COPY = {"modelscope": MODELSCOPE}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtllm_pipeline.hub.hub_errors.BACKOFF_S", 0.001)
+
+
+@pytest.mark.parametrize(
+    ("source", "copy", "faults"),
+    [
+        (HUGGING_FACE, MODELSCOPE, [Fault(f"{HUGGING_FACE}/", status=503, times=1000)]),
+        (HUGGING_FACE, MODELSCOPE, [Fault("/resolve/", status=429, headers={"Retry-After": "3600"}, times=1000)]),
+        (HUGGING_FACE, MODELSCOPE, [Fault(f"/{HUGGING_FACE}/{WEIGHTS}", kind="drop", after=100_000, times=1000)]),
+        (MODELSCOPE, HUGGING_FACE, [Fault(f"models/{MODELSCOPE}/repo?", status=502, times=1000)]),
+    ],
+    ids=["down", "rate limit", "breaks off", "modelscope down"],
+)
+@pytest.mark.usefixtures("quick")
+def test_another_hub_goes_on_where_one_breaks_off(
+    hub: FakeHub,
+    files: dict[str, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    copy: str,
+    faults: list[Fault],
+) -> None:
+    """Byte for byte, from the byte where the first one stopped, and nobody is sent the other's token."""
+    monkeypatch.setenv("HF_TOKEN", "good")
+    kinds = {HUGGING_FACE: "hugging_face", MODELSCOPE: "modelscope"}
+    pinned = resolve([{kinds[source]: source}])
+    content = content_of(pinned)
+    hub.requests.clear()
+    hub.faults += faults
+    out = tmp_path / "out"
+    out.mkdir()
+    copies: list[dict[str, Any]] = [{kinds[copy]: copy}]
+    fetch(pinned, out, progress=lambda *_: None, partial=tmp_path / "partial", content=content, copies=copies)
+    assert {name: (out / name).read_bytes() for name in files} == files
+    told = caplog.text
+    name = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}[copy]
+    assert f"{name} ({copy}) goes on from byte" in told or f"{name} ({copy}) is asked instead" in told
+    if faults[0].kind == "drop":
+        assert f"{WEIGHTS}: peer closed connection" in told
+        resumed = [headers["range"] for _, path, headers in hub.requests if MODELSCOPE in path and "range" in headers]
+        assert resumed
+        assert all(int(each.removeprefix("bytes=").rstrip("-")) >= 100_000 for each in resumed)
+    for _, path, headers in hub.requests:
+        assert "authorization" not in headers or MODELSCOPE not in path or kinds[source] == "modelscope"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_copy_with_other_files_does_not_go_on(hub: FakeHub, tmp_path: Path) -> None:
+    """Nor one that refuses; what happened to the hub that was asked is the error then."""
+    weights = hub.repositories[MODELSCOPE].files[WEIGHTS]
+    pinned = resolve([{"hugging_face": HUGGING_FACE}])
+    content = content_of(pinned)
+
+    def attempt(name: str, times: int) -> Path:
+        hub.faults[:] = [Fault(f"/{HUGGING_FACE}/{WEIGHTS}", status=503, times=times)]
+        out = tmp_path / name
+        out.mkdir()
+        fetch(pinned, out, progress=lambda *_: None, partial=tmp_path / "p", content=content, copies=[COPY])
+        return out
+
+    hub.repositories[MODELSCOPE].files[WEIGHTS] = changed(weights)
+    with pytest.raises(DownloadError, match=r"org/tiny: Hugging Face reports a server error \(HTTP 503\)"):
+        attempt("changed", 1000)
+    hub.repositories[MODELSCOPE].files[WEIGHTS] = weights
+    hub.repositories[MODELSCOPE].gated = True
+    with pytest.raises(DownloadError, match=r"org/tiny: Hugging Face reports a server error \(HTTP 503\)"):
+        attempt("gated", 1000)
+    assert (attempt("later", 3) / WEIGHTS).read_bytes() == weights, "with one place left it is as patient as ever"
+
+
+def test_a_lie_of_a_copy_is_not_believed(hub: FakeHub, tmp_path: Path, quick: None) -> None:
+    """It lists the digest that was planned and sends something else: what arrived is verified, whoever sent it."""
+    repository = hub.repositories[MODELSCOPE]
+    planned_digest = sha256(repository.files[WEIGHTS])
+    pinned = resolve([{"hugging_face": HUGGING_FACE}])
+    content = content_of(pinned)
+    repository.files[WEIGHTS] = changed(repository.files[WEIGHTS])
+    repository.listed[WEIGHTS] = {"sha256": planned_digest}
+    hub.faults.append(Fault(f"/{HUGGING_FACE}/{WEIGHTS}", status=503, times=1000))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DownloadError, match=rf"{WEIGHTS} from ModelScope failed verification"):
+        fetch(pinned, tmp_path / "out", progress=lambda *_: None, content=content, copies=[COPY])
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_run_goes_on_from_the_other_hub_and_says_so_in_its_log(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipes" / "from-hf.yaml"
+    sources = [{"hugging_face": HUGGING_FACE}, {"modelscope": MODELSCOPE}, {"generated": "llama"}]
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "sources": sources}))
+    workspace = tmp_path / "w"
+    asked = ("-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--cells", "from-hf/*")
+    before = json.loads(pipeline("plan", *asked, "--until", "download", "--format", "json"))
+    hub.faults.append(Fault(f"/{HUGGING_FACE}/{WEIGHTS}", status=503, times=1000))
+    pipeline("run", *asked, "--until", "download")
+    (made,) = workspace.glob("store/download/*")
+    assert made.name == before["stage_runs"][0]["fingerprint"], "where the bytes came from is in no key"
+    assert f"{WEIGHTS}: {HUGGING_FACE}: Hugging Face reports a server error (HTTP 503); ModelScope ({MODELSCOPE})" in (
+        (made / "log").read_text()
+    )
+    (lock,) = workspace.glob("runs/*/lock/recipes/from-hf.yaml")
+    assert [each.keys() & {"hugging_face", "modelscope"} for each in yaml.safe_load(lock.read_text())["sources"]] == [
+        {"hugging_face"}
+    ]

@@ -66,7 +66,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
     known: dict[str, list[ParamField]] = {}
     for path, field in (each for stage in stages for each in _flat(stage.params)):
         known.setdefault("_".join(path), []).append(field)
-    of_the_model = {"source", "folder", "content", "form"} if name in FETCHING else {}
+    of_the_model = {"source", "folder", "copies", "content", "form"} if name in FETCHING else {}
     own += [_option(each, same) for each, same in known.items() if each not in of_the_model]
     return inspect.Signature(own, return_annotation=int)
 

@@ -420,7 +420,7 @@ class Section(Strict):
     """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
 
 
-@derived(params.DownloadParams, leave=("folder", "content", "quantization"))
+@derived(params.DownloadParams, leave=("folder", "copies", "content", "form", "quantization"))
 class Download(Section):
     """How models are fetched."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope
 from trtllm_pipeline.hub.files import (
@@ -28,7 +31,9 @@ from trtllm_pipeline.hub.files import (
     trusted_code,
     weight_files,
 )
-from trtllm_pipeline.hub.transfer import Transfer
+from trtllm_pipeline.hub.transfer import RepositoryCopy, Transfer
+
+logger = logging.getLogger(__name__)
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MOST_READ_BYTES: Final = 100_000_000
@@ -114,16 +119,80 @@ def _cached_digest(path: Path) -> str:
     return name if _SHA256.fullmatch(name) else hex_digest(path)
 
 
-def _transfer(repository: _Repository, folder: Path, *, progress: Progress, max_workers: int) -> Transfer:
+def _transfer(
+    repository: _Repository, folder: Path, *, progress: Progress, max_workers: int, others: Iterable[_Copy] = ()
+) -> Transfer:
+    def headers() -> Mapping[str, str]:
+        return repository.headers
+
+    own = RepositoryCopy(repository.hub, repository.model, headers, lambda file: file)
     return Transfer(
-        repository.hub,
-        repository.model,
+        [own, *(other.place for other in others)],
         folder,
-        headers=repository.headers,
         lookup=repository.lookup,
         progress=progress,
         max_workers=max_workers,
     )
+
+
+class _Copy:
+    """A repository that may have the same files. Its hub is not asked before another one fails."""
+
+    def __init__(self, source: Mapping[str, Json]) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._found: _Repository | None = None
+        self._asked = False
+        hub = hub_errors.HUGGING_FACE if "hugging_face" in source else hub_errors.MODELSCOPE
+        self.place = RepositoryCopy(
+            hub, str(source.get("hugging_face") or source["modelscope"]), self._headers, self._find
+        )
+
+    def _headers(self) -> Mapping[str, str]:
+        assert self._found is not None
+        return self._found.headers
+
+    def _find(self, file: RemoteFile) -> RemoteFile | None:
+        with self._lock:
+            if not self._asked:
+                self._asked = True
+                try:
+                    self._found = _repository(_pinned_now(self._source))
+                except DownloadError as error:
+                    logger.warning("%s cannot go on: %s", self.place, error.message)
+        found = None if self._found is None else self._found.files.get(file.path)
+        if found is None or found.size != file.size:
+            return None
+        digests = [(each.digest or "").lower() for each in (found, file)]
+        # Digests of two kinds say nothing of each other; what arrives is verified in any case.
+        return None if len(digests[0]) == len(digests[1]) and digests[0] != digests[1] else found
+
+
+def _pinned_now(source: Mapping[str, Json]) -> Mapping[str, Json]:
+    """A source as a recipe lists it, at its revision of now. Raises DownloadError."""
+    if "hugging_face" in source:
+        name, revision = str(source["hugging_face"]), str(source.get("revision") or "main")
+        return {**source, "revision": hugging_face.pin(name, revision, offline=False)}
+    name, revision = str(source["modelscope"]), str(source.get("revision") or "master")
+    return {**source, "revision": modelscope.pin(name, revision, offline=False)[0]}
+
+
+def _reached(pinned: Mapping[str, Json], copies: Sequence[Mapping[str, Json]]) -> tuple[_Repository, list[_Copy]]:
+    """The pinned repository, or where its hub cannot be asked now the first copy; and the copies of it. Raises DownloadError."""
+    if not copies:
+        return hub_errors.patiently(lambda: _repository(pinned)), []
+    try:
+        return _repository(pinned), [_Copy(copy) for copy in copies]
+    except DownloadError as error:
+        if error.failure is not FailureClass.TRANSIENT:
+            raise
+        for place, copy in enumerate(copies):
+            others = [pinned, *copies[:place], *copies[place + 1 :]]
+            with suppress(DownloadError):
+                found = _repository(_pinned_now(copy))
+                logger.warning("%s; %s (%s) is asked instead", error.message, found.hub.name, found.model)
+                return found, [_Copy(other) for other in others]
+    return hub_errors.patiently(lambda: _repository(pinned)), [_Copy(copy) for copy in copies]
 
 
 def fetch(
@@ -135,9 +204,13 @@ def fetch(
     offline: bool,
     max_workers: int,
     content: Mapping[str, str] | None = None,
+    copies: Sequence[Mapping[str, Json]] = (),
     form: str = MODEL,
 ) -> None:
-    """Fill `out`; `kept` has the received files, complete or not. Raises DownloadError."""
+    """Fill `out`; `kept` has the received files, complete or not. Raises DownloadError.
+
+    `copies` are repositories on hubs that may have the same files, of which `content` decides.
+    """
     cached = _cached(pinned, offline=offline)
     if cached is not None:
         model = str(pinned["hugging_face"])
@@ -150,7 +223,7 @@ def fetch(
                 if hex_digest(path) != content[name]:
                     raise DownloadError(f"{model}: {name} in the cache of Hugging Face is not what was planned")
         return
-    repository = hub_errors.patiently(lambda: _repository(pinned))
+    repository, others = _reached(pinned, copies if content is not None else ())
     model = repository.model
     files = repository.files
     if content is not None:
@@ -164,8 +237,8 @@ def fetch(
     if CONFIGURATION[form] not in small:
         what = "a LoRA adapter" if form == "adapter" else "a transformers model"
         raise DownloadError(f"{model} has no {CONFIGURATION[form]}, so it is not {what}")
-    with _transfer(repository, kept, progress=progress, max_workers=max_workers) as transfer:
-        transfer.fetch([files[name] for name in small])
+    with _transfer(repository, kept, progress=progress, max_workers=max_workers, others=others) as transfer:
+        transfer.fetch([files[name] for name in small if not (others and is_licence(name))])
         # The index, if there is one, is among the small files and tells which the others are.
         weights = weight_files(kept, files, model)
         trusted = listed_code(pinned, files, model)
@@ -173,8 +246,24 @@ def fetch(
         if content is not None:
             _check_names(model, {name for name in wanted if not is_licence(name)}, content)
         transfer.fetch([*trusted, *(files[name] for name in weights)])
+        if others:
+            wanted -= _fetch_licences(transfer, [files[name] for name in small if is_licence(name)])
     for name in wanted:
         share(kept / name, out / name)
+
+
+def _fetch_licences(transfer: Transfer, licences: Iterable[RemoteFile]) -> set[str]:
+    """Fetch licences, which a copy need not have; the names of those that no hub gives now. Raises DownloadError."""
+    missing = set()
+    for file in licences:
+        try:
+            transfer.fetch([file])
+        except DownloadError as error:
+            if error.failure is not FailureClass.TRANSIENT:
+                raise
+            logger.warning("%s: not fetched, no stage reads it: %s", file.path, error.message)
+            missing.add(file.path)
+    return missing
 
 
 def _check_names(model: str, found: Iterable[str], content: Mapping[str, str]) -> None:

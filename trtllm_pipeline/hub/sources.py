@@ -171,13 +171,15 @@ def fetch(
     partial: Path | None = None,
     folder: Path | None = None,
     content: Mapping[str, str] | None = None,
+    copies: Sequence[Mapping[str, Json]] = (),
     form: str = MODEL,
 ) -> None:
     """Fill the empty folder `out` with the model of a pinned source, verified.
 
     What has been received stays below `partial` (default: beside `out`) under a name of the source's own when this fails,
     and is not fetched again. `folder` is where a local source lies. `content` has the SHA-256 of each file that a stage
-    reads, where it is known: anything else is refused. `form` is one of `files.CONFIGURATION`. Raises DownloadError.
+    reads, where it is known: anything else is refused; then `copies`, other hubs' sources as a recipe lists them, go on where
+    the hub breaks off. `form` is one of `files.CONFIGURATION`. Raises DownloadError.
     """
     from trtllm_pipeline.hub.verify import check_folder
 
@@ -211,6 +213,7 @@ def fetch(
                     offline=offline,
                     max_workers=max_workers,
                     content=content,
+                    copies=copies,
                     form=form,
                 )
             check_folder(out, name, form=form)

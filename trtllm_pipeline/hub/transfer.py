@@ -1,4 +1,4 @@
-"""Downloads files over HTTP, several at once, resumes broken transfers, and verifies the files.
+"""Downloads files over HTTP, several at once, resumes broken transfers, elsewhere if need be, and verifies the files.
 
 The hubs' own clients only list the files. They do not download them, because recent releases of huggingface_hub discard a
 partly received file when their process ends, and a shard has gigabytes. Here it is kept as NAME.part until it is complete.
@@ -7,11 +7,13 @@ partly received file when their process ends, and a shard has gigabytes. Here it
 from __future__ import annotations
 
 import email.utils
+import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +24,29 @@ from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import Progress, RemoteFile, mismatch, size_bytes
 
+logger = logging.getLogger(__name__)
+
 _GAIN_BYTES: Final = 1 << 20
 """A connection that gains this much resets the count of failures."""
+_TRIES_BEFORE_ANOTHER: Final = 2
+"""Failures in a row after which another place goes on, where there is one."""
 _LONGEST_WAIT_S: Final = 120.0
 """The attempt fails if the hub asks to wait longer; the next one continues where this one stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryCopy:
+    """A repository that has the files."""
+
+    hub: hub_errors.Hub
+    model: str
+    headers: Callable[[], Mapping[str, str]]
+    """Of requests to this hub, and to no other."""
+    find: Callable[[RemoteFile], RemoteFile | None]
+    """The same file there; None where it has none, or cannot be asked."""
+
+    def __str__(self) -> str:
+        return f"{self.hub.name} ({self.model})"
 
 
 class _BrokenOffError(Exception):
@@ -42,17 +63,19 @@ class Transfer:
 
     def __init__(
         self,
-        hub: hub_errors.Hub,
-        model: str,
+        places: Sequence[RepositoryCopy],
         folder: Path,
         *,
-        headers: Mapping[str, str],
         progress: Progress,
         max_workers: int,
         lookup: Callable[[str], Path | None] | None = None,
     ) -> None:
-        """`lookup` finds a file by name in the user's cache; a file that is found and verified is not downloaded."""
-        self._hub, self._model, self._folder = hub, model, folder
+        """The first of `places` is asked, and where it breaks off the others go on, file by file.
+
+        `lookup` finds a file by name in the user's cache; a file that is found and verified is not downloaded.
+        """
+        self._places, self._folder = tuple(places), folder
+        self._model, self._first = places[0].model, places[0]
         self._progress, self._max_workers, self._lookup = progress, max_workers, lookup
         self._received = 0
         self._total = 0
@@ -60,7 +83,7 @@ class Transfer:
         self._stop = threading.Event()
         # Compressed answers could not be resumed: ranges count the bytes as sent.
         self._client = httpx.Client(
-            headers={**headers, "accept-encoding": "identity"},
+            headers={"accept-encoding": "identity"},
             follow_redirects=True,
             timeout=httpx.Timeout(30.0, connect=hub_errors.CONNECT_TIMEOUT_S * 3, pool=None),
         )
@@ -73,6 +96,7 @@ class Transfer:
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:
         """Download `files` completely and verify them. Raises DownloadError."""
+        self._stop.clear()  # an earlier call may have failed
         self._total += sum(file.size for file in files)
         missing = sum(file.size - self._present(file) for file in files)
         free = shutil.disk_usage(self._folder).free
@@ -109,12 +133,14 @@ class Transfer:
             return
         part = _part(target)
         self._count(size_bytes(part))
+        place, there = self._begin(file)
+        refused: set[RepositoryCopy] = set()
         failures = mismatches = 0
         furthest = size_bytes(part)  # a file that is begun again has gained nothing until it is longer than ever
         while not self._stop.is_set():
             try:
                 if size_bytes(part) != file.size:
-                    self._receive(file, part)
+                    self._receive(place, there, part)
                 wrong = mismatch(part, file)
                 if wrong is None:
                     part.replace(target)
@@ -123,39 +149,64 @@ class Transfer:
                 mismatches += 1
                 if mismatches == 2:  # once may be a bad partial file; twice is what the hub serves
                     raise DownloadError(
-                        f"{self._model}: {file.path} from {self._hub.name} failed verification: {wrong}",
+                        f"{self._model}: {file.path} from {place.hub.name} failed verification: {wrong}",
                         failure=FailureClass.BUG,
                         hint="name another source; if the error persists, tell the model's owner",
                     )
             except (httpx.RequestError, _BrokenOffError) as reason:
                 failures = 1 if size_bytes(part) >= furthest + _GAIN_BYTES else failures + 1
                 furthest = max(furthest, size_bytes(part))
+                stated = reason.error if isinstance(reason, _BrokenOffError) else None
                 wait_s = reason.wait_s if isinstance(reason, _BrokenOffError) else None
-                if failures >= hub_errors.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
-                    stated = reason.error if isinstance(reason, _BrokenOffError) else None
+                if (wait_s or 0.0) > _LONGEST_WAIT_S or (stated and stated.failure is not FailureClass.TRANSIENT):
+                    refused.add(place)
+                other = None
+                if place in refused or failures % _TRIES_BEFORE_ANOTHER == 0:
+                    other = self._another(place, file, refused)
+                if failures >= hub_errors.TRIES * len(self._places) or (place in refused and other is None):
                     raise stated or DownloadError(
-                        f"{self._model}: the download of {file.path} from {self._hub.name} stopped at "
+                        f"{self._model}: the download of {file.path} from {place.hub.name} stopped at "
                         f"{size_bytes(part)} of {file.size} bytes: {str(reason) or type(reason).__name__}",
                         failure=FailureClass.TRANSIENT,
                         hint="check the network; the next attempt continues from there",
                     ) from reason
+                if other is not None:
+                    logger.warning("%s: %s; %s goes on from byte %d", file.path, reason, other[0], size_bytes(part))
+                    (place, there), self._first = other, other[0]
+                    continue
                 self._stop.wait(hub_errors.backoff_s(failures) if wait_s is None else wait_s)
 
-    def _receive(self, file: RemoteFile, part: Path) -> None:
+    def _begin(self, file: RemoteFile) -> tuple[RepositoryCopy, RemoteFile]:
+        """Where a file is asked for first: where others of them came from last."""
+        place = self._first
+        found = place.find(file)
+        return (self._places[0], file) if found is None else (place, found)
+
+    def _another(
+        self, place: RepositoryCopy, file: RemoteFile, refused: Collection[RepositoryCopy]
+    ) -> tuple[RepositoryCopy, RemoteFile] | None:
+        """The next place that has the same file, None where there is no other."""
+        after = self._places.index(place) + 1
+        for each in (*self._places[after:], *self._places[: after - 1]):
+            if each not in refused and (found := each.find(file)) is not None:
+                return each, found
+        return None
+
+    def _receive(self, place: RepositoryCopy, file: RemoteFile, part: Path) -> None:
         """Append to `part` what one connection delivers."""
         offset = size_bytes(part)
         if offset > file.size:
             self._discard(part)
             offset = 0
-        headers = {"range": f"bytes={offset}-"} if offset else {}
+        headers = {**place.headers(), **({"range": f"bytes={offset}-"} if offset else {})}
         with self._client.stream("GET", file.url, headers=headers) as response:
             status = response.status_code
             if status == 416:
                 self._discard(part)
                 raise _BrokenOffError(f"range from {offset} refused")
             if status >= 400:
-                error = hub_errors.refusal(self._hub, self._model, status, response.headers)
-                if error.failure is FailureClass.TRANSIENT:
+                error = hub_errors.refusal(place.hub, place.model, status, response.headers)
+                if error.failure is FailureClass.TRANSIENT or place is not self._places[0]:
                     raise _BrokenOffError(error.message, error, _retry_after_s(response.headers.get("retry-after")))
                 raise error
             if offset and (

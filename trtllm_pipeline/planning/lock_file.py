@@ -60,7 +60,10 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
     source.pop("code", None)
     if "files" in known and "local" not in source:  # a folder is looked at each time
         source["files"] = known["files"] or {}
-    return {**{name: known[name] for name in known if name not in {"source", "folder", "files"}}, "sources": [source]}
+    return {
+        **{name: known[name] for name in known if name not in {"source", "folder", "files", "copies"}},
+        "sources": [source],
+    }
 
 
 def _unpinned(recipe: Recipe, base: Path) -> dict[str, Any]:

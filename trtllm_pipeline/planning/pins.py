@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 logger = logging.getLogger(__name__)
+
+
+_HUBS: Final = frozenset(("hugging_face", "modelscope"))
 
 
 class _Said(NamedTuple):
@@ -178,11 +181,12 @@ class Pins:
             folder = str(local_folder(sources, Path(cell.base_dir)))
             pinned = _with_code({"local": source["local"]}, cell)
             return {**cell.recipe, "source": pinned, "files": source["files"], "folder": folder}
-        if source.keys() & {"hugging_face", "modelscope"}:
+        if source.keys() & _HUBS:
             listed_files = source.get("files")
             source = {name: value for name, value in source.items() if name != "files"}
             files = self._files_of(source, cell, form) if listed_files is None else listed_files or None
-            return {**cell.recipe, "source": _with_code(source, cell), "files": files}
+            copies = _copies(sources, source, str(settings["source"])) if files else []
+            return {**cell.recipe, "source": _with_code(source, cell), "files": files, "copies": copies or None}
         return {**cell.recipe, "source": dict(source)}
 
     def _files_of(self, source: Mapping[str, Json], cell: Cell, form: str) -> Json:
@@ -260,6 +264,16 @@ class Pins:
         """Raise what is no reason to guess."""
         if not self._guess or error.failure is not FailureClass.TRANSIENT:
             raise error
+
+
+def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], prefer: str) -> list[Json]:
+    """The other sources on hubs, as they are listed: whether they have the same files is seen when they are needed."""
+    wanted = _HUBS if prefer == "auto" else _HUBS & {prefer}
+    return [
+        dict(source)
+        for source in sources
+        if any(name in source and source[name] != pinned.get(name) for name in wanted)
+    ]
 
 
 def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:

@@ -32,6 +32,7 @@ def run(context: StageContext[DownloadParams]) -> None:
         partial=context.attempt.parent / PARTIAL,
         folder=None if asked.folder is None else Path(asked.folder),
         content=asked.content,
+        copies=asked.copies or (),
         form=asked.form or MODEL,
     )
     if asked.quantization is not None:

@@ -198,6 +198,10 @@ class DownloadParams:
     ] = None
     form: Annotated[Form | None, Param("what is fetched", null="a whole model", key_with=ITSELF)] = None
     folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None
+    copies: Annotated[
+        list[dict[str, Any]] | None,
+        Param("other sources on hubs, which go on where the first breaks off", null="none", runtime=True),
+    ] = None
     quantization: Annotated[
         str | None, Param("how the weights have to be quantized already", null="anything goes", runtime=True)
     ] = None

@@ -60,7 +60,8 @@ def _contents(cell: Cell) -> dict[str, str] | None:
 def _download(cell: Cell) -> DownloadParams:
     """Where the model comes from, and what it is."""
     source = cell.recipe["source"]
-    found: dict[str, Any] = {"source": source, "content": _contents(cell), "folder": cell.recipe.get("folder")}
+    places = {name: cell.recipe.get(name) for name in ("folder", "copies")}
+    found: dict[str, Any] = {"source": source, "content": _contents(cell), **places}
     if cell.precision == AS_IS:
         found["quantization"] = cell.recipe.get("quantization")
     return load(DownloadParams, found, cell.settings["download"])
