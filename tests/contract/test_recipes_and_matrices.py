@@ -68,10 +68,12 @@ def test_all_are_found() -> None:
         "gemma-2-9b-it.yaml",
         "gemma-3-1b-it.yaml",
         "gemma-3-27b-it.yaml",
+        "glm-4-9b-chat.yaml",
         "glm-4.5-air.yaml",
         "gpt-oss-120b.yaml",
         "gpt-oss-20b.yaml",
         "gpt2.yaml",
+        "internlm2.5-7b-chat.yaml",
         "internvl3-8b.yaml",
         "llama-2-7b-chat.yaml",
         "llama-3.1-70b-instruct-fp8.yaml",
@@ -79,13 +81,13 @@ def test_all_are_found() -> None:
         "llama-3.1-8b-instruct-fp4.yaml",
         "llama-3.1-8b-instruct-fp8.yaml",
         "llama-3.1-8b-instruct.yaml",
+        "llama-3.1-nemotron-nano-8b.yaml",
         "llama-3.2-1b-instruct.yaml",
         "llama-4-scout-17b-16e-instruct.yaml",
         "llava-1.5-7b.yaml",
         "llava-v1.6-mistral-7b.yaml",
         "mistral-7b-instruct-v0.3.yaml",
         "mixtral-8x7b-instruct-v0.1.yaml",
-        "nemotron-mini-4b-instruct.yaml",
         "phi-3-mini-128k-instruct.yaml",
         "phi-4-mini-instruct.yaml",
         "phi-4.yaml",
@@ -128,17 +130,16 @@ def weights(recipe: Recipe) -> int:
         mixture = (experts + 1) * 3 * hidden * (recipe.moe_intermediate_size or 0) + experts * (hidden + 1)
         embeddings = 2 * recipe.vocab_size * hidden + hidden
         return embeddings + layers * (attention + 2 * hidden) + 3 * expert + (layers - 3) * mixture
-    if recipe.family == "nemotron":  # two matrices in the MLP; norms have a bias
-        layer += 2 * hidden * recipe.intermediate_size + 4 * hidden
-        return 2 * recipe.vocab_size * hidden + layers * layer + 2 * hidden
     if recipe.family == "glm4_moe":  # biases of q, k and v; one dense layer; a shared expert; a bias of the router
         layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
         mixture = (experts + 1) * 3 * hidden * (recipe.moe_intermediate_size or 0) + experts * (hidden + 1)
         return (2 * recipe.vocab_size + 1) * hidden + layers * (layer + 2 * hidden) + expert + (layers - 1) * mixture
     match recipe.family:
-        case "llama" | "mistral" | "phi3" | "llava" | "llava_next":  # Phi-3 only joins q, k and v, and gate and up
+        case (
+            "llama" | "mistral" | "phi3" | "llava" | "llava_next" | "internlm2"
+        ):  # some only join q, k and v, and gate and up
             layer += expert + 2 * hidden
-        case "qwen2" | "qwen2_vl" | "qwen2_5_vl" | "internvl_chat":  # biases of q, k and v
+        case "qwen2" | "qwen2_vl" | "qwen2_5_vl" | "internvl_chat" | "chatglm":  # biases of q, k and v
             layer += expert + 2 * hidden
             layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
         case "qwen3":  # norms of q and k

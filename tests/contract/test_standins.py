@@ -174,12 +174,16 @@ def test_servers_have_the_subcommands_and_backends_of_their_release(
     ("release", "programs", "scripts"),
     [
         ("0.8.0", {"trtllm-build"}, {"llama", "phi", "medusa"}),
-        ("0.11.0", {"trtllm-build"}, {"llama", "qwen", "phi", "gpt", "medusa"}),
-        ("0.16.0", {"trtllm-build", "trtllm-serve"}, {"llama", "qwen", "phi", "gpt", "gemma", "medusa"}),
+        ("0.11.0", {"trtllm-build"}, {"llama", "qwen", "phi", "gpt", "medusa", "internlm2"}),
+        ("0.16.0", {"trtllm-build", "trtllm-serve"}, {"llama", "qwen", "phi", "gpt", "gemma", "medusa", "internlm2"}),
         (
             "1.2.0",
             {"trtllm-build", "trtllm-serve"},
-            {*(f"models/core/{name}" for name in ("llama", "qwen", "phi", "gpt", "gemma")), "medusa", "eagle"},
+            {
+                *(f"models/core/{name}" for name in ("llama", "qwen", "phi", "gpt", "gemma", "internlm2", "glm-4-9b")),
+                "medusa",
+                "eagle",
+            },
         ),
         ("1.3.0", {"trtllm-serve"}, None),
     ],

@@ -25,8 +25,12 @@ needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs 
 
 
 def rows(found: dict[str, Any], kind: str = "cell") -> dict[str, dict[str, Any]]:
-    """Findings of a kind; of cells by precision."""
-    return {each["precision"] or each["name"]: each for each in found["findings"] if each["kind"] == kind}
+    """Findings of a kind; of cells by precision, and by layout where that is over several GPUs."""
+    return {
+        " ".join(filter(None, (each["precision"], (each["layout"] or "").replace("tp1pp1", "")))) or each["name"]: each
+        for each in found["findings"]
+        if each["kind"] == kind
+    }
 
 
 def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) -> None:
@@ -76,19 +80,19 @@ def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path
     lane.environment["TRTLLM_STANDIN_ANSWERS"] = str(answers)
     found = json.loads(lane.pipeline(*words, "--precision", "fp16,fp8,nvfp4", "--workspace", str(tmp_path / "right")))
     assert {name: each["status"] for name, each in rows(found).items()} == {
-        "fp16": "verified",
-        "fp8": "verified",
-        "nvfp4": "cannot",
+        f"{precision}{layout}": "cannot" if precision == "nvfp4" else "verified"
+        for precision in ("fp16", "fp8", "nvfp4")
+        for layout in ("", " tp2pp1", " tp1pp2")  # the stand-ins have four GPUs
     }
     assert {name: each["status"] for name, each in rows(found, "program").items()} == dict.fromkeys(
         ("trtllm-build", "trtllm-serve", "quantize.py", "run.py", "convert_checkpoint.py:llama"), "verified"
     )
     assert rows(found, "templates")["Triton templates"]["status"] == "verified"
     assert found["tensorrt_llm"] == "1.0.0"
-    assert len(found["verified"]) == 3
+    assert len(found["verified"]) == 3 + 2
     assert all(line.startswith("TensorRT-LLM 1.0.0 on NVIDIA H100 80GB HBM3: ") for line in found["verified"])
     starts = lane.starts()
-    assert starts["trtllm-build"] == 2 + 1  # two engines, and --help
+    assert starts["trtllm-build"] == 6 + 1  # six engines, and --help
 
     del lane.environment["TRTLLM_STANDIN_ANSWERS"]
     script = lane.installed.program("trtllm-build")
@@ -98,8 +102,8 @@ def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path
         )
     )
     found = json.loads(lane.pipeline(*words, "--precision", "fp16", "--workspace", str(tmp_path / "wrong"), code=1))
-    (wrong,) = rows(found).values()
-    assert wrong["status"] == "differs"
+    wrong = rows(found)["fp16"]
+    assert {each["status"] for each in rows(found).values()} == {"differs"}
     assert wrong["agreement"]["loss_nats"] > 1 or wrong["agreement"]["unreadable"]
     assert (tmp_path / "wrong" / wrong["log"]).name == "answers.jsonl"
     assert (tmp_path / "wrong" / wrong["log"]).is_file()

@@ -193,10 +193,15 @@ def _place(tool: str, version: Version) -> Path:
     name, _, family = tool.partition(":")
     if name == "convert_checkpoint.py":
         nested = version >= releases.FIRST_NESTED_EXAMPLES and family not in releases.HEADS
-        return Path("examples", *(("models", "core") if nested else ()), family, name)
+        return Path("examples", *(("models", "core") if nested else ()), _former(family, nested=nested), name)
     return {"quantize.py": Path("examples/quantization/quantize.py"), "run.py": Path("examples/run.py")}.get(
         name, Path("bin") / name
     )
+
+
+def _former(family: str, *, nested: bool) -> str:
+    """The folder of GLM-4's script was that of all ChatGLM before."""
+    return "chatglm" if family == "glm-4-9b" and not nested else family
 
 
 def _ways(version: Version) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class Family:
     transformers: str | None = ""
     """First transformers that has the architecture itself, of a family whose repositories bring code: before, that code
     is needed. "" where repositories bring none, None where no transformers has it."""
+    former_script: str | None = None
+    """That folder before 0.20, where it had another name."""
 
 
 _LLAMA: Final = Family("llama", "0.8")
@@ -43,7 +45,7 @@ _QWEN: Final = Family("qwen", "0.9")
 
 # By `model_type` of config.json. Releases are those of the support matrices and of the scripts themselves: phi's asserts
 # one pipeline stage and took no sizes from 0.9 to 0.10, gemma's has only a world size, gpt's has stages since 0.10; those of
-# llama and qwen have `--moe_ep_size` since 0.11.
+# llama and qwen have `--moe_ep_size` since 0.11; GLM-4's asserts one stage. InternLM2 and GLM-4: release notes of 0.11 and 0.12.
 FAMILIES: Final = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -58,6 +60,8 @@ FAMILIES: Final = {
     "gpt2": Family("gpt", "0.9", pipeline_parallel="0.10"),
     "gemma": Family("gemma", "0.13", pipeline_parallel=None),
     "gemma2": Family("gemma", "0.13", pipeline_parallel=None),
+    "internlm2": Family("internlm2", "0.11", transformers=None),
+    "chatglm": Family("glm-4-9b", "0.12", pipeline_parallel=None, transformers=None, former_script="chatglm"),
 }
 
 
@@ -101,7 +105,10 @@ def convert_script(release: str, family: str, heads: str | None = None) -> str:
     """
     if heads is not None:
         return f"{heads}/convert_checkpoint.py"
-    return f"{'models/core/' * at_least(release, '0.20')}{FAMILIES[family].script}/convert_checkpoint.py"
+    known = FAMILIES[family]
+    if at_least(release, "0.20"):
+        return f"models/core/{known.script}/convert_checkpoint.py"
+    return f"{known.former_script or known.script}/convert_checkpoint.py"
 
 
 QUANTIZE_SCRIPT: Final = "quantization/quantize.py"
