@@ -571,7 +571,7 @@ axes:
   precision: [fp16]
   max_batch_size: [4]
   lengths: ["256,32"]
-  toolchain: [tensorrt_llm_pytorch]
+  toolchain: [tensorrt_llm, tensorrt_llm_pytorch]
   settings.lora.adapter: [null, ./sql]
 settings:
   serve: { frontend: trtllm_serve }
@@ -579,25 +579,55 @@ settings:
 
 
 def test_an_adapter_is_served_and_asked_for(tmp_path: Path) -> None:
-    """The stand-in refuses an adapter that it was not started with, and one whose files are not there."""
+    """The stand-in refuses an adapter that it was not started with, or its engine not built for, and one that is not there."""
     lane = Lane(tmp_path / "lane", "1.2.0")
     lane.matrix.write_text(LORA, encoding="utf-8")
-    (lane.folder / "sql").mkdir()
-    configuration = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "v_proj"]}
-    (lane.folder / "sql" / "adapter_config.json").write_text(json.dumps(configuration), encoding="utf-8")
-    (lane.folder / "sql" / "adapter_model.safetensors").write_bytes(safetensors(0))
+    write_adapter(lane.folder / "sql", random_pairs(TINY, rank=4))
     report = lane.run("--until", "smoke")
-    assert [cell["status"] for cell in report.values()] == ["done", "done"]
+    assert {cell["status"] for cell in report.values()} == {"done"}
     made = [name.partition("/")[0] for name in lane.artifacts()]
-    assert {stage: made.count(stage) for stage in ("download", "adapter", "repository")} == {
+    assert {stage: made.count(stage) for stage in ("download", "adapter", "build", "repository")} == {
         "download": 1,
         "adapter": 1,
-        "repository": 2,
+        "build": 2,
+        "repository": 4,
     }
     (folder,) = lane.outputs("adapter")
     settings = [yaml.safe_load(path.read_text()) for path in lane.workspace.glob("store/repository/*/out/*.yaml")]
     told = [each["lora_config"] for each in settings if "lora_config" in each]
     assert told == [{"lora_dir": [str(folder)], "max_lora_rank": 4, "lora_target_modules": ["attn_q", "attn_v"]}]
+
+
+LLMAPI_INPUTS = """
+input [
+  { name: "lora_id" data_type: TYPE_UINT64 dims: [ 1 ] optional: true },
+  { name: "lora_name" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+  { name: "lora_path" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+]
+"""
+"""Of pull request 14079, as its config.pbtxt has them."""
+
+
+def test_the_llm_api_s_model_in_triton_takes_adapters_where_its_template_does(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.3.0")
+    matrix = LORA.replace("[tensorrt_llm, tensorrt_llm_pytorch]", "[tensorrt_llm_pytorch]")
+    lane.matrix.write_text(matrix.replace("trtllm_serve", "triton"), encoding="utf-8")
+    write_adapter(lane.folder / "sql", random_pairs(TINY, rank=4))
+    with_and_without = {cell["status"]: cell for cell in lane.run("--until", "repository").values()}
+    assert with_and_without.keys() == {"done", "infeasible"}
+    assert "has no input lora_path; settings.serve.frontend: trtllm_serve" in with_and_without["infeasible"]["reason"]
+    config = lane.folder / "templates" / "all_models" / "llmapi" / "tensorrt_llm" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8") + LLMAPI_INPUTS, encoding="utf-8")
+    assert {cell["status"] for cell in lane.run("--until", "smoke").values()} == {"done"}
+    details = [
+        check["detail"]
+        for folder in lane.outputs("smoke")
+        for check in json.loads((folder / "smoke.json").read_text())["checks"]
+        if check["name"] == "adapter"
+    ]
+    assert len(details) == 1
+    found, bare = details[0].removesuffix(" without").split(" with it, ")
+    assert found != bare
 
 
 LORA_ENGINES = """\

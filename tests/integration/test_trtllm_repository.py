@@ -5,22 +5,32 @@ The backend `tensorrtllm` and the models' Python code are stand-ins; configurati
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from packaging.version import Version
 
+from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.broken_repositories import BROKEN, copy, write_good
 from tests.helpers.triton_client import Client
 from tests.standins import templates as standin
 from tests.standins import triton as backend
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import Answer, GenerationRequest
+from trtllm_pipeline.client.triton import Client as TritonClient
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.serving import triton
+from trtllm_pipeline.stages.asking import adapter_options
+from trtllm_pipeline.stages.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
@@ -103,6 +113,82 @@ def test_one_response_a_request_without_decoupling(tmp_path: Path, release: str)
         for model in ("ensemble", "tensorrt_llm_bls"):
             assert client.text(model, text_input="abcd", max_tokens=3) == "abcdbcd"
             assert client.generate(model, text_input="abcd", max_tokens=3, stream=True)[0] != 200
+
+
+ADAPTER_ROWS = {"q_proj": (16, 16), "v_proj": (16, 16)}
+
+
+def with_adapters(folder: Path, release: str, dtype: str, adapter: Path) -> Path:
+    """A repository of an engine in a data type, for adapters of q, k and v up to rank 8."""
+    models, engine = folder / "lora", engine_folder(folder / "engine of adapters", release)
+    config = json.loads((engine / "config.json").read_text())
+    config["pretrained_config"] |= {"dtype": dtype, "num_hidden_layers": 2}
+    config["build_config"] |= {
+        "plugin_config": {"lora_plugin": dtype},
+        "lora_config": {"max_lora_rank": 8, "lora_target_modules": ["attn_q", "attn_k", "attn_v"]},
+    }
+    (engine / "config.json").write_text(json.dumps(config))
+    model = folder / "model"
+    model.mkdir()
+    (model / "tokenizer_config.json").write_text("{}")
+    (model / "config.json").write_text('{"hidden_size": 16}')
+    models.mkdir()
+    installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
+    asked = load(EngineRepository, {"max_batch_size": 4})
+    frontends.write_engine(models, installed, engine=engine, model=model, asked=asked, adapter=adapter)
+    return models
+
+
+@pytest.mark.parametrize(("release", "dtype"), [("0.10.0", "float16"), ("1.1.0rc6", "bfloat16")])
+def test_an_adapter_is_kept_by_the_engine_s_model_and_handed_on_by_the_ensemble(
+    tmp_path: Path, release: str, dtype: str
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", random_pairs(ADAPTER_ROWS, rank=2))
+    models = with_adapters(tmp_path, release, dtype, adapter)
+    engine = tmp_path / "engine of adapters"
+
+    async def ask(client: TritonClient, **options: Any) -> Answer:
+        return await client.session().generate(GenerationRequest("abcd", 3, {"top_k": 1, **options}))
+
+    async def talk(service: Service) -> None:
+        async with TritonClient(service, "ensemble", "grpc", timeout_s=60) as client:
+            unknown = await ask(client, lora_task_id=1)
+            assert "LoRA task 1 not found in cache. Please send LoRA weights with request" in str(unknown.error)
+            told = await adapter_options(service, {"adapter": adapter, "engine": engine}, 60)
+            assert told == {"lora_task_id": 1}
+            assert (await ask(client)).text == "bcd"
+            assert (await ask(client, **told)).text == "dab", "by an adapter of rank 2"
+            for change, words in (
+                ({"module": 4}, "lora module attn_dense not enabled for this model"),
+                ({"layer": 2}, "Expected layerId to be in the range"),
+                ({"rank": 9}, "low_rank must be smaller than mMaxLowRank (8)"),
+            ):
+                refused = await ask(client, lora_task_id=2, **changed(convert(adapter, dtype), **change).inputs())
+                assert words in str(refused.error)
+            with_weights = convert(adapter, dtype).inputs()
+            alone = await ask(client, lora_task_id=2, lora_weights=with_weights["lora_weights"])
+            assert "must have both lora_weights and lora_keys" in str(alone.error)
+            large = convert(adapter, dtype)
+            padded = np.zeros((len(large.weights), 20_000_000), large.weights.dtype)  # 160 MB
+            kept = await ask(client, lora_task_id=3, **replace(large, weights=padded).inputs())
+            assert kept.error is None
+            assert kept.text == "dab"
+
+    with served(tmp_path, models) as client:
+        ports = client.server.ports
+        service = Service(f"127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}", None, None, "ensemble", None)
+        asyncio.run(talk(service))
+        assert client.text("ensemble", text_input="abcd", max_tokens=3, lora_task_id=1) == "dab"
+        if Version(release) >= Version("0.16"):
+            assert client.text("tensorrt_llm_bls", text_input="abcd", max_tokens=3, lora_task_id=1) == "dab"
+
+
+def changed(tensors: LoraTensors, **change: int) -> LoraTensors:
+    """The same with another module, layer or rank in its first row."""
+    config = tensors.config.copy()
+    for name, value in change.items():
+        config[0, ("module", "layer", "rank").index(name)] = value
+    return replace(tensors, config=config)
 
 
 REFUSED = {

@@ -24,7 +24,11 @@ _KNOWN = {
     "kv_cache_config",
     "enable_chunked_prefill",
     "triton_config",
+    "lora_config",
+    "cuda_graph_config",
 }
+_LORA = ("lora_id", "lora_name", "lora_path")
+"""Inputs of templates from pull request 14079 on."""
 
 
 def scalar(request, name, default):
@@ -78,14 +82,29 @@ class TritonPythonModel:
             raise ValueError(f"The sum of prompt length ({len(prompt)}) and max_tokens ({wanted}) exceeds {longest}")
         stops = pb.get_input_tensor_by_name(request, "sampling_param_stop")
         stops = [] if stops is None else [bytes(word) for word in stops.as_numpy().reshape(-1) if word]
+        shift = 1 + self.adapter(request)
         made = b""
         for index in range(wanted):
-            letter = prompt[(index + 1) % len(prompt) :][:1]
+            letter = prompt[(index + shift) % len(prompt) :][:1]
             made += letter
             ended = next((stop for stop in stops if made.endswith(stop)), None)
             if ended is not None:
                 return [bytes([each]) for each in made[: -len(ended)]]
         return [bytes([each]) for each in made]
+
+    def adapter(self, request):
+        """The rank of the adapter that a request asks for, 0 without one. Source: `get_lora_request_from_request` of helpers.py."""
+        given = [scalar(request, name, None) for name in _LORA]
+        if given == [None] * 3:
+            return 0
+        if None in given:
+            raise ValueError("lora_id, lora_name, and lora_path must all be provided together")
+        path = Path(bytes(given[2]).decode())
+        if not path.exists():
+            raise ValueError(f"lora_path does not exist on the Triton server's filesystem: {path}")
+        if str(path) not in self.settings.get("lora_config", {}).get("lora_dir", ()):
+            raise ValueError("stand-in: the LLM was not told of this adapter")
+        return json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["r"]
 
     def response(self, request, text):
         known = {"text_output": text, "finish_reason": b"length"}
