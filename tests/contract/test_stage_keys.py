@@ -27,6 +27,7 @@ from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import companions
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "stage_keys.json"
 CHANGED: Final[dict[tuple[str, str, str], str]] = {}
@@ -121,11 +122,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, 
 def test_what_was_recorded_is_what_ships() -> None:
     assert sorted(recorded()) == sorted(f"{matrix} {release}".strip() for matrix, release in cases())
     stages = {json.loads(text)["stage"] for entry in recorded().values() for text in entry}
-    assert stages == {stage.name for name in toolchains.names() for stage in toolchains.load(name).stages} - {
-        "adapter",
-        "score",
-        "draft",
-    }
+    known = {stage.name for name in toolchains.names() for stage in toolchains.load(name).stages}
+    assert stages == known - {"score", *companions.NAMES}
 
 
 @pytest.mark.parametrize(("matrix", "release"), [("quickstart", ""), ("qwen2", "0.16.0"), ("qwen2", "1.0.0")])

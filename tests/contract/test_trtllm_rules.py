@@ -240,6 +240,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM725": Example(
         cell(**ADAPTER, build__lora_ckpt_source="nemo"), cell(**ADAPTER, build__lora_ckpt_source="hf"), on()
     ),
+    "TLM726": Example(
+        cell(lora__adapter={"sql": "a/b", "chat": "a/c"}),
+        cell(lora__adapter={"sql": "a/b", "chat": "a/c"}, accuracy__lora="chat", perf__lora="none"),
+        on(),
+    ),
 }
 
 

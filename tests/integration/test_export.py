@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
-from tests.helpers.trtllm_runs import LARGER, Lane
+from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
 from trtllm_pipeline.deploy import manifests, start_script
 
 pytestmark = pytest.mark.integration
@@ -63,6 +64,7 @@ def started(folder: Path, environment: dict[str, str]) -> Iterator[int]:
     """A bundle's `start` on free ports, ready; ended in order afterwards. Gives the port of HTTP."""
     ports = free_ports(3)
     names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT")
+    (folder.parent / "ports.json").write_text(json.dumps(dict(zip(names, ports, strict=True))))
     with (folder.parent / "start.log").open("w") as log:
         process = subprocess.Popen(
             [str(folder / "start")],
@@ -259,6 +261,62 @@ def test_a_moved_bundle_with_two_ranks(tmp_path: Path) -> None:
         assert ask(port)["text_output"]
         with pytest.raises(urllib.error.HTTPError, match="403"):
             ask(port, "/v2/repository/index", {})
+    assert lane.left() == []
+
+
+SEND = """\
+import sys
+import numpy as np
+import tritonclient.grpc as grpc
+
+client = grpc.InferenceServerClient(sys.argv[1])
+given = {
+    "text_input": ("BYTES", np.array([["abcd"]], dtype=object)),
+    "max_tokens": ("INT32", np.array([[1]], np.int32)),
+    "lora_task_id": ("UINT64", np.array([[1]], np.uint64)),
+    "lora_weights": ("FP16", np.load(sys.argv[2] + "/model.lora_weights.npy")),
+    "lora_config": ("INT32", np.load(sys.argv[2] + "/model.lora_config.npy")),
+}
+inputs = []
+for name, (kind, values) in given.items():
+    inputs.append(grpc.InferInput(name, list(values.shape), kind))
+    inputs[-1].set_data_from_numpy(values)
+said = []
+client.start_stream(lambda result, error: said.append((result, error)))
+client.async_stream_infer("ensemble", inputs, enable_empty_final_response=True)
+client.stop_stream()
+assert said and said[0][1] is None, said
+"""
+"""What any client does with the files of a bundle."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+def test_a_moved_bundle_with_an_adapter(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.2.0")
+    write_adapter(lane.folder / "sql", random_pairs({"q_proj": (128, 128)}, rank=2, layers=4))
+    one = lane.matrix.read_text().replace("precision: [fp16, fp8]", "precision: [fp16]")
+    lane.matrix.write_text(f"{one}  lora: {{ adapter: {{ sql: ./sql }} }}\n")
+    lane.run("--cells", PLAIN, "--until", "smoke")
+    out = tmp_path / "out"
+    lane.pipeline("export", PLAIN, "--to", "bundle", "--workspace", str(lane.workspace), "--output-dir", str(out))
+    shutil.rmtree(lane.workspace)
+    moved = tmp_path / "b b"
+    shutil.move(next(path for path in (out / "bundle", out) if (path / "start").exists()), moved)
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=moved, check=True)
+    assert {path.name for path in (moved / "adapter").iterdir()} >= {
+        *("adapter_config.json", "adapter_model.safetensors", "model.lora_weights.npy", "model.lora_config.npy")
+    }
+    assert '| sql | `adapter/` | `"lora_task_id": 1` |' in (moved / "README.md").read_text()
+    path = f"{Path(sys.executable).parent}:{lane.environment['PATH']}"
+    with started(moved, {**lane.environment, "PATH": path}) as port:
+        body = {"text_input": "abcd", "max_tokens": 3, "bad_words": "", "stop_words": ""}
+        grpc = json.loads((tmp_path / "ports.json").read_text())["GRPC_PORT"]
+        subprocess.run(
+            [sys.executable, "-c", SEND, f"127.0.0.1:{grpc}", str(moved / "adapter")], check=True, timeout=60
+        )
+        assert ask(port, body=body)["text_output"] == "bcd"
+        assert ask(port, body={**body, "lora_task_id": 1})["text_output"] == "dab"
     assert lane.left() == []
 
 

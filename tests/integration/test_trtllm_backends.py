@@ -764,3 +764,32 @@ def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -
         for name in ("tensorrt_llm", "tensorrt_llm_draft")
     }
     assert len(set(engines.values())) == 2
+
+
+@pytest.mark.parametrize("release", ["1.2.0"])
+def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_path: Path, release: str) -> None:
+    lane = Lane(tmp_path / "lane", release)
+    several = "settings:\n  lora: { adapter: { sql: ./sql, chat: ./chat } }\n  accuracy: { lora: chat }\n"
+    head, _, rest = LORA_ENGINES.partition("  settings.lora.adapter: [./sql, ./chat]\nsettings:\n")
+    lane.matrix.write_text(head + several + rest, encoding="utf-8")
+    for name, rank in (("sql", 4), ("chat", 7)):
+        write_adapter(lane.folder / name, random_pairs(TINY, rank=rank))
+    (cell,) = lane.run().values()
+    assert cell["status"] == "done"
+    assert {level["failures"] for level in cell["perf"]} == {0}
+    (smoke,) = (json.loads((folder / "smoke.json").read_text()) for folder in lane.outputs("smoke"))
+    (detail,) = (check["detail"] for check in smoke["checks"] if check["name"] == "adapter")
+    answers = dict(reversed(part.split("' with")) for part in detail.split(", '"))
+    assert list(answers) == [" sql", " chat", "out"]
+    assert len(set(answers.values())) == 3, detail
+    (folder,) = lane.outputs("perf")
+    records = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    prompts = {record["id"]: record["text"] for record in records if record["type"] == "prompt"}
+    ranks: Counter[int] = Counter()
+    for record in records:
+        if record["type"] == "request":
+            answer = "".join(event[1] for event in record["events"])
+            prompt = prompts[record["prompt"]]
+            ranks[next(rank for rank in range(9) if answer.startswith(prompt[1 + rank :][:5]))] += 1
+    assert ranks.keys() == {4, 7}
+    assert abs(ranks[4] - ranks[7]) <= 2, "one after the other, at each level"

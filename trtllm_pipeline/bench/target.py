@@ -78,6 +78,8 @@ class Target:
     options: Mapping[str, Option] = field(default_factory=dict)
     """Further inputs of every request."""
     api_key: str | None = field(default=None, repr=False)
+    in_turn: tuple[Mapping[str, Option], ...] = ()
+    """Further inputs of one request after the other, from the first on again."""
 
     @property
     def tls(self) -> bool:
@@ -131,6 +133,8 @@ class Target:
         of_openai = self.protocol in OPENAI
         chosen = openai_sampling if of_openai else sampling
         options: dict[str, Option] = {**chosen(self.temperature, seed=number), **self.options}
+        if self.in_turn:
+            options |= self.in_turn[number % len(self.in_turn)]
         if prompt.stop_words:
             options["stop" if of_openai else "stop_words"] = prompt.stop_words
         return GenerationRequest(prompt.text, prompt.max_tokens or self.max_tokens, options, prompt.messages)

@@ -17,6 +17,7 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Objectives, ParamField, load, table
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains import companions
@@ -51,6 +52,8 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
         own.append(_parameter("model", Annotated[str | None, about]))
     for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
         upstream = " or ".join(next(stage for stage in stages if place in stage.inputs).upstream(place))
+        if place in ADAPTERS:
+            upstream = companions.ADAPTER
         if place == "service":
             own.append(_text("in_service", "--service", "FILE", f"What pipeline {upstream} --format json printed."))
         else:

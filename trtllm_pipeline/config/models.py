@@ -38,6 +38,7 @@ from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hub import dataset_file
 from trtllm_pipeline.stages import params
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
+from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.repository_settings import RepositorySettings
 
 Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
@@ -58,6 +59,7 @@ T = TypeVar("T")
 _PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
 _LENGTHS = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
 
 
@@ -106,6 +108,12 @@ def canonical_lengths(text: str) -> str:
     """`2048,1024` for `2048, 1024`."""
     isl, osl = parse_lengths(text)
     return f"{isl},{osl}"
+
+
+def _adapter_name(value: str) -> str:
+    if not _ADAPTER.fullmatch(value) or value == NO_ADAPTER:
+        raise ValueError(f"{value!r} cannot be the name of an adapter: letters, digits, - and _, and not {NO_ADAPTER}")
+    return value
 
 
 def _data_file(value: str) -> str:
@@ -494,11 +502,15 @@ class Repository(Section):
     """Where Triton runs the instances of a model of TensorRT-LLM, as `preprocessing: KIND_GPU`; others as the release says."""
 
 
-class Lora(Strict):
-    """A LoRA adapter, which the server loads beside the model, and which every request asks for."""
+AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 
-    adapter: Text | None = None
-    """ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, or a folder (`./adapters/foo`); null is none."""
+
+class Lora(Strict):
+    """LoRA adapters, which the server has beside the model, and which requests ask for."""
+
+    adapter: Text | Annotated[dict[AdapterName, Text], Field(min_length=1, max_length=4)] | None = None
+    """ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, or a folder (`./adapters/foo`); null is none. Several, up to four,
+    have names: `{sql: ./adapters/sql, chat: org/chat}`, by which `lora` of smoke, perf and accuracy chooses."""
 
 
 class Speculative(Strict):
@@ -538,7 +550,7 @@ class Serve(Strict):
     """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
 
 
-@derived(params.SmokeParams, leave=("max_seq_len", "images"))
+@derived(params.SmokeParams, leave=("max_seq_len", "images", "lora_names"))
 class Smoke(Section):
     """The first questions to a new server."""
 
@@ -548,7 +560,7 @@ class Smoke(Section):
     """Text that the greedy answer must contain; null is the recipe's. Without either, any text passes."""
 
 
-@derived(params.PerfParams, leave=("declared",))
+@derived(params.PerfParams, leave=("declared", "lora_names"))
 class Perf(Section):
     """What is measured, and with what."""
 
@@ -579,7 +591,7 @@ class Perf(Section):
         return value
 
 
-@derived(params.AccuracyParams)
+@derived(params.AccuracyParams, leave=("lora_names",))
 class Accuracy(Section):
     """Which answers are scored, and how."""
 

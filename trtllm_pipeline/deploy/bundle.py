@@ -1,7 +1,8 @@
 """The bundle: a folder with all that serves one cell, which can be moved to any host and checked there.
 
     engine/        the engine, or model/ alone with the weights
-    draft/         the model that drafts tokens, and adapter/ a LoRA adapter, where there is one
+    draft/         the model that drafts tokens, and adapter/ (adapter2/, ...) a LoRA adapter, where there is one; for an
+                   engine in Triton with the tensors that a client sends of it
     model/         tokenizer, chat template, generation_config.json; config.json
     repository/    what the server is started from; @BUNDLE@ stands for the bundle's folder
     provenance/    of each artifact that it was made of: manifest, statement, signature; and what was measured
@@ -37,6 +38,7 @@ from trtllm_pipeline.store import manifest
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.triton_repository.engine import Engine
 
 SCHEMA: Final = 1
 FILE: Final = "bundle.json"
@@ -45,7 +47,9 @@ START: Final = "start"
 _WEIGHTS: Final = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".ckpt"}
 )
-_ARTIFACT: Final = re.compile(r"/(?:.*/)?store/[a-z]+/(?P<fingerprint>[0-9a-f]{32})/out(?P<below>(?:/.*)?)", re.DOTALL)
+_ARTIFACT: Final = re.compile(
+    r"/(?:.*/)?store/[a-z0-9]+/(?P<fingerprint>[0-9a-f]{32})/out(?P<below>(?:/.*)?)", re.DOTALL
+)
 _INDEX: Final = ".index.json"
 
 
@@ -62,6 +66,7 @@ def write(deployment: Deployment, folder: Path) -> None:
     for name in companions.NAMES:
         if name in served.inputs:
             _copy(served.inputs[name], folder / name)
+    _write_tensors(deployment, folder)
     places = {"build": "engine", "download": "model", "quantize": "model", "repository": "repository"}
     places |= {name: name for name in companions.NAMES}
     moved: dict[str, str] = {
@@ -86,6 +91,18 @@ def write(deployment: Deployment, folder: Path) -> None:
     write_json(folder / FILE, _about(deployment))
     (folder / "README.md").write_text(card.text(deployment), encoding="utf-8")
     write_sums(folder)
+
+
+def _write_tensors(deployment: Deployment, folder: Path) -> None:
+    """Beside each LoRA adapter, the tensors that an engine in Triton takes of it."""
+    adapters = companions.adapters(deployment.served.cell)
+    if deployment.kind != "engine" or not adapters:
+        return
+    from trtllm_pipeline.stages.lora_tensors import convert
+
+    dtype = Engine.read(folder / "engine").dtype or "float16"
+    for place in adapters:
+        convert(folder / place, dtype).write(folder / place)
 
 
 def write_sums(folder: Path) -> None:

@@ -16,6 +16,7 @@ from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.report.rows import UNQUANTIZED
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import EMBEDDED
 
 _HUB_LICENCES: Final = {
@@ -85,6 +86,7 @@ def _lines(deployment: Deployment) -> Iterator[str]:
             ("time to load", f"{deployment.load_s:.0f} s" if deployment.load_s is not None else "not measured"),
         ],
     )
+    yield from _adapters(deployment)
     yield from _performance(deployment)
     yield from _accuracy(deployment)
     yield from _conditions(deployment)
@@ -103,6 +105,34 @@ def ask(deployment: Deployment, address: str) -> str:
     body = {"text_input": "The capital of France is", "max_tokens": 8}
     body |= {} if deployment.kind == "llmapi" else {"bad_words": "", "stop_words": ""}
     return f"curl -s http://{address}/v2/models/{deployment.model}/generate -d {shlex.quote(json.dumps(body))}"
+
+
+def _adapters(deployment: Deployment) -> Iterator[str]:
+    """How a request asks for each LoRA adapter; nothing without any."""
+    adapters = companions.adapters(deployment.served.cell)
+    if not adapters:
+        return
+    yield ""
+    yield "## LoRA adapters"
+    yield ""
+    if deployment.kind == "engine":
+        yield "Send `lora_weights` and `lora_config` from an adapter's folder with its `lora_task_id`, over gRPC, in one request after"
+        yield "each start of the server. From then on `lora_task_id` alone asks for it. Without it the model itself answers."
+    else:
+        yield "A request asks for one as follows, PATH being the absolute path of the bundle. Without it the model itself answers."
+    asked = {
+        "engine": '`"lora_task_id": {number}`',
+        "llmapi": '`"lora_id": {number}, "lora_name": "{name}", "lora_path": "PATH/{place}"`',
+        "trtllm_serve": '`"lora_request": {{"lora_name": "{name}", "lora_int_id": {number}, "lora_path": "PATH/{place}"}}`',
+    }[deployment.kind]
+    yield ""
+    yield from _table(
+        ("adapter", "folder", "request"),
+        [
+            (_plain(name), f"`{place}/`", asked.format(number=number, name=name, place=place))
+            for number, (place, (name, _)) in enumerate(adapters.items(), 1)
+        ],
+    )
 
 
 def _front_matter(deployment: Deployment) -> Iterator[str]:

@@ -130,8 +130,13 @@ def _name_models(settings: dict[str, Any], models: Mapping[str, str]) -> None:
     """Let settings name other models as they are pinned."""
     for name, key in (("speculative", "model"), ("lora", "adapter")):
         section = settings.get(name)
-        if section and section.get(key) in models:
-            section[key] = models[section[key]]
+        if not section:
+            continue
+        found = section.get(key)
+        if isinstance(found, dict):
+            section[key] = {each: models.get(model, model) for each, model in found.items()}
+        elif found in models:
+            section[key] = models[found]
 
 
 def _name_files(settings: dict[str, Any], files: Mapping[str, str], base: Path) -> None:

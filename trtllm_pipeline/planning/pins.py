@@ -77,7 +77,9 @@ class Pins:
         found = {name: self._companion(name, model, cell) for name, model in asked.items()}
         known = {"model": cell.recipe, **found}
         configurations = {
-            name: self._configuration(known[name], cell, CONFIGURATION.get(name, CONFIGURATION[MODEL]))
+            name: self._configuration(
+                known[name], cell, CONFIGURATION[MODEL if name == MODEL else companions.form(name)]
+            )
             for name in companions.configurations_needed(cell)
             if name in known
         }
@@ -111,7 +113,7 @@ class Pins:
                 raise UsageError(f"{companions.SETTINGS[name]} {error.message}", hint=error.hint) from error
             settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": False}}
             asked = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
-            found = self._recipe(asked, form=name)
+            found = self._recipe(asked, form=companions.form(name))
             self._companions[same] = {part: found[part] for part in ("source", "files", "folder") if part in found}
         return self._companions[same]
 

@@ -20,7 +20,7 @@ from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
-_ARTIFACT: Final = re.compile(r"(?:([a-z_]+)[-/])?([0-9a-f]{4,32})")
+_ARTIFACT: Final = re.compile(r"(?:([a-z][a-z0-9_]*)[-/])?([0-9a-f]{4,32})")
 LATEST: Final = "latest"
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 _BACK: Final = re.compile(r"(.+?)(?:~(\d+))?")

@@ -13,7 +13,14 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate.answers import questions_of, score_server
 from trtllm_pipeline.evaluate.functions import metrics_of
-from trtllm_pipeline.stages.asking import encoder, model_folder, protocol_for, request_options
+from trtllm_pipeline.stages.asking import (
+    adapter_options,
+    chosen_adapters,
+    draft_options,
+    encoder,
+    model_folder,
+    protocol_for,
+)
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import AccuracyParams, to_json
 
@@ -27,6 +34,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
         questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     service = Service.read(context.inputs["service"])
     images = any(question.prompt.images for question in questions)
+    adapters = asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s, asked.lora_names))
     found = score_server(
         Target(
             protocol_for(service, images=images),
@@ -34,7 +42,8 @@ def run(context: StageContext[AccuracyParams]) -> None:
             service.model,
             asked.request_timeout_s,
             asked.max_tokens,
-            options=asyncio.run(request_options(service, context.inputs, asked.request_timeout_s)),
+            options=draft_options(service, context.inputs),
+            in_turn=chosen_adapters(adapters, asked.lora),
         ),
         questions,
         metrics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +12,7 @@ from trtllm_pipeline.client.triton import Client, ServedModel, failure_class, sa
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import find, read_tokenizer
 from trtllm_pipeline.serving.command_lines import BLS_MODEL
-from trtllm_pipeline.stages.lora import TRITON_TYPES
+from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER, TRITON_TYPES
 from trtllm_pipeline.triton_repository.engine import Engine
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 
 _EXTERNAL: Final = "draft_tokens_external"
-ADAPTER: Final = "adapter"
-"""The input with a LoRA adapter."""
-TASK: Final = 1
-"""The number by which servers know it."""
 _FIRST_PROMPT: Final = "Hello"
 
 
@@ -56,11 +52,6 @@ def encoder(model: Path) -> Encode | None:
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-async def request_options(service: Service, inputs: Mapping[str, Path], timeout_s: float) -> dict[str, Option]:
-    """What every request to a server says beside its prompt: how many tokens to draft, and which adapter."""
-    return {**draft_options(service, inputs), **await adapter_options(service, inputs, timeout_s)}
-
-
 def draft_options(service: Service, inputs: Mapping[str, Path]) -> dict[str, Option]:
     """What every request to an engine says that has a draft model beside it, which requests alone ask for; else nothing.
 
@@ -72,32 +63,53 @@ def draft_options(service: Service, inputs: Mapping[str, Path]) -> dict[str, Opt
     return {} if engine.speculation != _EXTERNAL else {"num_draft_tokens": engine.max_draft_len, "stream": False}
 
 
-async def adapter_options(service: Service, inputs: Mapping[str, Path], timeout_s: float) -> dict[str, Option]:
-    """What every request says of the LoRA adapter among a stage's inputs; nothing without one.
+AdapterOptions = Mapping[str, Mapping[str, Option]]
+"""Name of an adapter -> what a request says to have it."""
 
-    An engine in Triton is sent the adapter here, once: its backend keeps it under a number, and takes that alone from then
-    on, over every protocol. Other servers load the folder themselves. Raises StageError for one that takes no adapters.
+
+async def adapter_options(
+    service: Service, inputs: Mapping[str, Path], timeout_s: float, names: Sequence[str] = ()
+) -> AdapterOptions:
+    """What requests say of each LoRA adapter among a stage's inputs; `names` are theirs, where there are several.
+
+    An engine in Triton is sent the adapters here, once: its backend keeps each under a number, and takes that alone from
+    then on, over every protocol. Other servers load the folders themselves. Raises StageError for one that takes none.
 
     Source: `lora_request` of trtllm-serve's protocol; inputs of the Triton models `llmapi` and `inflight_batcher_llm`.
     """
-    if ADAPTER not in inputs:
-        return {}
-    folder = inputs[ADAPTER]
-    if service.kind == "openai":
-        return {"lora_request": {"lora_name": ADAPTER, "lora_int_id": TASK, "lora_path": str(folder)}}
-    async with Client(service, service.model, "grpc", timeout_s=timeout_s) as client:
-        if client.model.takes("lora_task_id"):
-            from trtllm_pipeline.stages.lora_tensors import convert
+    folders = [inputs[place] for place in ADAPTERS if place in inputs]
+    named = dict(zip(names or ADAPTERS, folders, strict=False))
+    found: dict[str, Mapping[str, Option]] = {}
+    for number, (name, folder) in enumerate(named.items(), 1):
+        if service.kind == "openai":
+            found[name] = {"lora_request": {"lora_name": name, "lora_int_id": number, "lora_path": str(folder)}}
+            continue
+        async with Client(service, service.model, "grpc", timeout_s=timeout_s) as client:
+            if client.model.takes("lora_task_id"):
+                from trtllm_pipeline.stages.lora_tensors import convert
 
-            await _send(client, convert(folder, _data_type(inputs["engine"], client.model)))
-            return {"lora_task_id": TASK}
-        if client.model.takes("lora_path"):
-            return {"lora_id": TASK, "lora_name": ADAPTER, "lora_path": str(folder)}
-    raise StageError(
-        f"model {service.model} has no input for LoRA adapters",
-        failure=FailureClass.USER,
-        hint="the templates of the release decide; settings.serve.frontend: trtllm_serve has one",
-    )
+                await _send(client, number, convert(folder, _data_type(inputs["engine"], client.model)))
+                found[name] = {"lora_task_id": number}
+            elif client.model.takes("lora_path"):
+                found[name] = {"lora_id": number, "lora_name": name, "lora_path": str(folder)}
+            else:
+                raise StageError(
+                    f"model {service.model} has no input for LoRA adapters",
+                    failure=FailureClass.USER,
+                    hint="the templates of the release decide; settings.serve.frontend: trtllm_serve has one",
+                )
+    return found
+
+
+def chosen_adapters(found: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, Option], ...]:
+    """What requests say in turn: of the adapter that is wanted, of none, or of all. Raises StageError for an unknown name."""
+    if wanted is None or not found:
+        return tuple(found.values())
+    if wanted == NO_ADAPTER:
+        return ()
+    if wanted not in found:
+        raise StageError(f"there is no LoRA adapter {wanted}; there are {', '.join(found)}", failure=FailureClass.USER)
+    return (found[wanted],)
 
 
 def _data_type(engine: Path, model: ServedModel) -> str:
@@ -113,9 +125,9 @@ def _data_type(engine: Path, model: ServedModel) -> str:
     return dtype
 
 
-async def _send(client: Client, adapter: LoraTensors) -> None:
+async def _send(client: Client, number: int, adapter: LoraTensors) -> None:
     """The first request of an adapter, with which the server keeps it. Raises StageError."""
-    options: dict[str, Option | InputTensor] = {**sampling(0, seed=0), "lora_task_id": TASK, **adapter.inputs()}
+    options: dict[str, Option | InputTensor] = {**sampling(0, seed=0), "lora_task_id": number, **adapter.inputs()}
     answer = await client.session().generate(GenerationRequest(_FIRST_PROMPT, 1, options))
     if answer.error is not None:
         raise StageError(

@@ -12,6 +12,10 @@ from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
 from trtllm_pipeline.hub.verify import TensorEntry, tensors
 
+ADAPTERS: Final = ("adapter", "adapter2", "adapter3", "adapter4")
+"""Inputs of stages with adapters, and the stages that fetch them: as many as a cell can have."""
+NO_ADAPTER: Final = "none"
+"""Instead of an adapter's name: the model itself."""
 MODULES: Final = {
     "q_proj": "attn_q",
     "k_proj": "attn_k",

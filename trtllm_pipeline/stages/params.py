@@ -287,6 +287,18 @@ class SmokeParams:
         str | None,
         Param("images made up for one more question, as 1@64x64", null="no such question", key_with=ITSELF),
     ] = None
+    lora: Annotated[
+        str | None,
+        Param(
+            "LoRA adapter that the answers which are compared ask for; none is the model without one",
+            null="the first",
+            key_with=ITSELF,
+        ),
+    ] = None
+    lora_names: Annotated[
+        tuple[str, ...],
+        Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
+    ] = ()
     max_seq_len: Annotated[
         int | None, Param("tokens of prompt and answer together, where no engine says it", ge=1, runtime=True)
     ] = None
@@ -340,6 +352,18 @@ class PerfParams:
         str | None,
         Param("images made up for each request, COUNT@WIDTHxHEIGHT as 1@512x512", null="none", key_with=ITSELF),
     ] = None
+    lora: Annotated[
+        str | None,
+        Param(
+            "LoRA adapter that requests ask for; none is the model without one",
+            null="all of them, in turn",
+            key_with=ITSELF,
+        ),
+    ] = None
+    lora_names: Annotated[
+        tuple[str, ...],
+        Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
+    ] = ()
     protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
     repeats: Annotated[
         int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=MOST_REPEATS)
@@ -373,5 +397,15 @@ class AccuracyParams(ScoreParams):
     """Parameters of the accuracy stage."""
 
     max_tokens: Annotated[int, Param("length of answers; they are greedy", ge=1, le=MOST_TOKENS)] = 32
+    lora: Annotated[
+        str | None,
+        Param(
+            "LoRA adapter whose answers are scored; none is the model without one", null="the only one", key_with=ITSELF
+        ),
+    ] = None
+    lora_names: Annotated[
+        tuple[str, ...],
+        Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
+    ] = ()
     concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0

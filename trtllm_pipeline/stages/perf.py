@@ -25,7 +25,7 @@ from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.asking import model_folder, protocol_for, request_options
+from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, model_folder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -48,6 +48,7 @@ def run(context: StageContext[PerfParams]) -> None:
     engine.check_lengths(
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
+    adapters = asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s, asked.lora_names))
     target = Target(
         protocol_for(service, asked.protocol, images=any(prompt.images for prompt in prompts)),
         service,
@@ -55,7 +56,8 @@ def run(context: StageContext[PerfParams]) -> None:
         asked.request_timeout_s,
         max_tokens,
         asked.temperature,
-        asyncio.run(request_options(service, context.inputs, asked.request_timeout_s)),
+        draft_options(service, context.inputs),
+        in_turn=chosen_adapters(adapters, asked.lora),
     )
     load = Load(
         concurrency=asked.concurrency,

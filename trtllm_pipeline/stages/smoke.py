@@ -23,8 +23,9 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.stages.asking import ADAPTER, adapter_options, draft_options, model_folder
+from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, model_folder
 from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -127,8 +128,8 @@ class _Smoke:
             if isinstance(client, Client):
                 for path in sorted(self.context.inputs["repository"].glob("*/config.pbtxt")):
                     await self._check("configuration", first, path.parent.name, self._configuration(client, path))
-        if ADAPTER in self.context.inputs:
-            await self._check("adapter", first, service.model, self._adapter())
+        if ADAPTERS[0] in self.context.inputs:
+            await self._check("adapter", first, service.model, self._adapters())
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
@@ -157,14 +158,18 @@ class _Smoke:
             ok, detail = False, str(error)
         self.checks.append(SmokeCheck(name, protocol, model, ok, detail, round((time.monotonic() - start) * 1e3, 1)))
 
-    async def _adapter(self) -> str:
-        """From here on every request asks for the adapter."""
+    async def _adapters(self) -> str:
+        """Each answers. From here on requests ask for the one that is wanted."""
+        limit, plain, said = self.asked.request_timeout_s, self.target, []
         async with self._client(self.service.model, self.protocols[0]) as client:
-            bare = (await self._ask(client)).text
-            options = await adapter_options(self.service, self.context.inputs, self.asked.request_timeout_s)
-            self.target = replace(self.target, options={**self.target.options, **options})
-            text = (await self._ask(client)).text
-        return f"{text!r} with it, {bare!r} without"
+            said.append(f"{(await self._ask(client)).text!r} without")
+            found = await adapter_options(self.service, self.context.inputs, limit, self.asked.lora_names)
+            for name, options in found.items():
+                self.target = replace(plain, options={**plain.options, **options})
+                said.insert(-1, f"{(await self._ask(client)).text!r} with {name}")
+        wanted = chosen_adapters(found, self.asked.lora)
+        self.target = replace(plain, options={**plain.options, **(wanted[0] if wanted else {})})
+        return ", ".join(said)
 
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:

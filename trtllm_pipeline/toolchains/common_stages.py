@@ -24,6 +24,7 @@ from trtllm_pipeline.serving.command_lines import (
     openai_argv,
 )
 from trtllm_pipeline.stages.base import Stage, StageContext
+from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import (
     GENERAL_PROMPT,
     AccuracyParams,
@@ -45,7 +46,7 @@ ENGINE: Final = ("build", "quantize", "download")
 MODEL: Final = "model"
 """The input with the model's own files: tokenizer, chat template. By hand it may be left out where these lie beside the
 engine."""
-_MAY_LACK: Final = frozenset({MODEL, companions.ADAPTER})
+_MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
 def _contents(cell: Cell) -> dict[str, str] | None:
@@ -172,6 +173,10 @@ def launch(
     )
 
 
+def _names(cell: Cell) -> dict[str, Any]:
+    return {"lora_names": companions.lora_names(cell)}
+
+
 _QUESTIONS: Final = 28
 """As many are built in."""
 _PROMPT_TOKENS: Final = 32
@@ -200,7 +205,7 @@ def _smoke(cell: Cell) -> SmokeParams:
     ):
         expected = answers.get(cell.toolchain)
     prompt = settings["prompt"] or recipe.get("prompt") or GENERAL_PROMPT
-    given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl}
+    given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl, **_names(cell)}
     if cell.recipe.get("images") and cell.toolchain == PYTORCH and cell.settings["serve"]["frontend"] != "triton":
         given["images"] = _SMOKE_IMAGES
     return load(SmokeParams, given, settings)
@@ -217,7 +222,7 @@ SMOKE = Stage(
         "repository": "repository",
         "engine": ENGINE,
         MODEL: "download",
-        companions.ADAPTER: companions.ADAPTER,
+        **{name: name for name in ADAPTERS},
     },
     optional=_MAY_LACK,
     scope=Scope.IN_SERVICE,
@@ -259,6 +264,7 @@ def _perf(cell: Cell) -> PerfParams:
         "slo": settings["slo"] or None,
         "max_tokens": settings["max_tokens"] or cell.osl,
         "declared": _declared(cell),
+        **_names(cell),
     }
     return load(PerfParams, given, settings)
 
@@ -291,7 +297,7 @@ PERF = Stage(
         "repository": "repository",
         "engine": ENGINE,
         MODEL: "download",
-        companions.ADAPTER: companions.ADAPTER,
+        **{name: name for name in ADAPTERS},
     },
     optional=_MAY_LACK,
     after=("smoke",),
@@ -331,7 +337,7 @@ def _images(path: str, _changed_ns: int) -> tuple[str, ...]:
 
 
 def _accuracy(cell: Cell) -> AccuracyParams:
-    return load(AccuracyParams, cell.settings["accuracy"])
+    return load(AccuracyParams, _names(cell), cell.settings["accuracy"])
 
 
 def _accuracy_s(cell: Cell, machine: Machine) -> float:
@@ -357,7 +363,7 @@ ACCURACY = Stage(
     summary="score the server's greedy answers against references",
     program="trtllm_pipeline.stages.accuracy:run",
     shared=True,
-    inputs={"service": "launch", "engine": ENGINE, MODEL: "download", companions.ADAPTER: companions.ADAPTER},
+    inputs={"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}},
     optional=_MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,

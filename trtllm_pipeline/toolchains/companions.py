@@ -6,20 +6,21 @@ Each is fetched by a stage of its own, called like it, and pinned as the cell's 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.lora import MODULES
-from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, load
+from trtllm_pipeline.stages.lora import ADAPTERS, MODULES
+from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.companion_sizes import adapter_bytes, draft_bytes
 from trtllm_pipeline.toolchains.durations import fetching_s
 
 DRAFT: Final = "draft"
 ADAPTER: Final = "adapter"
-NAMES: Final = (DRAFT, ADAPTER)
-SETTINGS: Final = {DRAFT: "settings.speculative.model", ADAPTER: "settings.lora.adapter"}
+NAMES: Final = (DRAFT, *ADAPTERS)
+SETTINGS: Final = {DRAFT: "settings.speculative.model", **dict.fromkeys(ADAPTERS, "settings.lora.adapter")}
 """What names them."""
 LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
 """Options of trtllm-build that say what adapters an engine takes."""
@@ -53,17 +54,28 @@ def beyond_default(settings: Mapping[str, Json], defaults: Mapping[str, int]) ->
 
 def asked_for(cell: Cell) -> dict[str, str]:
     """Companion -> the model that a cell's settings name for it."""
-    settings, lora = speculation(cell), adapter(cell)
-    found = {} if lora is None else {ADAPTER: lora}
+    settings, found = speculation(cell), {place: model for place, (_, model) in adapters(cell).items()}
     if settings is not None and settings["method"] in WITH_DRAFT_MODEL and settings["model"] is not None:
         found[DRAFT] = str(settings["model"])
     return found
 
 
-def adapter(cell: Cell) -> str | None:
-    """The LoRA adapter that a cell's settings name, or None."""
+def adapters(cell: Cell) -> dict[str, tuple[str, str]]:
+    """The LoRA adapters that a cell's settings name: place among `ADAPTERS` -> name, and the model that it is."""
     found = cell.settings.get("lora", {}).get("adapter")
-    return None if found is None else str(found)
+    named = found if isinstance(found, dict) else {} if found is None else {ADAPTER: found}
+    return {place: (name, str(model)) for place, (name, model) in zip(ADAPTERS, named.items(), strict=False)}
+
+
+def lora_names(cell: Cell) -> tuple[str, ...]:
+    """Names of a cell's adapters, where its settings give any."""
+    named = isinstance(cell.settings.get("lora", {}).get("adapter"), dict)
+    return tuple(name for name, _ in adapters(cell).values()) if named else ()
+
+
+def form(name: str) -> Form:
+    """What a companion is."""
+    return "adapter" if name in ADAPTERS else "draft"
 
 
 def modules_of(configuration: Mapping[str, Any]) -> list[str]:
@@ -102,7 +114,7 @@ def configurations_needed(cell: Cell) -> tuple[str, ...]:
     method = None if settings is None else settings["method"]
     both = (DRAFT, "model")
     needed = {"eagle3": (DRAFT,), "mtp": ("model",), "medusa": ("model",), "eagle": both}.get(str(method), ())
-    return needed if adapter(cell) is None else (*needed, ADAPTER)
+    return (*needed, *adapters(cell))
 
 
 def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
@@ -111,8 +123,9 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     Source: the drafters of the PyTorch backend. An EAGLE-3 head reads hidden states of the model that it was trained for,
     and draws from a vocabulary of its own; layers for more tokens are part of the model's weights.
     """
-    if ADAPTER in of and (said := _unfit_adapter(cell, of[ADAPTER])) is not None:
-        return f"settings.lora.adapter {adapter(cell)}: {said}"
+    for place, (_, name) in adapters(cell).items():
+        if place in of and (said := _unfit_adapter(cell, of[place])) is not None:
+            return f"settings.lora.adapter {name}: {said}"
     settings = speculation(cell)
     method = "" if settings is None else str(settings["method"])
     if method in {"medusa", "eagle"}:
@@ -142,30 +155,37 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
 
 def lora_build(cell: Cell) -> tuple[int | None, tuple[str, ...]]:
     """Largest rank and layers of adapters that a cell's engine is built for: as `settings.build` says, else those of its
-    adapter; None and none without one.
+    adapters; None and none without any.
 
     A query, key or value alone makes all three, whose products the engine computes as one.
     """
-    if adapter(cell) is None:
+    known = [cell.companions.get(place, {}) for place in adapters(cell)]
+    if not known:
         return None, ()
-    known, build = cell.companions.get(ADAPTER, {}), cell.settings["build"]
-    rank, modules = (build.get(name, known.get(name)) for name in LORA_BUILD)
-    names = modules.split() if isinstance(modules, str) else list(modules) if isinstance(modules, list | tuple) else []
+    rank, modules = (cell.settings["build"].get(name) for name in LORA_BUILD)
+    ranks = [each["max_lora_rank"] for each in known if "max_lora_rank" in each] if rank is None else [rank]
+    told = [name for each in known for name in _names(each.get("lora_target_modules"))]
+    names = list(dict.fromkeys(told if modules is None else _names(modules)))
     if not _ATTENTION.isdisjoint(names):
         names += sorted(_ATTENTION.difference(names))
-    return rank if isinstance(rank, int) else None, tuple(map(str, names))
+    return max((each for each in ranks if isinstance(each, int)), default=None), tuple(names)
+
+
+def _names(given: Json) -> list[str]:
+    """Layers as a matrix, or an adapter, tells them."""
+    return given.split() if isinstance(given, str) else [*map(str, given)] if isinstance(given, list | tuple) else []
 
 
 def described(found: Mapping[str, Mapping[str, Json]], of: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """The pinned companions `found` with what their configurations say that stages have to know: an adapter's rank and layers."""
-    known = of.get(ADAPTER)
-    if known is None or ADAPTER not in found:
-        return dict(found)
-    try:
-        said = {"max_lora_rank": rank_of(known), "lora_target_modules": modules_of(known)}
-    except ValueError:
-        return dict(found)  # `unfit` says it
-    return {**found, ADAPTER: {**found[ADAPTER], **said}}
+    described: dict[str, Any] = dict(found)
+    for place in found.keys() & {*ADAPTERS}:
+        if (known := of.get(place)) is None:
+            continue
+        with suppress(ValueError):  # `unfit` says it
+            said = {"max_lora_rank": rank_of(known), "lora_target_modules": modules_of(known)}
+            described[place] = {**found[place], **said}
+    return described
 
 
 def has_own_engine(cell: Cell) -> bool:
@@ -258,7 +278,7 @@ def weights_bytes(cell: Cell, name: str) -> int:
 def _params(name: str, cell: Cell) -> DownloadParams:
     found = cell.companions[name]
     content: Any = found.get("files")
-    given = {"source": found["source"], "content": content, "folder": found.get("folder"), "form": name}
+    given = {"source": found["source"], "content": content, "folder": found.get("folder"), "form": form(name)}
     return load(DownloadParams, given, cell.settings["download"])
 
 
@@ -282,5 +302,5 @@ def _fetching(name: str, summary: str) -> Stage:
     )
 
 
-FETCH_ADAPTER: Final = _fetching(ADAPTER, "fetch a LoRA adapter and verify it")
+FETCH_ADAPTERS: Final = tuple(_fetching(name, "fetch a LoRA adapter and verify it") for name in ADAPTERS)
 FETCH_DRAFT: Final = _fetching(DRAFT, "fetch the draft model of speculative decoding and verify it")

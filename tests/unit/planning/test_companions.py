@@ -12,11 +12,13 @@ import pytest
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, infeasible, plan, stage_run, stages, values
 from tests.standins.programs.checkpoint import safetensors
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.errors import DownloadError, UsageError
+from trtllm_pipeline.errors import DownloadError, StageError, UsageError
 from trtllm_pipeline.planning.pins import Pins
-from trtllm_pipeline.stages.asking import adapter_options
+from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters
 from trtllm_pipeline.toolchains import companions
 
 HEAD: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "draft_vocab_size": 32000}
@@ -144,9 +146,21 @@ def test_an_adapter_is_a_model_of_its_own_and_every_request_asks_for_it(model: P
     asking = ("repository", "launch", "smoke", "perf", "accuracy")
     assert {name for name, run in runs.items() if "adapter" in run.inputs} == set(asking)
     service = Service("http://localhost:1", "", None, None, "model", None, "openai")
-    assert asyncio.run(adapter_options(service, {"adapter": folder}, 1.0)) == {
-        "lora_request": {"lora_name": "adapter", "lora_int_id": 1, "lora_path": str(folder)}
+    inputs = {"adapter": folder, "adapter2": model}
+    told = asyncio.run(adapter_options(service, inputs, 1.0, ("sql", "chat")))
+    assert told == {
+        "sql": {"lora_request": {"lora_name": "sql", "lora_int_id": 1, "lora_path": str(folder)}},
+        "chat": {"lora_request": {"lora_name": "chat", "lora_int_id": 2, "lora_path": str(model)}},
     }
+    assert list(asyncio.run(adapter_options(service, {"adapter": folder}, 1.0))) == ["adapter"]
+    assert chosen_adapters(told, None) == (told["sql"], told["chat"])
+    assert chosen_adapters(told, "chat") == (told["chat"],)
+    assert chosen_adapters(told, "none") == ()
+    with pytest.raises(StageError, match="there is no LoRA adapter law; there are sql, chat"):
+        chosen_adapters(told, "law")
+    target = Target("openai_completions", service, "model", 1.0, 8, in_turn=chosen_adapters(told, None))
+    asked = [target.generation(Prompt("a", "Hello"), number).options["lora_request"] for number in range(3)]
+    assert asked == [told[name]["lora_request"] for name in ("sql", "chat", "sql")]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +205,31 @@ def test_an_engine_is_built_for_the_rank_and_the_layers_of_its_adapter(model: Pa
     (folder / "adapter_config.json").write_text(json.dumps({**ADAPTER, "r": 8}))
     larger = plan(pinned(with_adapter(model, ENGINES, max_lora_rank=16)))
     assert stage_run(larger, "build").id == stage_run(found, "build").id, "what it is built for counts, not who says it"
+
+
+def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
+    write_adapter(model.parent / "sql", ADAPTER)
+    write_adapter(model.parent / "chat", {**ADAPTER, "r": 32, "target_modules": ["o_proj"]})
+    named = {"sql": "./sql", "chat": "./chat"}
+    several = with_adapter(model, ENGINES)
+    settings = {
+        **several.settings,
+        "lora": {"adapter": named},
+        "accuracy": {**several.settings["accuracy"], "lora": "chat"},
+    }
+    found = plan(pinned(replace(several, settings=settings)))
+    runs = {run.stage.name: run for run in found.stage_runs.values()}
+    assert (runs["build"].params.max_lora_rank, set(runs["build"].params.lora_target_modules)) == (
+        32,
+        {"attn_q", "attn_k", "attn_v", "attn_dense"},
+    )
+    assert {name for name, run in runs.items() if {"adapter", "adapter2"} <= run.inputs.keys()} == {
+        *("repository", "launch", "smoke", "perf", "accuracy")
+    }
+    assert json.loads(runs["perf"].key)["params"]["lora_names"] == ["sql", "chat"]
+    assert runs["accuracy"].params.lora == "chat"
+    (model.parent / "chat" / "adapter_config.json").write_text(json.dumps({**ADAPTER, "peft_type": "IA3"}))
+    assert "settings.lora.adapter ./chat: it is IA3" in str(pinned(replace(several, settings=settings)).reason)
 
 
 @pytest.mark.parametrize(

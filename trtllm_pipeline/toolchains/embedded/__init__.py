@@ -98,8 +98,8 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
     if cell.settings["perf"]["images"] is not None:
         return f"settings.perf.images {cell.settings['perf']['images']}: only {PYTORCH} takes images"
-    if companions.adapter(cell) is not None:
-        return f"settings.lora.adapter: only {PYTORCH} supports LoRA adapters"
+    if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
+        return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
     if (drafts := companions.speculation(cell)) is not None:
         return f"settings.speculative.method {drafts['method']}: only {PYTORCH} supports speculative decoding"
     if cell.settings["serve"]["frontend"] != "triton":

@@ -18,6 +18,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import DRAFT_MODEL, MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
+from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains import companions
@@ -348,8 +349,8 @@ REPOSITORY: Final = Stage(
     version=1,
     summary="fill the release's five Triton models for an engine, and lint them",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
-    inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER, DRAFTER: DRAFTER},
-    optional=frozenset({ADAPTER, DRAFTER}),
+    inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER)}},
+    optional=frozenset({*ADAPTERS, DRAFTER}),
     after=("check",),
     params=EngineRepository,
     read=_repository,
@@ -418,7 +419,7 @@ TOOLCHAIN: Final = Toolchain(
     stages=(
         DOWNLOAD,
         companions.FETCH_DRAFT,
-        companions.FETCH_ADAPTER,
+        *companions.FETCH_ADAPTERS,
         QUANTIZE,
         CONVERT,
         BUILD,
@@ -426,7 +427,7 @@ TOOLCHAIN: Final = Toolchain(
         REPOSITORY,
         backends.launching(
             "launch_engine",
-            {"repository": "repository", "engine": "build", ADAPTER: ADAPTER, DRAFTER: DRAFTER},
+            {"repository": "repository", "engine": "build", **{name: name for name in (*ADAPTERS, DRAFTER)}},
             _server,
             needs.serving,
             expected_s=30.0,

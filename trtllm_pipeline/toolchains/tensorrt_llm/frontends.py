@@ -8,7 +8,7 @@ address, and beside it the settings of the LLM API that have no option of their 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +21,10 @@ from trtllm_pipeline.serving import command_lines, engine_requirements
 from trtllm_pipeline.serving.command_lines import needs_mpirun
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.toolchains.base import DRAFTER
-from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT
+from trtllm_pipeline.toolchains.companions import DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, TRITON_OPENAI, installed
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import SETTINGS_FILE
@@ -43,9 +44,16 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    engine, model = inputs["engine"], inputs["model"]
-    others = {"adapter": inputs.get(ADAPTER), "drafter": inputs.get(DRAFTER)}
-    write_engine(context.out, found, engine=engine, model=model, asked=context.params, **others)
+    engine, model, adapters = inputs["engine"], inputs["model"], _adapters(inputs)
+    write_engine(
+        context.out,
+        found,
+        engine=engine,
+        model=model,
+        asked=context.params,
+        adapters=adapters,
+        drafter=inputs.get(DRAFTER),
+    )
     print(f"wrote {', '.join(templates.MODELS)} for {inputs['engine']}")  # noqa: T201  a stage's stdout is its log
 
 
@@ -59,8 +67,8 @@ def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    others = {name: context.inputs.get(name) for name in (DRAFT, ADAPTER)}
-    write_llmapi(context.out, found, model=model, asked=context.params, **others)
+    draft, adapters = context.inputs.get(DRAFT), _adapters(context.inputs)
+    write_llmapi(context.out, found, model=model, asked=context.params, draft=draft, adapters=adapters)
     print(f"wrote {llmapi.MODEL} for {model}")  # noqa: T201  a stage's stdout is its log
 
 
@@ -71,10 +79,10 @@ def write_engine(
     engine: Path,
     model: Path,
     asked: EngineRepository,
-    adapter: Path | None = None,
+    adapters: Sequence[Path] = (),
     drafter: Path | None = None,
 ) -> None:
-    """Fill the templates of `installed` for an engine, a LoRA adapter and the engine of a draft model, into the empty folder `out`.
+    """Fill the templates of `installed` for an engine, LoRA adapters and the engine of a draft model, into the empty folder `out`.
 
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
@@ -82,7 +90,8 @@ def write_engine(
         facts = lint.Engine.of_trtllm_build(engine.absolute())
     except lint.EngineError as error:
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
-    asked = asked if adapter is None else lora_models.with_cache(asked, lora_models.check(adapter, facts, model))
+    if rank := lora_models.check_all(adapters, facts, model):
+        asked = lora_models.with_cache(asked, rank)
     values = templates.values_of(asked, engine=facts, tokenizer=model) | templates.texts(asked.parameters)
     given = templates.given(asked)
     places = templates.installed_places(Path(_templates(installed))) or frozenset()
@@ -90,7 +99,7 @@ def write_engine(
 
     def change(name: str, config: model_config.ModelConfig) -> None:
         templates.change(asked, name, config)
-        if adapter is not None:
+        if adapters:
             lora_models.change(facts, name, config)
 
     templates.fill(_templates(installed), out, values, release=installed.release, asked=given, change=change)
@@ -106,11 +115,11 @@ def write_llmapi(
     model: Path,
     asked: WeightsRepository,
     draft: Path | None = None,
-    adapter: Path | None = None,
+    adapters: Sequence[Path] = (),
 ) -> None:
     """Fill the LLM API's template of `installed` into the empty folder `out`. Raises StageError as `write_engine`."""
     llmapi.fill(
-        _templates(installed), out, model=model, asked=asked, release=installed.release, draft=draft, adapter=adapter
+        _templates(installed), out, model=model, asked=asked, release=installed.release, draft=draft, adapters=adapters
     )
     _check(out, installed, None)
 
@@ -145,28 +154,32 @@ def _write_serving(
 ) -> None:
     asked = context.params
     settings = llmapi.serve_settings(asked, found.release, context.inputs.get(DRAFT))
-    if (adapter := context.inputs.get(ADAPTER)) is not None:
-        settings = {**_adapter_settings(context, adapter), **settings}
+    if adapters := _adapters(context.inputs):
+        settings = {**_adapter_settings(context, adapters), **settings}
     command = llmapi.serve_line(asked, context.inputs, found)
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
     write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})
 
 
+def _adapters(inputs: Mapping[str, Path]) -> list[Path]:
+    return [inputs[place] for place in ADAPTERS if place in inputs]
+
+
 def _adapter_settings(
-    context: StageContext[EngineRepository] | StageContext[WeightsRepository], adapter: Path
+    context: StageContext[EngineRepository] | StageContext[WeightsRepository], adapters: Sequence[Path]
 ) -> dict[str, Any]:
-    """Arguments of the LLM API for an adapter: an engine knows what it takes, weights do not."""
+    """Arguments of the LLM API for adapters: an engine knows what it takes, weights do not."""
     if isinstance(context.params, EngineRepository):
         try:
             return llmapi.adapter_cache(
-                lora_models.check(
-                    adapter, lint.Engine.of_trtllm_build(context.inputs["engine"]), context.inputs["model"]
+                lora_models.check_all(
+                    adapters, lint.Engine.of_trtllm_build(context.inputs["engine"]), context.inputs["model"]
                 )
             )
         except lint.EngineError as error:
             raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
-    return llmapi.lora(adapter, context.inputs["model"])
+    return llmapi.lora(adapters, context.inputs["model"])
 
 
 def launch_engine(context: StageContext[LaunchFrontend]) -> None:

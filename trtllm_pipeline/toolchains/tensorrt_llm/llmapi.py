@@ -7,7 +7,7 @@ in `1/model.yaml`, which is written here: arguments of the LLM API, and `triton_
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,11 +57,11 @@ def fill(
     asked: WeightsRepository,
     release: str,
     draft: Path | None = None,
-    adapter: Path | None = None,
+    adapters: Sequence[Path] = (),
 ) -> None:
     """Write the repository of the Hugging Face folder `model` into the folder `out`, from `all_models` at `root`.
 
-    `draft` is the folder of the model that drafts tokens, `adapter` that of a LoRA adapter, where there is one.
+    `draft` is the folder of the model that drafts tokens, where there is one, `adapters` those of LoRA adapters.
 
     Raises StageError where the release has no such template.
     """
@@ -74,14 +74,14 @@ def fill(
         )
     settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, asked, release, draft))
     config = model_config.read(source / model_config.FILE_NAME)
-    if adapter is not None:
+    if adapters:
         if not takes_adapters(config):
             raise StageError(
                 f"{source} has no input {ADAPTER_INPUT}: Triton's LLM API model of TensorRT-LLM {release} takes no LoRA adapters",
                 failure=FailureClass.USER,
                 hint="settings.serve.frontend: trtllm_serve serves them",
             )
-        settings = {**lora(adapter, model), **settings}
+        settings = {**lora(adapters, model), **settings}
     # The code says both again when Triton completes the configuration, which a launch may have turned off.
     config.max_batch_size = settings["triton_config"]["max_batch_size"]
     config.model_transaction_policy.decoupled = settings["triton_config"]["decoupled"]
@@ -149,19 +149,29 @@ def adapter_cache(rank: int) -> dict[str, Any]:
     return {"peft_cache_config": {"optimal_adapter_size": rank, "max_adapter_size": rank}}
 
 
-def lora(adapter: Path, model: Path) -> dict[str, Any]:
-    """Arguments of the LLM API for the LoRA adapter in a folder: where it is, its largest rank, the layers that it changes.
+def lora(adapters: Sequence[Path], model: Path) -> dict[str, Any]:
+    """Arguments of the LLM API for LoRA adapters in folders: largest rank, the layers that they change, and where the first is.
 
-    CUDA graphs are off: releases around 1.0 do not have them with LoRA. Source: `LoraConfig` of the LLM API. Raises
+    It takes one folder, from which it may take a vocabulary; the others come with their requests. CUDA graphs are off:
+    releases around 1.0 do not have them with LoRA. Source: `LoraConfig` and `load_torch_hf_lora` of lora_manager.py. Raises
     StageError for an adapter that is none, or of a model of another size.
     """
-    configuration = Fields.read(adapter, "adapter_config.json").values
-    try:
-        rank, modules = rank_of(configuration), modules_of(configuration)
-    except ValueError as error:
-        raise StageError(f"{adapter}: {error}", failure=FailureClass.INFEASIBLE) from error
-    check_width(adapter, model)
-    config = {"lora_dir": [str(adapter)], "max_lora_rank": rank, "lora_target_modules": modules}
+    ranks, modules = [], []
+    for adapter in adapters:
+        configuration = Fields.read(adapter, "adapter_config.json").values
+        try:
+            ranks.append(rank_of(configuration))
+            modules += modules_of(configuration)
+        except ValueError as error:
+            raise StageError(f"{adapter}: {error}", failure=FailureClass.INFEASIBLE) from error
+        check_width(adapter, model)
+    several = {"max_loras": len(adapters), "max_cpu_loras": len(adapters)} if len(adapters) > 1 else {}
+    config = {
+        "lora_dir": [str(adapters[0])],
+        "max_lora_rank": max(ranks),
+        "lora_target_modules": list(dict.fromkeys(modules)),
+        **several,
+    }
     return {"lora_config": config, "cuda_graph_config": None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -48,6 +49,11 @@ def check(adapter: Path, engine: Engine, model: Path) -> int:
         )
     check_width(adapter, model)
     return rank
+
+
+def check_all(adapters: Iterable[Path], engine: Engine, model: Path) -> int:
+    """The largest rank of adapters that `engine` takes, see `check`; 0 without any."""
+    return max((check(adapter, engine, model) for adapter in adapters), default=0)
 
 
 def with_cache(asked: EngineRepository, rank: int) -> EngineRepository:

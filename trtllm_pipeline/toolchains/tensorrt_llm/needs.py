@@ -124,7 +124,7 @@ def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
 def served_bytes(cell: Cell, machine: Machine) -> tuple[int, int]:
     """GPU memory of a server: without KV cache, and the KV cache of a token, in bytes on each GPU.
 
-    What reads images is on each of them, and so is an adapter; a draft model is split as the model is.
+    What reads images is on each of them, and so are adapters; a draft model is split as the model is.
     """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
     weights = (engine_bytes if engines else rank_bytes)(shape, weights_of(cell), cell.tp, cell.pp)
@@ -134,7 +134,7 @@ def served_bytes(cell: Cell, machine: Machine) -> tuple[int, int]:
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
     per_token = kv_bytes_per_token(shape, element, cell.tp, cell.pp)
     rest = weights + activations + logits + collectives + context_bytes(machine)
-    rest += shape.tower_bytes + companions.weights_bytes(cell, companions.ADAPTER)
+    rest += shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
     drafting, per_drafted = drafting_bytes(cell)
     return rest + drafting // cell.tp, per_token + per_drafted
 
@@ -176,7 +176,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     elif cell.toolchain != ENGINES:
         loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
         loaded += shape.tower_bytes + companions.weights_bytes(cell, companions.DRAFT)
-    if companions.adapter(cell) is not None:
+    if companions.adapters(cell):
         loaded += ranks * _adapter_cache(cell)
     in_triton = backends.in_triton(cell)
     return Needs(

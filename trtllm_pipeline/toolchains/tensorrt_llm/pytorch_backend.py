@@ -124,7 +124,7 @@ def _missing(machine: Machine) -> str | None:
 def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
     """Why requests to Triton cannot ask for a cell's LoRA adapter, by the installed template; None where they can."""
     templates = backends.installed(machine).templates
-    if companions.adapter(cell) is None or not backends.in_triton(cell) or machine.assumed or templates is None:
+    if not companions.adapters(cell) or not backends.in_triton(cell) or machine.assumed or templates is None:
         return None
     try:
         takes = llmapi.takes_adapters(llmapi.template(Path(templates)))
@@ -152,7 +152,7 @@ TOOLCHAIN: Final = Toolchain(
     stages=(
         DOWNLOAD,
         companions.FETCH_DRAFT,
-        companions.FETCH_ADAPTER,
+        *companions.FETCH_ADAPTERS,
         QUANTIZE,
         REPOSITORY,
         backends.launching(

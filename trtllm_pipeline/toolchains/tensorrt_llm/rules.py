@@ -19,6 +19,7 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
@@ -901,7 +902,7 @@ def lora(case: Case) -> str | None:
     """A LoRA adapter where the release, or what answers, has no way to ask for one. Source: inputs of the Triton models; pull
     request 14079, by which the LLM API's model has some; `lora_request` of trtllm-serve; options of Triton's OpenAI front end.
     """
-    if companions.adapter(case.cell) is None:
+    if not companions.adapters(case.cell):
         return None
     frontend, release = case.cell.settings["serve"]["frontend"], case.release
     if case.cell.toolchain == PYTORCH:
@@ -927,7 +928,7 @@ def lora_twice(case: Case) -> str | None:
     `lora_config`, has it.
     """
     given = case.repository("llm_args")
-    if companions.adapter(case.cell) is None or not isinstance(given, dict) or "lora_config" not in given:
+    if not companions.adapters(case.cell) or not isinstance(given, dict) or "lora_config" not in given:
         return None
     return "settings.repository.llm_args.lora_config is what settings.lora says"
 
@@ -985,7 +986,7 @@ def speculation_model(case: Case) -> str | None:
         return f"{method}: it is documented with {', '.join(known)}, this is {case.shown}"
     if case.heads == "eagle" and case.kv is not None:
         return f"{method}: its converter quantizes no cache, settings.quantize.kv_cache_precision is {case.kv}"
-    if companions.adapter(case.cell) is not None:
+    if companions.adapters(case.cell):
         return f"{method}: it is not documented with a LoRA adapter (settings.lora.adapter)"
     scripts = case.installed.examples is not None and commands.calibrates_as_told(case.release)
     if case.heads and (case.installed.examples is None or (case.route == "quantize" and not scripts)):
@@ -1093,7 +1094,7 @@ def lora_plugin(case: Case) -> str | None:
     others the adapter has no effect, without a word (issue 791 of tensorrtllm_backend).
     """
     given, dtype = case.option("lora_plugin"), commands.data_type(case.precision, case.family)
-    if companions.adapter(case.cell) is None or given in (None, "auto", dtype):
+    if not companions.adapters(case.cell) or given in (None, "auto", dtype):
         return None
     return f"settings.build.lora_plugin {given}: with settings.lora.adapter it has to be {dtype}, as the model"
 
@@ -1103,7 +1104,7 @@ def lora_on_smoothquant(case: Case) -> str | None:
     """An adapter on layers of SmoothQuant. Source: `SmoothQuantGatedMLP` of quantization/layer.py, which asserts that there
     is none.
     """
-    if companions.adapter(case.cell) is None or case.precision != "int8_sq":
+    if not companions.adapters(case.cell) or case.precision != "int8_sq":
         return None
     return f"settings.lora.adapter: layers of {case.shown} take no LoRA adapters"
 
@@ -1113,7 +1114,7 @@ def lora_with_reuse(case: Case) -> str | None:
     """`enable_kv_cache_reuse` with an adapter before 0.13: blocks of another adapter would be taken. Source: release notes
     of 0.13.
     """
-    if companions.adapter(case.cell) is None or case.repository("enable_kv_cache_reuse") is not True:
+    if not companions.adapters(case.cell) or case.repository("enable_kv_cache_reuse") is not True:
         return None
     return f"settings.repository.enable_kv_cache_reuse: with LoRA adapters since 0.13, this is {case.release}"
 
@@ -1123,7 +1124,7 @@ def lora_in_python(case: Case) -> str | None:
     """An adapter with `triton_backend: python`, whose code makes float16 of it. Source: issue 671 of tensorrtllm_backend;
     that of releases before 0.16 was not read.
     """
-    if companions.adapter(case.cell) is None or case.repository("triton_backend") != "python":
+    if not companions.adapters(case.cell) or case.repository("triton_backend") != "python":
         return None
     dtype = commands.data_type(case.precision, case.family)
     if dtype == "float16" and at_least(case.release, "0.16"):
@@ -1136,11 +1137,27 @@ def lora_files(case: Case) -> str | None:
     """`lora_dir`, or a `lora_ckpt_source` other than hf, beside an adapter. Source: `LoraConfig` of lora_manager.py: the
     engine would hold other adapters than the one that is fetched.
     """
-    if companions.adapter(case.cell) is None:
+    if not companions.adapters(case.cell):
         return None
     for name, allowed in (("lora_dir", None), ("lora_ckpt_source", "hf")):
         if case.option(name) not in (None, allowed):
             return f"settings.build.{name} says where adapters are, and so does settings.lora.adapter"
+    return None
+
+
+@rule("TLM726", "name one of settings.lora.adapter, or none", toolchains=_BOTH)
+def lora_names(case: Case) -> str | None:
+    """`lora` of smoke, perf or accuracy that names no adapter of the cell; accuracy with several, of which it names none.
+    Source: the matrix.
+    """
+    names = [name for name, _ in companions.adapters(case.cell).values()]
+    for section in ("smoke", "perf", "accuracy"):
+        asked = case.cell.settings[section]["lora"]
+        if asked not in (None, NO_ADAPTER, *names):
+            return f"settings.{section}.lora {asked}: there is no such adapter, only {', '.join(names) or 'none'}"
+    accuracy = case.cell.settings["accuracy"]
+    if len(names) > 1 and accuracy["lora"] is None and accuracy["answers"] == "own":
+        return f"settings.accuracy.lora says which of the adapters {', '.join(names)} is scored"
     return None
 
 
