@@ -135,7 +135,7 @@ def with_adapters(folder: Path, release: str, dtype: str, adapter: Path) -> Path
     models.mkdir()
     installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
     asked = load(EngineRepository, {"max_batch_size": 4})
-    frontends.write_engine(models, installed, engine=engine, model=model, asked=asked, adapter=adapter)
+    frontends.write_engine(models, installed, engine=engine, model=model, asked=asked, adapters=[adapter])
     return models
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,11 @@ def check_width(adapter: Path, model: Path) -> None:
                 f"{path}: {name} takes {width} values, the model's layers have {hidden_size}: it is of another model",
                 failure=FailureClass.INFEASIBLE,
             )
+
+
+def number_of_values(adapter: Path) -> int:
+    """Of all its tensors."""
+    return sum(math.prod(entry.shape) for _, _, entry in tensors_of(adapter))
 
 
 def tensors_of(adapter: Path) -> Iterator[tuple[str, Path, TensorEntry]]:

@@ -91,7 +91,7 @@ def write_engine(
     except lint.EngineError as error:
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
     if rank := lora_models.check_all(adapters, facts, model):
-        asked = lora_models.with_cache(asked, rank)
+        asked = lora_models.with_cache(asked, rank, adapters, facts)
     values = templates.values_of(asked, engine=facts, tokenizer=model) | templates.texts(asked.parameters)
     given = templates.given(asked)
     places = templates.installed_places(Path(_templates(installed))) or frozenset()

@@ -9,7 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.stages.lora import TRITON_TYPES, check_width
+from trtllm_pipeline.stages.lora import TRITON_TYPES, check_width, number_of_values
 from trtllm_pipeline.toolchains.companions import modules_of, rank_of
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.templates import ENGINE_MODEL, ENSEMBLE
@@ -22,6 +22,10 @@ INPUTS: Final = {
     "lora_config": ("TYPE_INT32", [-1, 3]),
 }
 """Data type and dimensions of what a request says of an adapter; weights are of the engine's type."""
+
+_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
+_HOST_CACHE: Final = 1 << 30
+"""Of adapters, in bytes, where nobody says it. Source: tensorrtllm_backend, docs/model_config.md."""
 
 
 def check(adapter: Path, engine: Engine, model: Path) -> int:
@@ -56,10 +60,24 @@ def check_all(adapters: Iterable[Path], engine: Engine, model: Path) -> int:
     return max((check(adapter, engine, model) for adapter in adapters), default=0)
 
 
-def with_cache(asked: EngineRepository, rank: int) -> EngineRepository:
-    """With a cache for adapters of a rank, unless the user says otherwise: without a word it is laid out for small ones."""
+def with_cache(asked: EngineRepository, rank: int, adapters: Iterable[Path], engine: Engine) -> EngineRepository:
+    """With a cache on the host and on GPUs for `adapters` of a rank, unless the user says otherwise: without a word it is laid
+    out for small ones, and has 1 GiB. Raises StageError where what the user says cannot hold them.
+
+    Rows are padded in the cache, so that it takes more than the values themselves (issue 559 of tensorrtllm_backend): twice
+    as much here.
+    """
+    needed = sum(number_of_values(adapter) for adapter in adapters) * _BYTES[engine.dtype or "float16"]
+    given = asked.lora_cache_host_memory_bytes
+    if given is not None and given < needed:
+        raise StageError(
+            f"settings.repository.lora_cache_host_memory_bytes {given}: the adapters have {needed} bytes",
+            failure=FailureClass.USER,
+            hint=f"{2 * needed} has room for them",
+        )
     return replace(
         asked,
+        lora_cache_host_memory_bytes=2 * needed if given is None and 2 * needed > _HOST_CACHE else given,
         lora_cache_optimal_adapter_size=asked.lora_cache_optimal_adapter_size or rank,
         lora_cache_max_adapter_size=asked.lora_cache_max_adapter_size or rank,
     )
