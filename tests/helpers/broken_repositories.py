@@ -171,6 +171,11 @@ def shorter_tensor(config: Any) -> None:
     tensor(config, "input", "TOKENS_BATCH").dims[:] = [-1]
 
 
+def brain_floats(case: Case) -> None:
+    case.build("build_config", plugin_config={"lora_plugin": "bfloat16"}, lora_config={"max_lora_rank": 8})
+    case.build("pretrained_config", dtype="bfloat16")
+
+
 def input_nobody_reads(config: Any) -> None:
     config.input.add(name="mood", data_type="TYPE_STRING", dims=[1], optional=True)
 
@@ -285,6 +290,7 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     ),
     "TRT411": half_logits,
     "TRT412": other_engine,
+    "TRT413": brain_floats,
     "TRT501": lambda case: case.parameter("tensorrt_llm", gpt_model_type="inflight"),
     "TRT502": lambda case: case.parameter("tensorrt_llm", batch_scheduler_policy="max_utilisation"),
     "TRT503": lambda case: case.parameter("tensorrt_llm", kv_cache_free_gpu_mem_fraction="90"),

@@ -12,8 +12,9 @@ from trtllm_pipeline.client.triton import Client, ServedModel, failure_class, sa
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import find, read_tokenizer
 from trtllm_pipeline.serving.command_lines import BLS_MODEL
-from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER, TRITON_TYPES
+from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER
 from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES
 
 if TYPE_CHECKING:
     from trtllm_pipeline.evaluate.answers import Encode
@@ -116,7 +117,7 @@ def _data_type(engine: Path, model: ServedModel) -> str:
     """Of the engine, in which the adapter has to be. Raises StageError where the server takes another."""
     dtype = Engine.read(engine).dtype or "float16"
     served = model.inputs["lora_weights"]
-    if served != TRITON_TYPES[dtype]:
+    if served != FLOAT_TYPES[dtype]:
         raise StageError(
             f"the engine is {dtype}, and model {model.name} takes lora_weights as {served}: they would be misread",
             failure=FailureClass.USER,

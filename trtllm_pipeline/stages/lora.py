@@ -37,8 +37,6 @@ MODULE_IDS: Final = {
     "mlp_gate": 7,
 }
 """Source: `LORA_MODULE_IDS` in lora_manager.py."""
-TRITON_TYPES: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
-"""Data type of an engine -> Triton's word for that of `lora_weights`."""
 
 
 def check_width(adapter: Path, model: Path) -> None:

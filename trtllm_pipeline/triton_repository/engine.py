@@ -10,6 +10,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError
+from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES
 
 _MODES: Final = {
     "2": "draft_tokens_external",
@@ -138,7 +139,7 @@ class Engine:
     @property
     def logits_type(self) -> str | None:
         """Triton's word for the data type of its logits."""
-        return {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}.get(self.logits_dtype or "")
+        return FLOAT_TYPES.get(self.logits_dtype or "")
 
     @property
     def rank_files(self) -> tuple[Path, ...]:

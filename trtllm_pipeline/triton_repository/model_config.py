@@ -29,6 +29,10 @@ _KINDS: Final[tuple[tuple[str, FaultKind], ...]] = (
 )
 
 
+FLOAT_TYPES: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
+"""TensorRT-LLM's word for a data type -> Triton's."""
+
+
 class ModelConfigError(ServerError):
     """A text is not a valid ModelConfig. `line` counts from 1; `kind` tells whether names, values or the syntax are wrong."""
 

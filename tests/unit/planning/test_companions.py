@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, infeasible, plan, stage_run, stages, values
+from tests.helpers.trtllm_cells import (
+    ENGINES,
+    PYTORCH,
+    cell,
+    commands,
+    infeasible,
+    machine,
+    plan,
+    stage_run,
+    stages,
+    values,
+)
 from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
@@ -20,6 +31,7 @@ from trtllm_pipeline.errors import DownloadError, StageError, UsageError
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters
 from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains.tensorrt_llm import needs
 
 HEAD: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "draft_vocab_size": 32000}
 
@@ -228,6 +240,12 @@ def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
     }
     assert json.loads(runs["perf"].key)["params"]["lora_names"] == ["sql", "chat"]
     assert runs["accuracy"].params.lora == "chat"
+    with_cache = [
+        needs.serving(each, machine()).host for each in (several, pinned(replace(several, settings=settings)))
+    ]
+    assert with_cache[0] == with_cache[1]
+    bare = replace(several, settings={**settings, "lora": {"adapter": None}})
+    assert with_cache[0] - needs.serving(bare, machine()).host == 1 << 30
     (model.parent / "chat" / "adapter_config.json").write_text(json.dumps({**ADAPTER, "peft_type": "IA3"}))
     assert "settings.lora.adapter ./chat: it is IA3" in str(pinned(replace(several, settings=settings)).reason)
 

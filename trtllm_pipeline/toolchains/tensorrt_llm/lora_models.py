@@ -9,8 +9,9 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.stages.lora import TRITON_TYPES, check_width, number_of_values
+from trtllm_pipeline.stages.lora import check_width, number_of_values
 from trtllm_pipeline.toolchains.companions import modules_of, rank_of
+from trtllm_pipeline.toolchains.tensorrt_llm.needs import ADAPTER_CACHE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.templates import ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.triton_repository import model_config
@@ -24,8 +25,6 @@ INPUTS: Final = {
 """Data type and dimensions of what a request says of an adapter; weights are of the engine's type."""
 
 _BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
-_HOST_CACHE: Final = 1 << 30
-"""Of adapters, in bytes, where nobody says it. Source: tensorrtllm_backend, docs/model_config.md."""
 
 
 def check(adapter: Path, engine: Engine, model: Path) -> int:
@@ -77,7 +76,7 @@ def with_cache(asked: EngineRepository, rank: int, adapters: Iterable[Path], eng
         )
     return replace(
         asked,
-        lora_cache_host_memory_bytes=2 * needed if given is None and 2 * needed > _HOST_CACHE else given,
+        lora_cache_host_memory_bytes=2 * needed if given is None and 2 * needed > ADAPTER_CACHE else given,
         lora_cache_optimal_adapter_size=asked.lora_cache_optimal_adapter_size or rank,
         lora_cache_max_adapter_size=asked.lora_cache_max_adapter_size or rank,
     )
@@ -101,4 +100,4 @@ def change(engine: Engine, name: str, config: model_config.ModelConfig) -> None:
             step.input_map[tensor] = tensor
     for tensor in config.input:
         if tensor.name == "lora_weights":
-            tensor.data_type = model_config.data_type_number(TRITON_TYPES[engine.dtype or "float16"])
+            tensor.data_type = model_config.data_type_number(model_config.FLOAT_TYPES[engine.dtype or "float16"])

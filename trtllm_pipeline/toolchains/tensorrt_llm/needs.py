@@ -43,7 +43,7 @@ _LOGITS: Final = {True: 27.0, False: 12.0}
 of 0.14 and 0.15; PyTorch: three float32 arrays, an assumption."""
 _STREAMED: Final = "0.17"
 """First release that reads an engine piece by piece; before, the host holds all of it once."""
-_ADAPTER_CACHE: Final = GIB
+ADAPTER_CACHE: Final = GIB
 """Default of lora_cache_host_memory_bytes. Source: README of the backend for Triton."""
 _BUILDER: Final = 5 * GIB
 """Host memory of trtllm-build before weights."""
@@ -191,7 +191,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
 def _adapter_cache(cell: Cell) -> int:
     """Host memory that each rank sets aside for adapters, in bytes."""
     asked = _number(cell.settings["repository"].get("lora_cache_host_memory_bytes"))
-    return _ADAPTER_CACHE if asked is None else int(asked)
+    return ADAPTER_CACHE if asked is None else int(asked)
 
 
 def checking(cell: Cell, machine: Machine) -> Needs:

@@ -168,6 +168,21 @@ def path_differs(repository: ModelRepository) -> Iterator[Violation]:
             yield model.at_parameter("gpt_model_path", said)
 
 
+@rule(
+    "TRT413",
+    "set the data_type of lora_weights to the engine's, in the ensemble and tensorrt_llm_bls too",
+    severity="warning",
+    each=_served,
+)
+def adapters_type(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
+    """LoRA adapters in another data type than the engine that takes them."""
+    wanted = model_config.FLOAT_TYPES.get(engine.dtype or "")
+    for tensor in config.input:
+        said = model_config.data_type_name(tensor.data_type)
+        if tensor.name == "lora_weights" and engine.max_lora_rank and wanted not in {None, said}:
+            yield model.at("name", f"lora_weights is {said}, but the engine is {engine.dtype}", value="lora_weights")
+
+
 def _release(engine: Engine) -> tuple[int, ...]:
     """Major and minor number of an engine's release; an unknown one counts as new."""
     match = re.match(r"(\d+)\.(\d+)", engine.version or "")
