@@ -66,7 +66,7 @@ def write(deployment: Deployment, folder: Path) -> None:
     for name in companions.NAMES:
         if name in served.inputs:
             _copy(served.inputs[name], folder / name)
-    _write_tensors(deployment, folder)
+    write_tensors(deployment, folder)
     places = {"build": "engine", "download": "model", "quantize": "model", "repository": "repository"}
     places |= {name: name for name in companions.NAMES}
     moved: dict[str, str] = {
@@ -93,7 +93,7 @@ def write(deployment: Deployment, folder: Path) -> None:
     write_sums(folder)
 
 
-def _write_tensors(deployment: Deployment, folder: Path) -> None:
+def write_tensors(deployment: Deployment, folder: Path) -> None:
     """Beside each LoRA adapter, the tensors that an engine in Triton takes of it."""
     adapters = companions.adapters(deployment.served.cell)
     if deployment.kind != "engine" or not adapters:

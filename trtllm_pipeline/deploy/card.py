@@ -86,7 +86,7 @@ def _lines(deployment: Deployment) -> Iterator[str]:
             ("time to load", f"{deployment.load_s:.0f} s" if deployment.load_s is not None else "not measured"),
         ],
     )
-    yield from _adapters(deployment)
+    yield from adapters(deployment)
     yield from _performance(deployment)
     yield from _accuracy(deployment)
     yield from _conditions(deployment)
@@ -107,10 +107,10 @@ def ask(deployment: Deployment, address: str) -> str:
     return f"curl -s http://{address}/v2/models/{deployment.model}/generate -d {shlex.quote(json.dumps(body))}"
 
 
-def _adapters(deployment: Deployment) -> Iterator[str]:
+def adapters(deployment: Deployment) -> Iterator[str]:
     """How a request asks for each LoRA adapter; nothing without any."""
-    adapters = companions.adapters(deployment.served.cell)
-    if not adapters:
+    named = companions.adapters(deployment.served.cell)
+    if not named:
         return
     yield ""
     yield "## LoRA adapters"
@@ -130,7 +130,7 @@ def _adapters(deployment: Deployment) -> Iterator[str]:
         ("adapter", "folder", "request"),
         [
             (_plain(name), f"`{place}/`", asked.format(number=number, name=name, place=place))
-            for number, (place, (name, _)) in enumerate(adapters.items(), 1)
+            for number, (place, (name, _)) in enumerate(named.items(), 1)
         ],
     )
 
