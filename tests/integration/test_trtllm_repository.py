@@ -154,7 +154,7 @@ def test_an_adapter_is_kept_by_the_engine_s_model_and_handed_on_by_the_ensemble(
         async with TritonClient(service, "ensemble", "grpc", timeout_s=60) as client:
             unknown = await ask(client, lora_task_id=1)
             assert "LoRA task 1 not found in cache. Please send LoRA weights with request" in str(unknown.error)
-            told = await adapter_options(service, {"adapter": adapter, "engine": engine}, 60)
+            told = (await adapter_options(service, {"adapter": adapter, "engine": engine}, 60))["adapter"]
             assert told == {"lora_task_id": 1}
             assert (await ask(client)).text == "bcd"
             assert (await ask(client, **told)).text == "dab", "by an adapter of rank 2"
