@@ -16,6 +16,7 @@ from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.files.model_parts import ModelPart, files_of, part_of
 from trtllm_pipeline.hub.files import description_files, is_licence
 from trtllm_pipeline.planning.plan import Plan, part
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import EMBEDDED
 
 FILES: Final = {
@@ -101,6 +102,12 @@ def test_a_script_of_which_nobody_knows_what_it_reads_is_given_everything(monkey
     monkeypatch.setattr("trtllm_pipeline.toolchains.tensorrt_llm.engine_backend._LOOKED_AT", frozenset())
     for precision, stage in (("fp16", "convert"), ("fp8", "quantize")):
         assert {stage, "build"} < changed(cell(precision), {**MODEL, "generation_config.json": "f" * 64})
+
+
+def test_a_model_with_heads_is_read_whole() -> None:
+    heads = {companions.DRAFT: {"source": {"hugging_face": "some/heads", "revision": "1"}, "files": None}}
+    with_heads = replace(cell("fp16"), companions=heads)
+    assert {"convert", "build"} < changed(with_heads, {**MODEL, "generation_config.json": "f" * 64})
 
 
 def test_every_file_that_is_fetched_is_of_a_known_part() -> None:

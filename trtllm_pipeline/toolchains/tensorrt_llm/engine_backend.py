@@ -205,10 +205,12 @@ def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
 
 
 def _is_known(cell: Cell) -> bool:
-    """Whether somebody looked at what the script of a cell's family reads; options of a matrix may let it read more."""
-    return (
-        releases.FAMILIES[str(cell.recipe["family"])].script in _LOOKED_AT and not cell.settings["quantize"]["options"]
-    )
+    """Whether somebody looked at what the script of a cell reads. Options of a matrix may let it read more, and heads that
+    draft have scripts of their own.
+    """
+    if cell.settings["quantize"]["options"] or companions.DRAFT in cell.companions:
+        return False
+    return releases.FAMILIES[str(cell.recipe["family"])].script in _LOOKED_AT
 
 
 def _quantize_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
