@@ -279,11 +279,21 @@ SIGNATURES: Final = (
     Signature(
         "plugin-missing",
         "release",
-        r"(?:getPluginCreator )?could not find plugin:? ?\w+|not found in Plugin Registry",
+        r"(?:getPluginCreator )?could not find plugin:? ?\w+|not found in Plugin Registry"
+        r"|libnvinfer_plugin_tensorrt_llm\.so\.\d+: cannot open shared object",
         _INFEASIBLE,
         f"TensorRT-LLM's plugins are not loaded, or of another release than the engine: {_IMAGE}",
         ("getPluginCreator could not find plugin: Gemmtensorrt_llm version: 1",),
-        (f"{_TRTLLM}107", f"{_TRTLLM}1584", f"{_TRTLLM}452", f"{_TRTLLM}1199"),
+        (f"{_TRTLLM}107", f"{_TRTLLM}1584", f"{_TRTLLM}452", f"{_TRTLLM}1199", f"{_BACKEND}545"),
+    ),
+    Signature(
+        "tensor-too-large",
+        "limits",
+        r"tensor volume exceeds 2147483647",
+        _INFEASIBLE,
+        "TensorRT has no tensors of more than 2147483647 elements: a smaller max_batch_size, max_input_len or max_num_tokens",
+        ("tensor volume exceeds 2147483647, dimensions are [512,1024,22016]",),
+        (f"{_TRTLLM}2422",),
     ),
     Signature(
         "undefined-symbol",
@@ -372,11 +382,21 @@ SIGNATURES: Final = (
     Signature(
         "mpi-slots",
         "ranks",
-        r"not enough slots available",
+        r"not enough slots available|All nodes which are allocated for this job are already filled",
         _USER,
         "mpirun was given fewer slots than ranks: more CPUs for the container, or OMPI_MCA_rmaps_base_oversubscribe=1",
         ("There are not enough slots available in the system to satisfy the 2 slots",),
-        (f"{_TRTLLM}5854",),
+        (f"{_TRTLLM}5854", f"{_TRTLLM}5495"),
+    ),
+    Signature(
+        "mpi-daemon",
+        "ranks",
+        r"ORTE was unable to reliably start",
+        _USER,
+        "mpirun could not start its daemon on another node: ssh to it without a password, the same Open MPI on its PATH, and "
+        "a network between them",
+        ("ORTE was unable to reliably start one or more daemons.",),
+        (f"{_BACKEND}698",),
     ),
     Signature(
         "mpi-root",
@@ -392,7 +412,7 @@ SIGNATURES: Final = (
         "ranks",
         r"opal_init failed|opal_\w+_select failed|orte_init failed|ompi_mpi_init[^\n]*fail"
         r"|libopen-(?:rte|pal)\.so[^\n]*cannot open|libmpi\w*\.so[^\n]*cannot open|not built with SLURM's PMI support"
-        r"|PMI2?_Init failed|ORTE was unable to reliably start|\b(?:PRTE|ORTE) ERROR",
+        r"|PMI2?_Init failed|\b(?:PRTE|ORTE) ERROR",
         _USER,
         "Open MPI and mpi4py do not fit each other, MPI's libraries are not on LD_LIBRARY_PATH, or Slurm starts ranks in a "
         "way that this MPI does not know (srun --mpi=pmix)",

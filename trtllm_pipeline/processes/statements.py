@@ -194,7 +194,7 @@ _PATTERNS: Final = {
         |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Illegal[ ]instruction|exited[ ]on[ ]signal|Unhandled[ ]exception[ ]caught
         """,
     "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"
-    r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible"
+    r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|already (?:filled|in use|taken)"
     r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|out of memory|no space|error)\b",
     "titled": r"^CMake Error.*:$",
     "said": r"Error Code|Assertion|: \S|\d{2}",

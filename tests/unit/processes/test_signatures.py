@@ -143,7 +143,7 @@ WORDINGS = (
     ("peer-access", "CUDA runtime error in cudaIpcOpenMemHandle(&p, handle, 1): invalid argument"),
     ("mpi-setup", "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory"),
     ("mpi-setup", "PMI2_Init failed to initialize.  Return code: 14"),
-    ("mpi-setup", "ORTE was unable to reliably start one or more daemons."),
+    ("mpi-daemon", "ORTE was unable to reliably start one or more daemons."),
     ("mpi-error", "mpi4py.MPI.Exception: MPI_ERR_SPAWN: could not spawn processes"),
     ("nccl-shared-memory", "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)"),
     ("nccl", "RuntimeError: ncclInternalError: Internal check failed."),
