@@ -107,8 +107,6 @@ class Forecast:
     """How many of `to_run` have durations by a guess, since nothing like them ever ran in this workspace."""
     needs: tuple[Need, ...]
     """Memory that each of `to_run` takes, and disk that all of them do, beside what there is."""
-    durations: tuple[Need, ...]
-    """Time that each of `to_run` takes, beside its limit."""
     corrections: Corrections
     """What was measured in this workspace."""
 
@@ -144,9 +142,21 @@ def forecast(
         simulate(plan, expected_s, capacity(plan.machine), there) if todo else 0.0,
         sum(not times[run].measured for run in todo),
         tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
-        tuple(_duration(plan.stage_runs[run], times[run]) for run in plan.stage_runs if run in todo),
         corrections,
     )
+
+
+def durations(plan: Plan, seen: Forecast, *, every: bool = True) -> list[Need]:
+    """Time that the stage runs to run take, beside its limit; without `every`, of each stage the longest."""
+    todo = [run for run in plan.stage_runs.values() if run.id in seen.to_run]
+    if not every:
+        longest: dict[str, StageRun] = {}
+        for run in todo:
+            known = longest.get(run.stage.name)
+            if known is None or seen.times[run.id].value > seen.times[known.id].value:
+                longest[run.stage.name] = run
+        todo = list(longest.values())
+    return [_duration(run, seen.times[run.id]) for run in todo]
 
 
 def _duration(run: StageRun, estimate: Estimate) -> Need:

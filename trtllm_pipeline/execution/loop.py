@@ -161,14 +161,17 @@ class _Execution:
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
     _durations: dict[str, float] = field(init=False)
+    _expected: dict[StageRunId, float] = field(init=False)
     _scheduler: scheduling.Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
         corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
+        durations = Durations(self._durations, self._plan.machine, corrections)
+        self._expected = {run.id: durations.expected(run) for run in self._plan.stage_runs.values()}
         self._scheduler = scheduling.Scheduler(
-            tasks(self._plan, Durations(self._durations, self._plan.machine, corrections).expected),
+            tasks(self._plan, lambda run: self._expected[run.id]),
             self._machine,
             up_to_date={run.id for run in self._plan.stage_runs.values() if run.fingerprint in self._present},
             wanted=wanted(self._plan),
@@ -453,6 +456,7 @@ class _Execution:
             "attempt": held.attempt.number,
             "finished_s": round(time.time(), 3),
             "duration_s": round(usage.wall_s, 3),
+            "expected_s": round(self._expected[run.id], 3),
             "cpu_s": round(usage.cpu_s, 3),
             **_peaks(usage),
             "system": self._system,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.execution.forecast import Forecast
+from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.planning.names import about, count, size
 from trtllm_pipeline.planning.needs import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan
@@ -103,8 +103,8 @@ def _duration(milliseconds: float) -> str:
 def _tightest(plan: Plan, seen: Forecast, *, verbose: bool = False) -> list[Need]:
     """Memory, disk and time by stages: of each stage the run that needs most, or all that are to run."""
     order = {stage: number for number, stage in enumerate(_in_order(plan))}
-    needs = [*seen.needs, *seen.durations]
-    return sorted(needs if verbose else tightest(needs), key=lambda need: order.get(need.stage, len(order)))
+    needs = [*(seen.needs if verbose else tightest(seen.needs)), *durations(plan, seen, every=verbose)]
+    return sorted(needs, key=lambda need: order.get(need.stage, len(order)))
 
 
 def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:

@@ -228,7 +228,7 @@ SMOKE = Stage(
     scope=Scope.IN_SERVICE,
     params=SmokeParams,
     read=_smoke,
-    expected_s=3.0,
+    expected_s=2.5,
     timeout_s=600.0,
 )
 

@@ -7,7 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.config.recipes import find_recipe, load_recipe
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token
@@ -72,6 +71,8 @@ def _head_weights(shape: Shape) -> int:
 
 @lru_cache(maxsize=64)
 def _recipe_shape(model: str, base_dir: str) -> Shape | None:
+    from trtllm_pipeline.config.recipes import find_recipe, load_recipe
+
     try:
         return Shape.of(load_recipe(find_recipe(model, Path(base_dir))).model_dump(mode="json"))
     except (MatrixError, UsageError):

@@ -12,6 +12,7 @@ from tests.unit.conftest import MACHINE
 from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s
+from trtllm_pipeline.execution.forecast import durations as durations_of
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.speeds import speeds
@@ -102,12 +103,17 @@ def test_what_ran_on_such_a_system_corrects_the_formula() -> None:
 
 
 def test_a_forecast_has_the_time_of_each_stage_run_beside_its_limit() -> None:
-    seen = forecast(fabricated.plan(cell()), None)
-    assert len(seen.durations) == len(seen.to_run)
-    by_stage = {need.stage: need for need in seen.durations}
+    plan = fabricated.plan(cell(), cell(times=3))
+    seen = forecast(plan, None)
+    every, longest = durations_of(plan, seen), durations_of(plan, seen, every=False)
+    assert len(every) == len(seen.to_run)
+    by_stage = {need.stage: need for need in longest}
+    assert len(by_stage) == len(longest)
+    slow = max(need.estimate.value for need in every if need.stage == "convert")
+    assert by_stage["convert"].estimate.value == slow
     assert by_stage["perf"].has == 6 * 3600 * 1000
     assert by_stage["launch"].has == 600_000, "until it is ready"
-    assert {need.verdict for need in seen.durations} == {"fits"}
+    assert {need.verdict for need in every} == {"fits"}
 
 
 def on(gpu: str) -> Machine:

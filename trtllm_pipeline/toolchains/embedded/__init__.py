@@ -175,7 +175,7 @@ BUILD = Stage(
     ),
     identity=("xllamacpp",),
     needs=needs.building,
-    expected_s=2.0,
+    expected_s=3.0,
     takes=durations.building,
 )
 
@@ -185,7 +185,7 @@ REPOSITORY = Stage(
     summary="write the five-model Triton repository for an engine",
     program="trtllm_pipeline.toolchains.embedded.repository:run",
     inputs={"engine": "build", "model": "download"},
-    expected_s=1.0,
+    expected_s=1.5,
     params=RepositoryEmbedded,
     read=lambda cell: load(RepositoryEmbedded, {"max_batch_size": cell.max_batch_size}, cell.settings["repository"]),
 )
@@ -205,7 +205,7 @@ TOOLCHAIN: Final = Toolchain(
             resources=_serving_takes,
             starts=_server,
             needs=needs.serving,
-            expected_s=7.0,
+            expected_s=5.0,
             takes=durations.loading,
         ),
         SMOKE,

@@ -136,15 +136,6 @@ class Shape:
         """Weights that one token is multiplied with, the head included."""
         return self.read_weights(1)
 
-    @property
-    def activated_width(self) -> int:
-        """Width of what one token makes in an MLP: of all of its experts together, shared ones included."""
-        if not self.num_experts:
-            return self.intermediate_size
-        experts = (self.num_experts_per_tok or 1) + (self.n_shared_experts or 0)
-        dense = self.intermediate_size if self.mixture_layers < self.num_hidden_layers else 0
-        return max(dense, experts * self.expert_size)
-
 
 _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
 """By identity; the recipe beside it is kept, so that its identity is no other's."""
