@@ -33,6 +33,9 @@ from trtllm_pipeline.toolchains.model_optimizer import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
+# Threads that wait for each other make tiny tensors forty times slower on a busy machine.
+torch.set_num_threads(1)
+
 SLOW = ("int4_awq", "w4a8_awq", "fp16")
 TESTED = ("bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
 

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trtllm_pipeline.config.expand import expand
+from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof import answers, examination, families, material
 from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
@@ -169,6 +172,25 @@ def test_material_is_written_once_and_repaired(tmp_path: Path) -> None:
         *(f"{family}.jsonl" for family in QUICK),
         material.MATRIX,
     }
+
+
+def test_two_gpus_are_tried_together_where_that_says_something(tmp_path: Path) -> None:
+    machine = parse("gpus=2,sm=90")
+    toolchains = ["embedded", "tensorrt_llm"]
+    matrix = material.write(
+        tmp_path, machine, families=["llama"], precisions=["fp16", "int4_awq"], toolchain_names=toolchains
+    )
+    cells = expand(load_matrix(matrix), default_toolchain="embedded")
+    found = sorted(f"{each.precision}/tp{each.tp}pp{each.pp}/{each.toolchain}" for each in cells)
+    assert found == [
+        "fp16/tp1pp1/embedded",
+        "fp16/tp1pp1/tensorrt_llm",
+        "fp16/tp1pp2/tensorrt_llm",
+        "fp16/tp2pp1/tensorrt_llm",
+        "int4_awq/tp1pp1/embedded",
+        "int4_awq/tp1pp1/tensorrt_llm",
+        "int4_awq/tp1pp2/tensorrt_llm",
+    ]
 
 
 def test_every_token_is_read_back_from_its_text(folder: Path) -> None:
