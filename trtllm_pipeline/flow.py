@@ -467,6 +467,12 @@ class ServedCell:
         return {name: artifact.out for name, artifact in made.items()}
 
     @property
+    def all_artifacts(self) -> dict[str, Artifact]:
+        """Those by stage, and the engine of its draft model as DRAFTER."""
+        own = {} if self.drafter is None else {toolchains.DRAFTER: self.drafter}
+        return {**self.artifacts, **own}
+
+    @property
     def repository(self) -> Path:
         """The Triton repository; for trtllm-serve, the folder with its command line."""
         return self.inputs["repository"]

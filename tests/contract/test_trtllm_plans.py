@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from tests.standins import releases
 from tests.standins.programs import arguments
+from tests.standins.programs.checkpoint import safetensors
 from tests.standins.triton import openai_frontend
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
@@ -416,3 +417,65 @@ def test_experts_are_dealt_among_gpus_on_both_lanes(planner: Planner, release: s
     for run in planned["stage_runs"]:
         if run["stage"] == "launch":
             assert run["resources"]["gpus"] == gpus[run["cells"][0].split("/")[2]]
+
+
+DRAFTING: Final = {
+    # method -> the first and the last of RELEASES that have it with engines in Triton
+    "draft": ("0.18.2", "1.3.0rc3"),
+    "medusa": ("0.10.0", "1.3.0rc3"),
+    "lookahead": ("0.19.0", "1.3.0rc3"),
+    "eagle": ("0.17.0", "1.3.0rc3"),
+}
+MODES: Final = {"draft": "draft_tokens_external", "lookahead": "lookahead_decoding"}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_engines_draft_by_what_the_release_has(planner: Planner, release: str) -> None:
+    """Every program takes what it is told, and a method that the release lacks is refused before any download."""
+    folder = planner.workspace.parent
+    head = folder / "head"
+    head.mkdir()
+    (head / "config.json").write_text("{}", encoding="utf-8")
+    (head / "medusa_lm_head.safetensors").write_bytes(safetensors(0))
+    axes = {
+        "model": ["llama-2-7b-chat"],
+        "precision": ["bf16", "fp8"],
+        "max_batch_size": [8],
+        "lengths": ["1024,256"],
+        "toolchain": [ENGINES],
+        "settings.speculative.method": list(DRAFTING),
+    }
+    repository = {"decoupled": False, "enable_kv_cache_reuse": True}
+    lookahead = {"lookahead_window_size": 4, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 4}
+    settings = {
+        "draft": {"speculative": {"model": "llama-2-7b-chat", "max_draft_len": 5}, "repository": repository},
+        "medusa": {"speculative": {"model": "./head"}},
+        "eagle": {"speculative": {"model": "./head"}},
+        "lookahead": {"repository": lookahead},
+    }
+    override = [
+        {"where": {"settings.speculative.method": method}, "settings": given} for method, given in settings.items()
+    ]
+    matrix = folder / "drafting.yaml"
+    matrix.write_text(json.dumps({"name": "drafting", "axes": axes, "override": override}), encoding="utf-8")
+    planned = planner.plan(str(matrix), release)
+    works = {(cell["id"].rpartition("method=")[2], cell["axes"]["precision"]) for cell in feasible(planned)}
+    within = {name for name, (first, last) in DRAFTING.items() if Version(first) <= Version(release) <= Version(last)}
+    # quantize.py takes heads since 0.11; EAGLE's converter quantizes nothing.
+    in_fp8 = within - {"eagle"} - ({"medusa"} if release == "0.10.0" else set())
+    assert works == {(name, "bf16") for name in within} | {(name, "fp8") for name in in_fp8}
+    modes, drafted = set(), set()
+    for run, found in commands(planned):
+        options = (releases.table(found.tool, release) or {})[found.tool]
+        spellings = {spelling for name, row in options.items() for spelling in (name, *row.get("aliases", ()))}
+        assert {word for word in found.arguments if word.startswith("--")} <= spellings, found
+        values = arguments.parse(found.tool, options, found.arguments)
+        if found.tool == "trtllm-build":
+            modes.add(values.get("speculative_decoding_mode"))
+            drafted.add((run["params"].get("speculative"), values.get("max_draft_len") or 0))
+        if found.tool in {"convert_checkpoint.py:medusa", "convert_checkpoint.py:eagle"}:
+            assert "/models/core/" not in found.path
+            assert values[f"{found.tool.partition(':')[2]}_model_dir"].endswith("/out")
+    assert modes == {MODES.get(name, name) for name in within} | ({None} if "draft" in within else set())
+    lengths = {"draft": 5, "medusa": 63, "eagle": 63, "lookahead": 15}
+    assert drafted == {(name, lengths[name]) for name in within} | ({(None, 0)} if "draft" in within else set())

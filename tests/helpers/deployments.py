@@ -31,7 +31,13 @@ def deployment(kind: str = "engine", gpus: int = 1, **changes: Any) -> Deploymen
     artifact = SimpleNamespace(fingerprint="0123456789abcdef" * 2)
     engine = None if kind in {"llmapi", "trtllm_serve"} else Path("engine")
     served = SimpleNamespace(
-        cell=cell, engine=engine, max_seq_len=288, artifacts={"repository": artifact}, inputs={}, launch=None
+        cell=cell,
+        engine=engine,
+        max_seq_len=288,
+        artifacts={"repository": artifact},
+        inputs={},
+        launch=None,
+        drafter=None,
     )
     world_size = 0 if kind == "embedded" else gpus
     release = None if kind == "embedded" else "1.0.0"

@@ -23,6 +23,7 @@ from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
+from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.deploy import manifests, start_script
 
 pytestmark = pytest.mark.integration
@@ -316,6 +317,61 @@ def test_a_moved_bundle_with_an_adapter(tmp_path: Path) -> None:
         )
         assert ask(port, body=body)["text_output"] == "bcd"
         assert ask(port, body={**body, "lora_task_id": 1})["text_output"] == "dab"
+    assert lane.left() == []
+
+
+WITH_DRAFT = """\
+name: drafts
+axes:
+  model: [tiny]
+  precision: [fp16]
+  max_batch_size: [2]
+  lengths: ["64,32"]
+settings:
+"""
+TWO_ENGINES = """\
+  speculative: { method: draft, model: tiny, max_draft_len: 4 }
+  repository: { decoupled: false, enable_kv_cache_reuse: true }
+"""
+HEAD = """\
+  speculative: { method: eagle3, model: ./head }
+  serve: { frontend: trtllm_serve }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+@pytest.mark.parametrize(
+    ("release", "settings", "folder"), [("1.2.0", TWO_ENGINES, "drafter"), ("1.3.0", HEAD, "draft")]
+)
+def test_a_bundle_has_what_drafts_too(tmp_path: Path, release: str, settings: str, folder: str) -> None:
+    lane = Lane(tmp_path / "lane", release)
+    lane.matrix.write_text(WITH_DRAFT + settings, encoding="utf-8")
+    (lane.folder / "head").mkdir()
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 128, "draft_vocab_size": 32}
+    (lane.folder / "head" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (lane.folder / "head" / "model.safetensors").write_bytes(safetensors(0))
+    (cell,) = lane.run("--until", "smoke")
+    out = tmp_path / "out"
+    lane.pipeline("export", cell, "--to", "bundle", "--workspace", str(lane.workspace), "--output-dir", str(out))
+    about = json.loads((out / "bundle" / "bundle.json").read_text())
+    assert folder in about["artifacts"]
+    assert about["model"] == {"drafter": "tensorrt_llm_bls", "draft": "model"}[folder]
+    assert (out / "bundle" / folder / "config.json").is_file()
+    assert (out / "bundle" / "provenance" / f"{folder}.statement.json").is_file()
+    written = [
+        path.read_text() for path in (out / "bundle" / "repository").rglob("*") if path.suffix in {".pbtxt", ".yaml"}
+    ]
+    assert sum(f"@BUNDLE@/{folder}" in text for text in written) == 1
+    assert not any(str(lane.workspace) in text for text in written)
+    shutil.rmtree(lane.workspace)
+    if folder == "drafter":
+        moved = tmp_path / "b b"
+        shutil.move(out / "bundle", moved)
+        path = f"{Path(sys.executable).parent}:{lane.environment['PATH']}"
+        asked = {"text_input": "The capital", "max_tokens": 9, "num_draft_tokens": 4, "stream": False}
+        with started(moved, {**lane.environment, "PATH": path}) as port:
+            assert ask(port, "/v2/models/tensorrt_llm_bls/generate", asked)["text_output"]
     assert lane.left() == []
 
 

@@ -1,8 +1,8 @@
 """The bundle: a folder with all that serves one cell, which can be moved to any host and checked there.
 
     engine/        the engine, or model/ alone with the weights
-    draft/         the model that drafts tokens, and adapter/ (adapter2/, ...) a LoRA adapter, where there is one; for an
-                   engine in Triton with the tensors that a client sends of it
+    draft/         the model that drafts tokens, drafter/ its engine, and adapter/ (adapter2/, ...) a LoRA adapter, where
+                   there is one; for an engine in Triton with the tensors that a client sends of it
     model/         tokenizer, chat template, generation_config.json; config.json
     repository/    what the server is started from; @BUNDLE@ stands for the bundle's folder
     provenance/    of each artifact that it was made of: manifest, statement, signature; and what was measured
@@ -36,6 +36,7 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.provenance import statement_of
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains.base import DRAFTER
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -63,7 +64,7 @@ def write(deployment: Deployment, folder: Path) -> None:
         _copy(weights, folder / "model")
     else:
         _copy(served.model_folder, folder / "model", small=True)
-    for name in companions.NAMES:
+    for name in (*companions.NAMES, DRAFTER):
         if name in served.inputs:
             _copy(served.inputs[name], folder / name)
     write_tensors(deployment, folder)
@@ -74,6 +75,8 @@ def write(deployment: Deployment, folder: Path) -> None:
         for stage, name in places.items()
         if stage in served.artifacts
     }
+    if served.drafter is not None:
+        moved[served.drafter.fingerprint] = f"{start_script.BUNDLE}/{DRAFTER}"
     _copy(served.repository, folder / "repository")
     command = _fill(folder / "repository", moved)
     start = folder / START
@@ -181,7 +184,7 @@ def _marked(value: str, moved: Mapping[str, str], of: Path) -> str:
 
 def _write_provenance(deployment: Deployment, folder: Path) -> None:
     folder.mkdir()
-    for stage, artifact in deployment.served.artifacts.items():
+    for stage, artifact in deployment.served.all_artifacts.items():
         write_json(folder / f"{stage}.{manifest.NAME}", manifest.read(artifact.folder).anonymous.to_json())
         if (artifact.folder / manifest.ENVELOPE).is_file():
             shutil.copyfile(artifact.folder / manifest.ENVELOPE, folder / f"{stage}.{manifest.ENVELOPE}")
@@ -208,7 +211,7 @@ def _about(deployment: Deployment) -> dict[str, Any]:
         "max_seq_len": served.max_seq_len,
         "load_s": deployment.load_s,
         "memory_bytes": deployment.memory_bytes,
-        "artifacts": {stage: artifact.fingerprint for stage, artifact in served.artifacts.items()},
+        "artifacts": {stage: artifact.fingerprint for stage, artifact in served.all_artifacts.items()},
         "pipeline": __version__,
         "made_s": round(time.time(), 3),
     }

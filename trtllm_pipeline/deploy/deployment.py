@@ -15,12 +15,12 @@ from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.provenance import Policy
 from trtllm_pipeline.report.rows import CellResult, disk_bytes
-from trtllm_pipeline.serving.command_lines import ENSEMBLE
+from trtllm_pipeline.serving.command_lines import BLS_MODEL, ENSEMBLE
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import EMBEDDED
+from trtllm_pipeline.toolchains.base import DRAFTER, EMBEDDED
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
 
@@ -65,7 +65,9 @@ class Deployment:
         """What clients of the server ask for."""
         if self.kind == "trtllm_serve":  # the last part of the path that trtllm-serve is given
             return "model" if self.served.engine is None else "engine"
-        return LLMAPI_MODEL if self.kind == "llmapi" else ENSEMBLE
+        if self.kind == "llmapi":
+            return LLMAPI_MODEL
+        return ENSEMBLE if self.served.drafter is None else BLS_MODEL
 
     @property
     def nodes(self) -> int:
@@ -165,7 +167,7 @@ def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
         problem = "its server was never tested (smoke)"
     if problem is not None:
         raise UsageError(f"{served.cell.id} is not verified: {problem}", hint=run_command(served.request, store))
-    for artifact in served.artifacts.values():
+    for artifact in served.all_artifacts.values():
         for found in manifest.inspect(artifact.folder, contents=True):
             if found.kind is Kind.DAMAGED:
                 raise StateError(
@@ -205,7 +207,7 @@ def describe(
         )
     bundle_bytes = sum(
         disk_bytes(folder)
-        for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *companions.NAMES)))
+        for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *companions.NAMES, DRAFTER)))
         if folder is not None
     )
     memory_bytes, memory_from = _memory(served, store, bundle_bytes)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.standins.programs import ProgramError, Work, arguments
+from tests.standins.programs import ProgramError, Work, arguments, refusal
+from tests.standins.programs.build import MODES
 from tests.standins.programs.engine import check_tokenizer, read_engine
 
 
@@ -25,6 +26,17 @@ def _check_adapters(built: Mapping[str, Any], options: Mapping[str, Any], engine
             raise ProgramError(f"ValueError: {folder}/adapter_config.json does not exist")
 
 
+def _check_speculation(mode: int | None, options: Mapping[str, Any]) -> None:
+    """Raise ProgramError for an engine that drafts and is not told what it takes. Source: READMEs of the examples."""
+    if mode == MODES["draft_tokens_external"] and not options.get("kv_cache_enable_block_reuse"):
+        words = "KV cache block reuse must be enabled for speculative decoding target model"
+        raise ProgramError(f"RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: {words}")
+    if mode == MODES["lookahead_decoding"] and not options.get("lookahead_config"):
+        raise refusal("an engine with lookahead decoding takes --lookahead_config")
+    if mode == MODES["medusa"] and not options.get("medusa_choices"):
+        raise refusal("an engine with Medusa heads takes --medusa_choices")
+
+
 def run(work: Work, argv: Sequence[str]) -> int:
     """Answer the input text."""
     options = arguments.parse("run.py", work.facts["tools"][work.tool][work.tool], argv)
@@ -33,6 +45,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if not work.gpus:
         raise ProgramError("RuntimeError: No CUDA GPUs are available")
     config = read_engine(work, Path(options["engine_dir"]), ranks=work.ranks)
+    _check_speculation(config["build_config"].get("speculative_decoding_mode"), options)
     _check_adapters(config["build_config"], options, Path(options["engine_dir"]))
     work.begin()
     time.sleep(work.seconds("run.py"))

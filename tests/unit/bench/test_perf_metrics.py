@@ -542,3 +542,12 @@ def test_accepted_drafts_are_a_share_of_all_that_were_drafted(tmp_path: Path) ->
         "levels"
     ]
     assert "acceptance" not in level
+
+
+def test_triton_tells_of_each_answer_what_was_accepted(tmp_path: Path) -> None:
+    told = [
+        {**request(start, [(start + 1, " a")]), "drafted_tokens": drafted, "accepted_tokens": accepted}
+        for start, drafted, accepted in ((0, 30, 20), (100, 10, 0))
+    ]
+    (level,) = analyze(write(tmp_path / "e", *told), Words())["levels"]
+    assert level["acceptance"] == 0.5

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
@@ -86,6 +87,18 @@ def test_counts_are_found_by_name_raw_or_typed() -> None:
     assert num_output_tokens(response) == 3
     response.raw_output_contents.extend([b"", b"\x02\x01\0\0"])
     assert num_output_tokens(response) == 258
+
+
+def test_drafts_are_told_of_a_whole_answer_where_they_are_asked_for() -> None:
+    text = """
+        input { name: "return_perf_metrics" data_type: TYPE_BOOL dims: [1] }
+        output { name: "total_draft_tokens" data_type: TYPE_INT32 dims: [1] }
+        output { name: "total_accepted_draft_tokens" data_type: TYPE_INT32 dims: [1] }
+    """
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    assert ServedModel.of(config).tells_drafts
+    del config.output[-1]
+    assert not ServedModel.of(config).tells_drafts
 
 
 def test_tensors_are_packed_as_kserve_says() -> None:

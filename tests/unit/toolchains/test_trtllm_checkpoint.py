@@ -250,6 +250,21 @@ def test_lengths_are_compared_as_the_first_releases_write_them(built: Path) -> N
         engine.check_limits(built, asked_build())
 
 
+def test_an_engine_drafts_as_it_was_asked_to(built: Path) -> None:
+    asked = asked_build(speculative="medusa", max_draft_len=63)
+    change(built, max_seq_len=192 + 63, max_draft_len=63, speculative_decoding_mode=4, max_num_tokens=4 * 64)
+    engine.check_limits(built, asked)
+    for name, value, words in (
+        ("max_draft_len", 62, "max_draft_len is 62, asked for was 63"),
+        ("speculative_decoding_mode", 1, "speculative decoding is None, asked for was medusa"),
+        ("max_seq_len", 192, "max_seq_len is 129, asked for was 192"),
+    ):
+        good = {"max_seq_len": 255, "max_draft_len": 63, "speculative_decoding_mode": 4, "max_num_tokens": 256}
+        change(built, **{**good, name: value})
+        with pytest.raises(StageError, match=words):
+            engine.check_limits(built, asked)
+
+
 @pytest.mark.parametrize("asked", [4096, 769])
 def test_more_tokens_than_a_full_batch_are_the_builder_s_to_cut(built: Path, asked: int) -> None:
     full = 4 * 192

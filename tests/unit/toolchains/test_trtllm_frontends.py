@@ -296,6 +296,17 @@ def test_every_release_takes_what_it_is_told_of_speculative_decoding(
         llm_api.check_speculation(other, {"num_nextn_predict_layers": 1}, release)
 
 
+@pytest.mark.parametrize("release", ["0.20.0", "0.21.0", "1.0.0", "1.2.0"])
+def test_trtllm_serve_is_told_the_sizes_of_lookahead_decoding(make: Make, release: str) -> None:
+    sizes = {"lookahead_window_size": 3, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 2}
+    work = make(release, frontend="trtllm_serve", max_batch_size=4, decoding_mode="lookahead", options={}, **sizes)
+    frontends.run_engine(work)
+    said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())["speculative_config"]
+    llm_api.check_lookahead(said, {"speculative_decoding_mode": 8, "max_draft_len": 9})
+    with pytest.raises(ProgramError, match="the engine was built for 8 drafted tokens, asked for are 9"):
+        llm_api.check_lookahead(said, {"speculative_decoding_mode": 8, "max_draft_len": 8})
+
+
 def test_a_draft_model_that_is_not_there_is_refused_by_hand(make: Make) -> None:
     work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT, speculative="eagle3")
     with pytest.raises(StageError, match="eagle3 drafts with a model of its own"):

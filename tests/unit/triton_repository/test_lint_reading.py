@@ -70,6 +70,25 @@ def test_an_engine_of_release_0_8(tmp_path: Path) -> None:
     assert [path.name for path in engine.rank_files][::7] == ["rank0.engine", "rank7.engine"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "more", "words", "length"),
+    [
+        (1, {}, None, 192),
+        (2, {}, "draft_tokens_external", 182),
+        ("SpeculativeDecodingMode.MEDUSA", {}, "speculativedecodingmode.medusa", 182),
+        (8, {}, "lookahead_decoding", 182),
+        (32, {"num_eagle_layers": 4}, "eagle", 178),
+    ],
+)
+def test_room_for_drafted_tokens_is_not_for_requests(
+    tmp_path: Path, mode: Any, more: dict[str, int], words: str | None, length: int
+) -> None:
+    build = {"max_input_len": 128, "max_seq_len": 192, "max_draft_len": 10, "speculative_decoding_mode": mode}
+    engine = Engine.read(write(tmp_path, {"pretrained_config": more, "build_config": build}))
+    assert (engine.speculation, engine.max_seq_len) == (words, length)
+    assert engine.max_draft_len == (10 if words else 0)
+
+
 def test_what_an_engine_does_not_say_is_none(tmp_path: Path) -> None:
     engine = Engine.of_trtllm_build(write(tmp_path, {"pretrained_config": {}, "build_config": {}}))
     assert engine == Engine(tmp_path)

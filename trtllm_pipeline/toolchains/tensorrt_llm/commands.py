@@ -361,6 +361,11 @@ def engine_check(
     arguments = _Arguments(_RUN, release, *ranks, *program)
     arguments.add({"--engine_dir": engine, "--tokenizer_dir": tokenizer})
     arguments.add({"--max_output_len": asked.max_tokens, "--input_text": asked.prompt})
+    if asked.speculative == "draft":
+        # An engine that checks drafts does not load without, though nobody drafts here.
+        arguments.add({"--kv_cache_enable_block_reuse": True})
+    if asked.lookahead:
+        arguments.add({"--lookahead_config": f"[{','.join(map(str, asked.lookahead))}]"})
     if adapter is not None:
         arguments.add({"--lora_dir": adapter, "--lora_task_uids": "0"})
     return arguments.argv

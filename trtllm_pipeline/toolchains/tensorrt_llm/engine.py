@@ -16,7 +16,7 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
-from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES
+from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES, UNCHECKED
 from trtllm_pipeline.triton_repository.engine import Engine
 
 
@@ -62,5 +62,6 @@ def run_check(context: StageContext[EngineCheck]) -> None:
     """The end of the engine check: run.py has answered, or where there is none, the engine fits this machine by its files."""
     machine = probe.machine()
     found = engine_requirements.check(context.inputs["engine"], machine)
-    how = "run.py" if script(machine, RUN_SCRIPT) is not None else "files"
+    asked = script(machine, RUN_SCRIPT) is not None and context.params.speculative not in UNCHECKED
+    how = "run.py" if asked else "files"
     write_json(context.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})

@@ -134,7 +134,7 @@ def _build(context: StageContext[EngineBuild], machine: Machine) -> Sequence[Seq
 
 def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Sequence[str]]:
     script = backends.script(machine, releases.RUN_SCRIPT)
-    if script is None:
+    if script is None or context.params.speculative in speculation.UNCHECKED:
         return ()
     return (
         commands.engine_check(
@@ -337,7 +337,11 @@ CHECK: Final = Stage(
     optional=frozenset({ADAPTER}),
     parts=lambda _cell: {"model": _READ_BY_RUN},
     params=EngineCheck,
-    read=lambda cell: load(EngineCheck, {"world_size": backends.world_size(cell)}, cell.settings["check"]),
+    read=lambda cell: load(
+        EngineCheck,
+        {"world_size": backends.world_size(cell), **speculation.check_params(cell)},
+        cell.settings["check"],
+    ),
     resources=backends.all_ranks,
     identity=("tensorrt_llm", "gpu"),
     expected_s=20.0,

@@ -36,6 +36,10 @@ Heads = Annotated[
     Literal["medusa", "eagle"] | None,
     Param("heads that become part of the checkpoint, of the folder with the draft model", null="none", key_with=ITSELF),
 ]
+Drafts = Annotated[
+    Literal["draft", "medusa", "lookahead", "eagle"] | None,
+    Param("who drafts tokens for the engine", null="nobody", key_with=ITSELF),
+]
 Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
 RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
 ServeOptions = Annotated[
@@ -138,10 +142,7 @@ class EngineBuild:
     lora_target_modules: Annotated[
         tuple[str, ...], Param("layers that LoRA adapters change, in TensorRT-LLM's words", key_with=ITSELF)
     ] = ()
-    speculative: Annotated[
-        Literal["draft", "medusa", "lookahead", "eagle"] | None,
-        Param("who drafts tokens for it", null="nobody", key_with=ITSELF),
-    ] = None
+    speculative: Drafts = None
     max_draft_len: Annotated[int | None, Param("tokens drafted at a time", ge=1, null="3, or 63", key_with=ITSELF)] = (
         None
     )
@@ -155,6 +156,10 @@ class EngineCheck(CheckParams):
     """Parameters of the check stage."""
 
     world_size: Annotated[int, Param("ranks of the engine", ge=1)] = 1
+    speculative: Drafts = None
+    lookahead: Annotated[
+        tuple[int, ...], Param("sizes of lookahead decoding: window, n-gram, verification set", ge=0, key_with=ITSELF)
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ CONVERTED: Final = frozenset(HEADS)
 """Methods whose heads are part of the model's own checkpoint, by a converter of their own."""
 DECODING_MODES: Final = frozenset(("medusa", "lookahead", "eagle"))
 """Those that the repository's `decoding_mode` names."""
+UNCHECKED: Final = frozenset(("medusa",))
+"""Those whose engines run.py is not asked: it wants Medusa's tree in a form of its own."""
 LOOKAHEAD: Final = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 """The repository's settings of lookahead decoding, (W, N, G)."""
 SHARE: Final = 0.5
@@ -90,6 +92,15 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
         return {}
     length = None if found.length == DRAFT_LENGTHS[found.method] else found.length
     return {"heads": found.method, "max_draft_len": length, **found.settings}
+
+
+def check_params(cell: Cell) -> dict[str, Any]:
+    """What a method adds to the parameters of the check of a cell's engine."""
+    found = drafting(cell)
+    if found is None:
+        return {}
+    sizes = tuple(_size(cell, name) for name in LOOKAHEAD) if found.method == "lookahead" else ()
+    return {"speculative": found.method, "lookahead": sizes}
 
 
 def build_params(cell: Cell) -> dict[str, Any]:
