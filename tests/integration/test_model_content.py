@@ -179,6 +179,7 @@ def test_a_new_chat_template_costs_neither_conversion_nor_build(hub: FakeHub, ma
     }
 
 
+@pytest.mark.slow
 def test_a_local_folder_that_somebody_edits_is_read_by_file(
     files: dict[str, bytes], matrix: Path, tmp_path: Path
 ) -> None:
@@ -414,6 +415,7 @@ def test_a_lie_of_a_copy_is_not_believed(hub: FakeHub, tmp_path: Path, quick: No
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_other_hub_and_says_so_in_its_log(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipes" / "from-hf.yaml"
     sources = [{"hugging_face": HUGGING_FACE}, {"modelscope": MODELSCOPE}, {"generated": "llama"}]

@@ -79,7 +79,10 @@ def in_words(plan: Plan, run: StageRun, changed: Collection[Change], before: Map
         files = [part.path.removeprefix(_CONTENT) for part in parts if part.path.startswith(_CONTENT)]
         files = [file for file in files if read is None or files_of((file,), read)]
         stages[upstream.stage.name] = f" ({_some(files, ', ')})" if files else ""
-        if read is not None and not files and any(each.path == f"{_INPUTS}{name}" for each in changed):
+        old = [each.old for each in changed if _is_input(each) and _input_of(each) == name]
+        if not any(old):
+            stages[upstream.stage.name] = " (not read before)"
+        elif read is not None and not files and any(each.path == f"{_INPUTS}{name}" for each in changed):
             stages[upstream.stage.name] = " (its key had all files, now those that it reads)"
     return f"{' and '.join(f'{name}{files}' for name, files in sorted(stages.items()))} changed"
 

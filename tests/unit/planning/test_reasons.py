@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 from tests.helpers import fabricated
-from trtllm_pipeline.planning.reasons import reasons
+from tests.helpers.trtllm_cells import cell, plan, stage_run
+from trtllm_pipeline.fingerprint import canonical, changes
+from trtllm_pipeline.planning.plan import StageRun
+from trtllm_pipeline.planning.reasons import in_words, reasons
 from trtllm_pipeline.store.store import Store
 
 CELL = fabricated.cell()
@@ -39,3 +43,25 @@ def test_a_server_that_changed_says_what_changed(tmp_path: Path) -> None:
     assert reasons(now, changed, store)[fabricated.stage_run(now, CELL, "launch").id] == found["launch"]
     assert reasons(before, [launch.id], store) == {launch.id: "needed by what runs inside it"}
     store.close()
+
+
+def test_an_older_release_s_keys_say_what_is_new_in_them() -> None:
+    """Its convert hung on the whole download, its smoke did not read it at all."""
+    files = {"config.json": "a" * 64, "tokenizer.json": "b" * 64}
+    wanted = cell("fp16", recipe={"files": files})
+    now = plan(wanted)
+    download, convert, smoke = (stage_run(now, stage) for stage in ("download", "convert", "smoke"))
+    same, other = (download.key, download.key.replace("a" * 64, "c" * 64))
+
+    def why(run: StageRun, **inputs: object) -> str:
+        key = json.loads(run.key)
+        old = canonical({**key, "inputs": {name: told for name, told in inputs.items() if told is not None}})
+        return in_words(now, run, changes(old, run.key), {"model": before})
+
+    before = same
+    assert (
+        why(convert, model=download.fingerprint) == "download (its key had all files, now those that it reads) changed"
+    )
+    before = other
+    assert why(convert, model="f" * 32) == "download (config.json) changed"
+    assert why(smoke, **{**json.loads(smoke.key)["inputs"], "model": None}) == "download (not read before) changed"
