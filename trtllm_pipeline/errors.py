@@ -7,6 +7,7 @@
     ├── StageError           a stage run failed; carries its failure class        (exit code 1; 2 for class USER)
     │   ├── DownloadError    a model could not be fetched or did not verify
     │   └── ServerError      a server did not start, died, or answered wrongly
+    ├── RemoteError          a remote store could not be used, or has something wrong       (exit code 1)
     ├── ComparisonError      measurements that must not be set side by side                 (exit code 4)
     └── StateError           the workspace is not usable: wrong version, no space, not writable  (exit code 2)
 
@@ -147,6 +148,10 @@ class DownloadError(StageError):
 
 class ServerError(StageError):
     """A server did not become ready, died, or answered wrongly."""
+
+
+class RemoteError(PipelineError):
+    """A remote store could not be used, or what it has is not what it should be."""
 
 
 class ComparisonError(PipelineError):

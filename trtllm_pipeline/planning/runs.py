@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from trtllm_pipeline.domain import CellId, StageRunId, in_order
+from trtllm_pipeline.domain import CellId, Fingerprint, StageRunId, in_order
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
@@ -190,7 +190,26 @@ def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
 
     None means all that there are. Raises UsageError.
     """
-    known = [each for each in store.index.all_artifacts() if each.folder.is_dir()]
+    return find_named(store, [each for each in store.index.all_artifacts() if each.folder.is_dir()], wanted)
+
+
+class Named(Protocol):
+    """What a name can mean."""
+
+    @property
+    def stage(self) -> str:
+        """Its stage."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Its fingerprint."""
+
+
+N = TypeVar("N", bound=Named)
+
+
+def find_named(store: Store, known: Sequence[N], wanted: str | None) -> tuple[N, ...]:
+    """As `find_artifacts`, of those that are `known`, in this workspace or elsewhere."""
     of_stage = tuple(each for each in known if wanted in (None, each.stage))
     if wanted is None or of_stage:
         return of_stage

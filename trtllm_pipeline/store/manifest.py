@@ -142,20 +142,31 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise NoManifestError(f"{path}: is missing") from error
+    except OSError as error:
+        raise unreadable(error, path) from error
+    return decode(content, folder.parent.name, folder.name, str(path))
+
+
+def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest:
+    """The manifest of this artifact from a file's content; `name` says in errors where it is from. Raises as `read`."""
+    try:
+        data = json.loads(content.decode("utf-8"))
         digest = data.pop("digest", None)
         # Before all else that it says: a flipped bit makes another schema as well.
         if digest is not None and digest != fingerprint(canonical(data)):
             raise ValueError("its content changed")
         if data["schema"] != SCHEMA:
             raise StateError(
-                f"{path}: the manifest has schema {data['schema']}, but this release reads schema {SCHEMA}",
+                f"{name}: the manifest has schema {data['schema']}, but this release reads schema {SCHEMA}",
                 hint="use the release that wrote it, another --workspace, or move the artifact's folder away",
             )
         if digest is None and "records" in data:  # those of older releases have neither
             raise ValueError("its digest is missing")
         key = canonical(data["key"])
-        if not (data["fingerprint"] == folder.name == fingerprint(key) and data["stage"] == folder.parent.name):
+        if not (data["fingerprint"] == fingerprint_ == fingerprint(key) and data["stage"] == stage):
             raise ValueError(f"its key belongs to {data['stage']} {fingerprint(key)}")
         return Manifest(
             data["stage"],
@@ -166,12 +177,8 @@ def read(folder: Path) -> Manifest:
             dict(data["provenance"]),
             _entries(data.get("records", ())),
         )
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise NoManifestError(f"{path}: is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NoManifestError(f"{path}: not the manifest of this artifact: {error}") from error
-    except OSError as error:
-        raise unreadable(error, path) from error
+        raise NoManifestError(f"{name}: not the manifest of this artifact: {error}") from error
 
 
 def unreadable(error: OSError, path: str | Path) -> StateError:

@@ -6,7 +6,7 @@
       store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
       work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
       work/FINGERPRINT.lock      the claim of whoever works on it
-      work/partial/              partial downloads, to be continued
+      work/partial/              partial downloads and pulls, to be continued
       runs/RUN_ID/               plan, report and lock file of each run
       damaged/STAGE/FINGERPRINT/ damaged artifacts that verify and repair set aside
 
@@ -240,14 +240,27 @@ class Store:
 
     def publish(self, attempt: Attempt, sealed: Manifest) -> Artifact:
         """Turn the attempt into the artifact by one rename, and record it."""
-        final = self.folder(attempt.stage, attempt.fingerprint)
+        artifact = self._place(attempt.folder, sealed)
+        self.index.end_attempt(attempt.id, "succeeded", artifact.folder)
+        return artifact
+
+    def _place(self, folder: Path, sealed: Manifest) -> Artifact:
+        final = self.folder(sealed.stage, sealed.fingerprint)
         final.parent.mkdir(exist_ok=True)
         if final.exists():
-            self._set_aside(attempt.stage, attempt.fingerprint)
-        attempt.folder.rename(final)
-        artifact = self.index.add_artifact(sealed, _manifest_bytes(final))
-        self.index.end_attempt(attempt.id, "succeeded", final)
-        return artifact
+            self._set_aside(sealed.stage, sealed.fingerprint)
+        folder.rename(final)
+        return self.index.add_artifact(sealed, _manifest_bytes(final))
+
+    def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
+        """Where the files of an artifact from elsewhere are gathered; a killed pull goes on there. `sweep` leaves it."""
+        return self.work_dir / "partial" / "pulled" / stage / fingerprint
+
+    def receive(self, sealed: Manifest) -> Artifact:
+        """Publish what has arrived, by one rename. The caller holds the claim, and has checked every file."""
+        folder = self.arriving(sealed.stage, sealed.fingerprint)
+        _sync(folder)
+        return self._place(folder, sealed)
 
     @contextmanager
     def attaching(self, folder: Path) -> Iterator[Callable[[str], None]]:

@@ -1,0 +1,235 @@
+"""`pipeline store push` and `pipeline store pull`: artifacts to and from a remote store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from trtllm_pipeline.cli import completion, options
+from trtllm_pipeline.cli.output import emit_as, note
+from trtllm_pipeline.domain import Json, Scope
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.names import amount, count, size
+from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.store.remote import Place, Progress, Transfer
+
+Url = Annotated[
+    str, options.argument("URL", "s3://BUCKET/FOLDER, gs://..., az://..., https://... (pull only), or a folder.")
+]
+Names = Annotated[
+    list[str] | None,
+    options.argument(
+        "[ARTIFACT|STAGE|CELL]...",
+        "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell (default: all).",
+        complete=completion.cells,
+    ),
+]
+Jobs = Annotated[int, options.option("--jobs", "N", "Files that are transferred at once.", min=1, max=128)]
+DryRun = Annotated[bool, options.switch("--dry-run", "Only list what would be transferred, with sizes.")]
+_EVERY_S: Final = 5.0
+
+
+def push(
+    url: Url,
+    names: Names = None,
+    run: options.Run = None,
+    matrix: options.OptionalMatrix = None,
+    cells: options.Cells = None,
+    sets: options.Sets = None,
+    until: options.Until = None,
+    toolchain: options.Toolchain = None,
+    jobs: Jobs = 8,
+    dry_run: DryRun = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Send artifacts to a remote store, from which other machines pull them instead of making them.
+
+    What is there already is not sent again, and an interrupted push goes on where it stopped. Model repositories are left
+    out: they have absolute paths. The exit code is 1 if an artifact cannot be sent.
+
+    examples:
+      pipeline store push s3://engines/nightly
+      pipeline store push s3://engines/nightly build --run latest
+      pipeline store push /mnt/engines --matrix my.yaml --cells 'qwen*' --until build --dry-run
+    """
+    from trtllm_pipeline.store import remote
+
+    store = options.known_store(workspace)
+    with closing(remote.Remote(url, jobs=jobs)) as there:
+        there.check_writable()
+        known = [
+            remote.Place(each.stage, each.fingerprint) for each in store.index.all_artifacts() if each.folder.is_dir()
+        ]
+        request = _request(matrix, cells, sets, until, toolchain, run)
+        chosen = _chosen(store, known, names, run, request)
+        found = remote.compare_to_push(store, there, chosen)
+        pending = _begin(found, f"push to {there.url}")
+        done = {} if dry_run else _each(remote.push(store, there, pending, _progress(pending)))
+        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pushed")
+
+
+def pull(
+    url: Url,
+    names: Names = None,
+    run: options.Run = None,
+    matrix: options.OptionalMatrix = None,
+    cells: options.Cells = None,
+    sets: options.Sets = None,
+    until: options.Until = None,
+    toolchain: options.Toolchain = None,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    jobs: Jobs = 8,
+    dry_run: DryRun = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Fetch artifacts from a remote store into the workspace, so that a run does not make them.
+
+    With --matrix, those that its cells need on this machine: fingerprints say for which release and GPU an engine is. Every
+    file is compared with its digest, and signed statements are checked; what is wrong is refused and named, and the exit
+    code is 1. An interrupted pull goes on where it stopped.
+
+    examples:
+      pipeline store pull s3://engines/nightly --matrix my.yaml
+      pipeline store pull s3://engines/nightly build --require-signed --trusted-keys trusted/
+      pipeline store pull https://engines.example/nightly build-4a46c422fbf3
+    """
+    from trtllm_pipeline import provenance
+    from trtllm_pipeline.store import remote
+
+    policy = provenance.policy(trusted_keys, required=require_signed)
+    request = _request(matrix, cells, sets, until, toolchain, run)
+    with closing(remote.Remote(url, jobs=jobs)) as there:
+        known = None if request is not None or run is not None else there.places()
+        store = Store(Path(workspace))
+        store.check_writable()
+        chosen = _chosen(store, known, names, run, request)
+        found = remote.compare_to_pull(store, there, chosen)
+        pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
+        done: dict[str, Transfer] = {}
+        if not dry_run:
+            remote.check_room(store, pending)
+            judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been read
+            done = _each(remote.pull(store, there, pending, judge, _progress(pending)))
+        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pulled")
+
+
+def _request(
+    matrix: str | None,
+    cells: list[str] | None,
+    sets: list[str] | None,
+    until: str | None,
+    toolchain: str | None,
+    run: str | None,
+) -> Request | None:
+    if matrix is not None:
+        if run is not None:
+            raise UsageError("--run and --matrix are two selections", hint="give one of them")
+        return options.request(matrix, cells, sets, until, toolchain, None)
+    if cells or sets or until:
+        raise UsageError("--cells, --set and --until select from a matrix", hint="add --matrix FILE, or name the CELL")
+    return None
+
+
+def _chosen(
+    store: Store, known: Sequence[Place] | None, names: Sequence[str] | None, run: str | None, request: Request | None
+) -> list[Place]:
+    """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
+    from trtllm_pipeline.planning.runs import find_named, find_run, read_run
+    from trtllm_pipeline.store.remote import BOUND, Place
+
+    asked: Iterable[Place] | None = None
+    if request is not None:
+        from trtllm_pipeline import flow
+
+        runs = flow.plan_of(request, store).stage_runs.values()
+        asked = [Place(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE]
+    elif run is not None:
+        planned = read_run(find_run(store, run)).stage_runs.values()
+        asked = [Place(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
+    if asked is not None:
+        there = set(asked if known is None else known)
+        known = [place for place in asked if place in there]
+    assert known is not None
+    found = [place for name in names or (None,) for place in find_named(store, known, name)]
+    if names and BOUND.intersection(names):
+        raise UsageError(
+            "model repositories have absolute paths of their workspace", hint="a run writes them in a second"
+        )
+    return [place for place in dict.fromkeys(found) if place.stage not in BOUND]
+
+
+def _begin(found: Sequence[Transfer], what: str, absent: int = 0) -> list[Transfer]:
+    """Say what is to be done; returns it."""
+    pending = [each for each in found if each.state == "pending"]
+    there = sum(each.state == "present" for each in found)
+    told = [f"{count(len(pending), 'artifact')} to {what}, {size(sum(each.transfer_bytes for each in pending))}"]
+    told += [f"{there} there already"] if there else []
+    told += [f"{absent} not there"] if absent else []
+    note("; ".join(told))
+    return pending
+
+
+def _progress(pending: Sequence[Transfer]) -> Progress:
+    """Says every few seconds how far it is."""
+    from trtllm_pipeline.store.remote import Progress
+
+    total = sum(each.transfer_bytes for each in pending)
+    begun = last = time.monotonic()
+
+    def show(done_bytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _EVERY_S:
+            last = now
+            note(f"{amount(done_bytes, total, 'bytes')}, {done_bytes / 1e6 / (now - begun):.0f} MB/s")
+
+    return Progress(show)
+
+
+def _each(transfers: Iterable[Transfer]) -> dict[str, Transfer]:
+    """Say of each what became of it; returns them by fingerprint."""
+    found: dict[str, Transfer] = {}
+    for each in transfers:
+        found[each.fingerprint] = each
+        if each.state == "busy":
+            note(f"{each.id}: another process works on it; left to that")
+    return found
+
+
+def _end(url: str, found: Sequence[Transfer], format: str, done: str) -> None:
+    words = {"done": done, "pending": f"to be {done}", "present": "there already"}
+    artifacts: list[Json] = []
+    lines = []
+    for each in found:
+        if each.state == "refused":
+            note(f"{each.stage} {each.fingerprint}: refused: {each.message}")
+        label = "" if each.sealed is None else each.sealed.label
+        lines.append(
+            f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  "
+            f"{words.get(each.state, each.state):<14} {label}"
+        )
+        artifacts.append(
+            {
+                "stage": each.stage,
+                "fingerprint": each.fingerprint,
+                "label": label,
+                "size_bytes": each.size_bytes,
+                "transfer_bytes": each.transfer_bytes,
+                "state": each.state,
+                "message": each.message,
+            }
+        )
+    emit_as(format, {"schema": 1, "url": url, "artifacts": artifacts}, text=lambda _: "\n".join(lines))
+    raise typer.Exit(1 if any(each.state == "refused" for each in found) else 0)

@@ -1,0 +1,621 @@
+"""A remote store: artifacts at a URL that several machines push to and pull from.
+
+    URL/files/AB/ABCD...                            content of files, by BLAKE3
+    URL/artifacts/STAGE/FINGERPRINT/manifest.json   what the artifact is; sent last
+    URL/artifacts/STAGE/FINGERPRINT/DIGEST.intoto.jsonl   its signed statement, by the BLAKE3 of the manifest that it is for
+
+No file is ever changed there, so pushes of the same artifact do not disturb each other, and what an interrupted one has
+sent is not sent again. An artifact without a manifest is not there. Whoever pulls trusts digests, not the place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.domain import Fingerprint
+from trtllm_pipeline.errors import PipelineError, RemoteError, StateError, UsageError
+from trtllm_pipeline.files import disk
+from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.stages.base import OUT
+from trtllm_pipeline.store import manifest
+from trtllm_pipeline.store.claims import Claim
+from trtllm_pipeline.store.manifest import Discrepancy, FileEntry, Manifest
+from trtllm_pipeline.store.store import Store
+
+BOUND: Final = frozenset({"repository"})
+"""Stages whose results have absolute paths of their workspace, and are written anew in a second."""
+_PIECE_BYTES: Final = 8 << 20
+_AHEAD: Final = 4
+"""Pieces of one file, and artifacts, that are on their way at once."""
+_PARTS: Final = ".parts"
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_PLACE: Final = re.compile(r"([a-z_]+)/([0-9a-f]{32})/manifest\.json$")
+_BACKENDS: Final = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
+_BACKENDS_MORE: Final = {"http": "aiohttp", "https": "aiohttp"}
+
+T = TypeVar("T")
+R = TypeVar("R")
+State = Literal["present", "pending", "done", "busy", "refused"]
+
+
+class Place(NamedTuple):
+    """Which artifact."""
+
+    stage: str
+    fingerprint: Fingerprint
+
+
+class RefusedError(RemoteError):
+    """One artifact cannot be taken; others can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One artifact, and what becomes of it."""
+
+    stage: str
+    fingerprint: Fingerprint
+    sealed: Manifest | None
+    """None where it cannot be read."""
+    content: bytes
+    """Of its manifest."""
+    state: State
+    transfer_bytes: int = 0
+    """Bytes of the files that the other side lacks."""
+    message: str | None = None
+    """Why it was refused."""
+
+    @property
+    def id(self) -> str:
+        """As a stage run is called."""
+        return f"{self.stage}-{self.fingerprint[:12]}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its result; 0 where that is not known."""
+        return 0 if self.sealed is None else self.sealed.size_bytes
+
+
+class Progress:
+    """Bytes that have been transferred, told to `show` from any thread. Once it is stopped, transfers end."""
+
+    def __init__(self, show: Callable[[int], None] = lambda _: None) -> None:
+        self._show = show
+        self._lock = threading.Lock()
+        self.done_bytes = 0
+        self.stopped = False
+
+    def add(self, size_bytes: int) -> None:
+        """More bytes have arrived."""
+        if self.stopped:
+            raise RemoteError("stopped")
+        with self._lock:
+            self.done_bytes += size_bytes
+            self._show(self.done_bytes)
+
+
+class Remote:
+    """The store at a URL of fsspec, or in a folder. To be closed.
+
+    Credentials and endpoints are found as the URL's package finds them: in its variables and files. Raises UsageError for
+    a URL that cannot be one.
+    """
+
+    def __init__(self, url: str, *, jobs: int = 8) -> None:
+        self.url = shown(url)
+        self._fs, root = _file_system(url)
+        self._root = root.rstrip("/")
+        self._by_object = bool(getattr(self._fs, "async_impl", False))
+        """Whether a file appears there whole or not at all. Else it is written beside and renamed."""
+        self._http = urlsplit(url).scheme in {"http", "https"}
+        self._files = ThreadPoolExecutor(jobs, "files")
+        self._pieces = ThreadPoolExecutor(jobs, "pieces")
+
+    def close(self) -> None:
+        """End all transfers that have not begun."""
+        for pool in (self._files, self._pieces):
+            pool.shutdown(cancel_futures=True)
+
+    # what is there
+
+    def check_writable(self) -> None:
+        """Raise UsageError for a URL that can only be read."""
+        if self._http:
+            raise UsageError(
+                f"{self.url}: can only be pulled from", hint="push to the s3://, gs:// or az:// address behind it"
+            )
+
+    def places(self) -> list[Place]:
+        """All artifacts that are there. Raises RemoteError, also where a server does not list its files."""
+        try:
+            with self._asking("artifacts"):
+                paths = self._fs.find(self._path("artifacts"))
+        except FileNotFoundError:
+            paths = []
+        found = {Place(match[1], Fingerprint(match[2])) for path in paths if (match := _PLACE.search(path))}
+        if not found:
+            more = "; a web server has to list its folders, or name what you want (--matrix)" if self._http else ""
+            raise RemoteError(
+                f"{self.url}: no artifacts are there{more}", hint="pipeline store push URL puts some there"
+            )
+        return sorted(found)
+
+    def manifest(self, place: Place) -> bytes | None:
+        """Content of an artifact's manifest; None where there is none. Raises RemoteError."""
+        return self.read(f"artifacts/{place.stage}/{place.fingerprint}/{manifest.NAME}")
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a small file; None where there is none. Raises RemoteError."""
+        try:
+            with self._asking(name):
+                return bytes(self._fs.cat_file(self._path(name)))
+        except FileNotFoundError:
+            return None
+
+    def _lacks(self, entry: FileEntry) -> bool:
+        name = _name(entry)
+        try:
+            with self._asking(name):
+                return bool(self._fs.info(self._path(name))["size"] != entry.size)
+        except FileNotFoundError:
+            return True
+
+    def lacking(self, sealed: Manifest) -> list[FileEntry]:
+        """The files of an artifact whose content is not there, one for each content."""
+        contents = {entry.digest: entry for entry in (*sealed.files, *sealed.records) if entry.link is None}
+        known = list(contents.values())
+        lacked = list(self._files.map(self._lacks, known))
+        return [entry for entry, is_lacked in zip(known, lacked, strict=True) if is_lacked]
+
+    # sending
+
+    def send(self, store: Store, each: Transfer, progress: Progress) -> None:
+        """Send an artifact: the files that are not there, its signed statement, its manifest. Raises RefusedError."""
+        assert each.sealed is not None
+        folder = store.folder(each.stage, each.fingerprint)
+        paths = _paths(each.sealed)
+        lacked = self.lacking(each.sealed)
+        for _ in _each(
+            self._files, lambda entry: self._send(folder / paths[str(entry.digest)][0], entry, progress), lacked
+        ):
+            pass
+        here = f"artifacts/{each.stage}/{each.fingerprint}"
+        with suppress(FileNotFoundError):
+            self._write(_envelope(here, each.content), (folder / manifest.ENVELOPE).read_bytes())
+        self._write(f"{here}/{manifest.NAME}", each.content)
+
+    def _send(self, path: Path, entry: FileEntry, progress: Progress) -> None:
+        from fsspec.callbacks import Callback
+
+        progress.add(0)
+        # What is wrong there could never be replaced: whoever pushes the right content would find it sent.
+        if digest_file(path) != entry.digest:
+            raise RefusedError(f"{path}: its content changed", hint="pipeline store verify")
+        told = 0
+
+        def tell(size_bytes: int = 1) -> None:
+            nonlocal told
+            told += size_bytes
+            progress.add(size_bytes)
+
+        callback = Callback()
+        callback.relative_update = tell
+        self._put(_name(entry), lambda target: self._fs.put_file(str(path), target, callback=callback))
+        progress.add(entry.size - told)
+
+    def _write(self, name: str, content: bytes) -> None:
+        self._put(name, lambda target: self._fs.pipe_file(target, content))
+
+    def _put(self, name: str, write: Callable[[str], object]) -> None:
+        target = self._path(name)
+        with self._asking(name):
+            if self._by_object:
+                with suppress(FileExistsError):  # somebody else has sent it: names are contents
+                    write(target)
+                return
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            beside = f"{target}.{os.getpid()}-{threading.get_ident()}"
+            try:
+                write(beside)
+                self._fs.mv(beside, target)
+            except BaseException:
+                with suppress(Exception):
+                    self._fs.rm_file(beside)
+                raise
+
+    # fetching
+
+    def fetch(
+        self, store: Store, each: Transfer, judge: Callable[[Path], Iterable[Discrepancy]], progress: Progress
+    ) -> None:
+        """Gather all of an artifact where it arrives, each file checked. Raises RefusedError, RemoteError, OSError.
+
+        What an interrupted pull has left there is not fetched again.
+        """
+        assert each.sealed is not None
+        folder = store.arriving(each.stage, each.fingerprint)
+        paths = _paths(each.sealed)
+        _tidy(folder, {name for names in paths.values() for name in names})
+        parts = folder / _PARTS
+        parts.mkdir(parents=True, exist_ok=True)
+        known = {str(entry.digest): entry for entry in (*each.sealed.files, *each.sealed.records)}
+
+        def arrive(digest: str) -> None:
+            self._arrive(folder, parts / digest, known[digest], paths[digest], progress)
+
+        try:
+            for _ in _each(self._files, arrive, paths):
+                pass
+            parts.rmdir()
+            _link(folder / OUT, each.sealed)
+            envelope = self.read(_envelope(f"artifacts/{each.stage}/{each.fingerprint}", each.content))
+            if envelope is not None:
+                (folder / manifest.ENVELOPE).write_bytes(envelope)
+            (folder / manifest.NAME).write_bytes(each.content)
+            wrong = (*manifest.inspect(folder, contents=False), *judge(folder))
+            if wrong:
+                raise RefusedError(
+                    "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in wrong)
+                )
+        except RefusedError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _arrive(self, folder: Path, part: Path, entry: FileEntry, names: Sequence[str], progress: Progress) -> None:
+        """Fetch one content to all `names` that it has."""
+        first = folder / names[0]
+        first.parent.mkdir(parents=True, exist_ok=True)
+        if not (first.is_file() and first.stat().st_size == entry.size and digest_file(first) == entry.digest):
+            first.unlink(missing_ok=True)
+            self._fetch(part, entry, progress)
+            part.replace(first)
+        for name in names[1:]:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).unlink(missing_ok=True)
+            shutil.copyfile(first, folder / name)
+        for name in names:
+            if name.startswith(f"{OUT}/"):
+                (folder / name).chmod((folder / name).stat().st_mode & ~0o222)
+
+    def _fetch(self, part: Path, entry: FileEntry, progress: Progress) -> None:
+        name = _name(entry)
+        resumed = part.exists()
+        try:
+            if self._stream(part, entry, progress):
+                return
+            part.unlink()
+            # What was left by a power loss may not be what had arrived.
+            if resumed and self._stream(part, entry, progress):
+                return
+        except FileNotFoundError as error:
+            if not part.parent.is_dir():
+                raise
+            raise RefusedError(f"{name} is missing there") from error
+        part.unlink(missing_ok=True)
+        raise RefusedError(f"{name} is damaged there: its content is not what its name says")
+
+    def _stream(self, part: Path, entry: FileEntry, progress: Progress) -> bool:
+        """Fetch what `part` lacks; whether it is then what it should be."""
+        name = _name(entry)
+        path = self._path(name)
+        if self._http and entry.size > _PIECE_BYTES:
+            with self._asking(name):
+                ranges = self._fs.info(path).get("partial")
+                if not ranges:  # a web server that sends all or nothing
+                    self._fs.get_file(path, str(part))
+            if not ranges:
+                progress.add(entry.size)
+                return digest_file(part) == entry.digest
+
+        def piece(start: int) -> bytes:
+            progress.add(0)
+            end = min(start + _PIECE_BYTES, entry.size)
+            bounds = {} if end - start == entry.size else {"start": start, "end": end}
+            with self._asking(name):
+                return bytes(self._fs.cat_file(path, **bounds))
+
+        with part.open("ab") as file:
+            if file.tell() > entry.size:
+                file.truncate(0)
+                file.seek(0)
+            progress.add(file.tell())
+            for content in _each(self._pieces, piece, range(file.tell(), max(1, entry.size), _PIECE_BYTES), _AHEAD):
+                file.write(content)
+                progress.add(len(content))
+        return part.stat().st_size == entry.size and digest_file(part) == entry.digest
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _asking(self, name: str) -> Iterator[None]:
+        """What a file system raises, as an error of ours; FileNotFoundError as it is."""
+        try:
+            yield
+        except (FileNotFoundError, PipelineError):
+            raise
+        except ImportError as error:
+            raise UsageError(f"{self.url}: {error}", hint="pip install the package that it names") from error
+        except Exception as error:  # each file system has its own
+            if isinstance(error.__cause__, RemoteError):
+                raise error.__cause__ from None
+            said = str(error).strip().splitlines()
+            why = getattr(error, "strerror", None) or (said[0] if said else type(error).__name__)
+            raise RemoteError(
+                f"{self.url}: {name}: {why}", hint="what was transferred is kept: the same command goes on from there"
+            ) from error
+
+
+def shown(url: str) -> str:
+    """A URL without the password that may stand in it."""
+    return re.sub(r"(?<=://)[^/@]*@", "", url).rstrip("/")
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    scheme = urlsplit(url).scheme
+    if not url:
+        raise UsageError("the URL is empty", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a folder")
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise UsageError(
+            "a remote store needs the package fsspec", hint="pip install 'trtllm-pipeline[remote]'"
+        ) from error
+    try:
+        # What others push meanwhile has to be seen.
+        found, root = url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        package = {**_BACKENDS, **_BACKENDS_MORE}.get(scheme)
+        hint = f"pip install {package}" if package else None
+        raise UsageError(f"{shown(url)}: {scheme}:// needs another package: {error}", hint=hint) from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"{shown(url)}: {error}", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a folder"
+        ) from error
+    return found, str(root)
+
+
+def _name(entry: FileEntry) -> str:
+    return f"files/{str(entry.digest)[:2]}/{entry.digest}"
+
+
+def _envelope(folder: str, content: bytes) -> str:
+    from blake3 import blake3
+
+    return f"{folder}/{blake3(content).hexdigest()}.intoto.jsonl"
+
+
+def _paths(sealed: Manifest) -> dict[str, list[str]]:
+    """Where each content stands in an artifact's folder, by its digest; the folder's own files too."""
+    found: dict[str, list[str]] = {}
+    for prefix, entries in ((f"{OUT}/", sealed.files), ("", sealed.records)):
+        for entry in entries:
+            if entry.link is None:
+                found.setdefault(str(entry.digest), []).append(f"{prefix}{entry.path}")
+    return found
+
+
+def _faults(sealed: Manifest) -> Iterator[str]:
+    """Why an artifact cannot be one of another machine: names and links that lead out of its folder."""
+    for prefix, entries in ((f"{OUT}/", sealed.files), ("", sealed.records)):
+        for entry in entries:
+            path = PurePosixPath(entry.path)
+            own = not prefix and (path.parts[:1] == (OUT,) or entry.path in {manifest.NAME, manifest.ENVELOPE, _PARTS})
+            if str(path) != entry.path or not path.parts or path.is_absolute() or ".." in path.parts or own:
+                yield f"{prefix}{entry.path!r} is not a name in its folder"
+            elif entry.link is None and not (_DIGEST.fullmatch(str(entry.digest)) and entry.size >= 0):
+                yield f"{prefix}{entry.path} has no digest"
+            elif entry.link is not None:
+                led = os.path.normpath(os.path.join(path.parent, entry.link))
+                if led.startswith(("/", "..")) or not prefix:
+                    yield f"{prefix}{entry.path} is a link to {entry.link}, which is not in it"
+
+
+def _tidy(folder: Path, names: set[str]) -> None:
+    """Remove from what has arrived all that is not one of these files, links before all."""
+    if not folder.is_dir():
+        return
+    for path in list(manifest.walk(folder)):
+        name = str(path.relative_to(folder))
+        if path.is_symlink() or not (name in names or name.startswith(f"{_PARTS}/")):
+            path.unlink()
+
+
+def _link(out: Path, sealed: Manifest) -> None:
+    """Make the links, after all files: nothing is written through one. Raises RefusedError for one that leads out."""
+    out.mkdir(exist_ok=True)
+    links = [entry for entry in sealed.files if entry.link is not None]
+    for entry in links:
+        (out / entry.path).parent.mkdir(parents=True, exist_ok=True)
+        (out / entry.path).symlink_to(str(entry.link))
+    for entry in links:
+        if not (out / entry.path).resolve().is_relative_to(out.resolve()):
+            raise RefusedError(f"{OUT}/{entry.path} is a link that leads out of it")
+
+
+def _each(
+    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None
+) -> Iterator[R]:
+    """The results in order, at most `ahead` of them kept; after an error nothing is begun, and nothing goes on."""
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            if ahead is not None and len(waiting) == ahead:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(function, item))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        wait(waiting)
+
+
+# whole selections
+
+
+def compare_to_push(store: Store, remote: Remote, chosen: Iterable[Place]) -> list[Transfer]:
+    """What of the artifacts `chosen` is to be pushed: those of which the remote lacks anything."""
+
+    def compare(place: Place) -> Transfer:
+        folder = store.folder(*place)
+        content = (folder / manifest.NAME).read_bytes()
+        sealed = manifest.decode(content, *place, str(folder / manifest.NAME))
+        ours = Transfer(*place, sealed, content, "pending")
+        if fault := next(_faults(sealed), None):
+            return replace(ours, state="refused", message=fault)
+        there = _read_manifest(remote, place)
+        # Another machine's is as good, if it is whole.
+        if there.sealed is not None and there.content != content and not remote.lacking(there.sealed):
+            return replace(ours, state="present")
+        lacked = remote.lacking(sealed)
+        is_there = there.content == content and not lacked and not _unsent_signature(remote, place, folder, content)
+        size = sum(entry.size for entry in lacked)
+        return replace(ours, state="present" if is_there else "pending", transfer_bytes=size)
+
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        return list(_each(pool, compare, chosen))
+
+
+def _unsent_signature(remote: Remote, place: Place, folder: Path, content: bytes) -> bool:
+    try:
+        ours = (folder / manifest.ENVELOPE).read_bytes()
+    except FileNotFoundError:
+        return False
+    return ours != remote.read(_envelope(f"artifacts/{place.stage}/{place.fingerprint}", content))
+
+
+def _read_manifest(remote: Remote, place: Place) -> Transfer:
+    """An artifact that is there, as it says itself."""
+    content = remote.manifest(place)
+    if content is None:
+        return Transfer(*place, None, b"", "pending")
+    try:
+        sealed = manifest.decode(content, *place, f"{remote.url}: {place.stage} {place.fingerprint}")
+    except StateError as error:
+        return Transfer(*place, None, b"", "refused", message=error.message)
+    fault = next(_faults(sealed), None)
+    if fault is not None:
+        return Transfer(*place, None, b"", "refused", message=fault)
+    return Transfer(*place, sealed, content, "pending", sum(entry.size for entry in (*sealed.files, *sealed.records)))
+
+
+def push(store: Store, remote: Remote, pending: Iterable[Transfer], progress: Progress) -> Iterator[Transfer]:
+    """Push what `compare_to_push` found; yields each with what became of it. Raises RemoteError."""
+
+    def send(each: Transfer) -> Transfer:
+        try:
+            remote.send(store, each, progress)
+        except RefusedError as error:
+            return replace(each, state="refused", message=error.message)
+        except FileNotFoundError as error:
+            return replace(each, state="refused", message=f"{error.filename}: is gone")
+        return replace(each, state="done")
+
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        try:
+            yield from _each(pool, send, pending, _AHEAD)
+        except BaseException:
+            progress.stopped = True
+            raise
+
+
+def compare_to_pull(store: Store, remote: Remote, chosen: Sequence[Place]) -> list[Transfer]:
+    """What of `chosen` is to be pulled; what is neither there nor here is left out."""
+    known = store.present({place.fingerprint: place.stage for place in chosen})
+    wanted = [place for place in chosen if place.fingerprint not in known]
+    with ThreadPoolExecutor(2 * _AHEAD) as pool:
+        found = {
+            Place(each.stage, each.fingerprint): each
+            for each in _each(pool, lambda p: _read_manifest(remote, p), wanted)
+        }
+    told = []
+    for place in chosen:
+        if place in found:
+            told += [found[place]] if found[place].sealed or found[place].message else []
+        else:
+            sealed = manifest.read(store.folder(*place))
+            told.append(Transfer(*place, sealed, b"", "present"))
+    return told
+
+
+def check_room(store: Store, pending: Iterable[Transfer]) -> None:
+    """Raise StateError where what is to be pulled does not fit on the workspace's disk."""
+    needed, free = sum(each.transfer_bytes for each in pending), shutil.disk_usage(store.workspace).free
+    if needed > free:
+        raise StateError(
+            f"{store.workspace}: {needed / 1e9:.1f} GB are to be pulled, {free / 1e9:.1f} GB are free",
+            hint="select less, free some space (pipeline store gc --unused-days 30), or choose another --workspace",
+        )
+
+
+def pull(
+    store: Store,
+    remote: Remote,
+    pending: Iterable[Transfer],
+    judge: Callable[[Path], Iterable[Discrepancy]],
+    progress: Progress,
+) -> Iterator[Transfer]:
+    """Pull what `compare_to_pull` found; yields each with what became of it. Nothing is published that is not whole.
+
+    `judge` says what is wrong with one that has arrived. What another process works on is left to it. Raises RemoteError,
+    and StateError for a full disk.
+    """
+    waiting: deque[tuple[Transfer, Claim, Future[None]]] = deque()
+
+    def received() -> Transfer:
+        each, claim, future = waiting[0]
+        try:
+            future.result()
+            assert each.sealed is not None
+            store.receive(each.sealed)
+            return replace(each, state="done")
+        except RefusedError as error:
+            return replace(each, state="refused", message=error.message)
+        finally:
+            if future.done():
+                waiting.popleft()
+                claim.release()
+
+    store.check_writable()
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(_AHEAD))
+        try:
+            for each in pending:
+                claim = store.claim(each.fingerprint)
+                if claim is None:
+                    yield replace(each, state="busy")
+                elif store.get(each.stage, each.fingerprint) is not None:  # made meanwhile
+                    claim.release()
+                    yield replace(each, state="present")
+                else:
+                    waiting.append((each, claim, pool.submit(remote.fetch, store, each, judge, progress)))
+                    if len(waiting) == _AHEAD:
+                        yield received()
+            while waiting:
+                yield received()
+        except OSError as error:
+            told = disk.no_room(error, store.workspace)
+            if told is None:
+                raise
+            raise StateError(
+                f"{told}, while artifacts were pulled", hint="free some space; the same command goes on from there"
+            ) from error
+        finally:
+            progress.stopped = progress.stopped or bool(waiting)
+            for _, claim, future in waiting:
+                future.cancel()
+                with suppress(Exception):
+                    future.exception()
+                claim.release()
