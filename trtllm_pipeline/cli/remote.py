@@ -20,7 +20,7 @@ from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.store.remote import Place, Progress, Transfer
+    from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress
 
 Url = Annotated[
     str, options.argument("URL", "s3://BUCKET/FOLDER, gs://..., az://..., https://... (pull only), or a folder.")
@@ -68,7 +68,9 @@ def push(
     with closing(remote.Remote(url, jobs=jobs)) as there:
         there.check_writable()
         known = [
-            remote.Place(each.stage, each.fingerprint) for each in store.index.all_artifacts() if each.folder.is_dir()
+            remote.ArtifactKey(each.stage, each.fingerprint)
+            for each in store.index.all_artifacts()
+            if each.folder.is_dir()
         ]
         request = _request(matrix, cells, sets, until, toolchain, run)
         chosen = _chosen(store, known, names, run, request)
@@ -117,7 +119,7 @@ def pull(
         chosen = _chosen(store, known, names, run, request)
         found = remote.compare_to_pull(store, there, chosen)
         pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
-        done: dict[str, Transfer] = {}
+        done: dict[str, ArtifactTransfer] = {}
         if not dry_run:
             remote.check_room(store, pending)
             judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been read
@@ -143,21 +145,27 @@ def _request(
 
 
 def _chosen(
-    store: Store, known: Sequence[Place] | None, names: Sequence[str] | None, run: str | None, request: Request | None
-) -> list[Place]:
+    store: Store,
+    known: Sequence[ArtifactKey] | None,
+    names: Sequence[str] | None,
+    run: str | None,
+    request: Request | None,
+) -> list[ArtifactKey]:
     """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
     from trtllm_pipeline.planning.runs import find_named, find_run, read_run
-    from trtllm_pipeline.store.remote import BOUND, Place
+    from trtllm_pipeline.store.remote import BOUND, ArtifactKey
 
-    asked: Iterable[Place] | None = None
+    asked: Iterable[ArtifactKey] | None = None
     if request is not None:
         from trtllm_pipeline import flow
 
         runs = flow.plan_of(request, store).stage_runs.values()
-        asked = [Place(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE]
+        asked = [
+            ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
+        ]
     elif run is not None:
         planned = read_run(find_run(store, run)).stage_runs.values()
-        asked = [Place(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
+        asked = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
     if asked is not None:
         there = set(asked if known is None else known)
         known = [place for place in asked if place in there]
@@ -170,7 +178,7 @@ def _chosen(
     return [place for place in dict.fromkeys(found) if place.stage not in BOUND]
 
 
-def _begin(found: Sequence[Transfer], what: str, absent: int = 0) -> list[Transfer]:
+def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
     """Say what is to be done; returns it."""
     pending = [each for each in found if each.state == "pending"]
     there = sum(each.state == "present" for each in found)
@@ -181,7 +189,7 @@ def _begin(found: Sequence[Transfer], what: str, absent: int = 0) -> list[Transf
     return pending
 
 
-def _progress(pending: Sequence[Transfer]) -> Progress:
+def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
     """Says every few seconds how far it is."""
     from trtllm_pipeline.store.remote import Progress
 
@@ -198,9 +206,9 @@ def _progress(pending: Sequence[Transfer]) -> Progress:
     return Progress(show)
 
 
-def _each(transfers: Iterable[Transfer]) -> dict[str, Transfer]:
+def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:
     """Say of each what became of it; returns them by fingerprint."""
-    found: dict[str, Transfer] = {}
+    found: dict[str, ArtifactTransfer] = {}
     for each in transfers:
         found[each.fingerprint] = each
         if each.state == "busy":
@@ -208,7 +216,7 @@ def _each(transfers: Iterable[Transfer]) -> dict[str, Transfer]:
     return found
 
 
-def _end(url: str, found: Sequence[Transfer], format: str, done: str) -> None:
+def _end(url: str, found: Sequence[ArtifactTransfer], format: str, done: str) -> None:
     words = {"done": done, "pending": f"to be {done}", "present": "there already"}
     artifacts: list[Json] = []
     lines = []

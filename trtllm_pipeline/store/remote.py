@@ -49,19 +49,19 @@ R = TypeVar("R")
 State = Literal["present", "pending", "done", "busy", "refused"]
 
 
-class Place(NamedTuple):
+class ArtifactKey(NamedTuple):
     """Which artifact."""
 
     stage: str
     fingerprint: Fingerprint
 
 
-class RefusedError(RemoteError):
+class NotTransferableError(RemoteError):
     """One artifact cannot be taken; others can."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class ArtifactTransfer:
     """One artifact, and what becomes of it."""
 
     stage: str
@@ -136,14 +136,14 @@ class Remote:
                 f"{self.url}: can only be pulled from", hint="push to the s3://, gs:// or az:// address behind it"
             )
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ArtifactKey]:
         """All artifacts that are there. Raises RemoteError, also where a server does not list its files."""
         try:
             with self._asking("artifacts"):
                 paths = self._fs.find(self._path("artifacts"))
         except FileNotFoundError:
             paths = []
-        found = {Place(match[1], Fingerprint(match[2])) for path in paths if (match := _PLACE.search(path))}
+        found = {ArtifactKey(match[1], Fingerprint(match[2])) for path in paths if (match := _PLACE.search(path))}
         if not found:
             more = "; a web server has to list its folders, or name what you want (--matrix)" if self._http else ""
             raise RemoteError(
@@ -151,7 +151,7 @@ class Remote:
             )
         return sorted(found)
 
-    def manifest(self, place: Place) -> bytes | None:
+    def manifest(self, place: ArtifactKey) -> bytes | None:
         """Content of an artifact's manifest; None where there is none. Raises RemoteError."""
         return self.read(f"artifacts/{place.stage}/{place.fingerprint}/{manifest.NAME}")
 
@@ -180,8 +180,8 @@ class Remote:
 
     # sending
 
-    def send(self, store: Store, each: Transfer, progress: Progress) -> None:
-        """Send an artifact: the files that are not there, its signed statement, its manifest. Raises RefusedError."""
+    def send(self, store: Store, each: ArtifactTransfer, progress: Progress) -> None:
+        """Send an artifact: the files that are not there, its signed statement, its manifest. Raises NotTransferableError."""
         assert each.sealed is not None
         folder = store.folder(each.stage, each.fingerprint)
         paths = _paths(each.sealed)
@@ -201,7 +201,7 @@ class Remote:
         progress.add(0)
         # What is wrong there could never be replaced: whoever pushes the right content would find it sent.
         if digest_file(path) != entry.digest:
-            raise RefusedError(f"{path}: its content changed", hint="pipeline store verify")
+            raise NotTransferableError(f"{path}: its content changed", hint="pipeline store verify")
         told = 0
 
         def tell(size_bytes: int = 1) -> None:
@@ -237,9 +237,9 @@ class Remote:
     # fetching
 
     def fetch(
-        self, store: Store, each: Transfer, judge: Callable[[Path], Iterable[Discrepancy]], progress: Progress
+        self, store: Store, each: ArtifactTransfer, judge: Callable[[Path], Iterable[Discrepancy]], progress: Progress
     ) -> None:
-        """Gather all of an artifact where it arrives, each file checked. Raises RefusedError, RemoteError, OSError.
+        """Gather all of an artifact where it arrives, each file checked. Raises NotTransferableError, RemoteError, OSError.
 
         What an interrupted pull has left there is not fetched again.
         """
@@ -265,10 +265,10 @@ class Remote:
             (folder / manifest.NAME).write_bytes(each.content)
             wrong = (*manifest.inspect(folder, contents=False), *judge(folder))
             if wrong:
-                raise RefusedError(
+                raise NotTransferableError(
                     "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in wrong)
                 )
-        except RefusedError:
+        except NotTransferableError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -301,9 +301,9 @@ class Remote:
         except FileNotFoundError as error:
             if not part.parent.is_dir():
                 raise
-            raise RefusedError(f"{name} is missing there") from error
+            raise NotTransferableError(f"{name} is missing there") from error
         part.unlink(missing_ok=True)
-        raise RefusedError(f"{name} is damaged there: its content is not what its name says")
+        raise NotTransferableError(f"{name} is damaged there: its content is not what its name says")
 
     def _stream(self, part: Path, entry: FileEntry, progress: Progress) -> bool:
         """Fetch what `part` lacks; whether it is then what it should be."""
@@ -433,7 +433,7 @@ def _tidy(folder: Path, names: set[str]) -> None:
 
 
 def _link(out: Path, sealed: Manifest) -> None:
-    """Make the links, after all files: nothing is written through one. Raises RefusedError for one that leads out."""
+    """Make the links, after all files: nothing is written through one. Raises NotTransferableError for one that leads out."""
     out.mkdir(exist_ok=True)
     links = [entry for entry in sealed.files if entry.link is not None]
     for entry in links:
@@ -441,7 +441,7 @@ def _link(out: Path, sealed: Manifest) -> None:
         (out / entry.path).symlink_to(str(entry.link))
     for entry in links:
         if not (out / entry.path).resolve().is_relative_to(out.resolve()):
-            raise RefusedError(f"{OUT}/{entry.path} is a link that leads out of it")
+            raise NotTransferableError(f"{OUT}/{entry.path} is a link that leads out of it")
 
 
 def _each(
@@ -465,14 +465,14 @@ def _each(
 # whole selections
 
 
-def compare_to_push(store: Store, remote: Remote, chosen: Iterable[Place]) -> list[Transfer]:
+def compare_to_push(store: Store, remote: Remote, chosen: Iterable[ArtifactKey]) -> list[ArtifactTransfer]:
     """What of the artifacts `chosen` is to be pushed: those of which the remote lacks anything."""
 
-    def compare(place: Place) -> Transfer:
+    def compare(place: ArtifactKey) -> ArtifactTransfer:
         folder = store.folder(*place)
         content = (folder / manifest.NAME).read_bytes()
         sealed = manifest.decode(content, *place, str(folder / manifest.NAME))
-        ours = Transfer(*place, sealed, content, "pending")
+        ours = ArtifactTransfer(*place, sealed, content, "pending")
         if fault := next(_faults(sealed), None):
             return replace(ours, state="refused", message=fault)
         there = _read_manifest(remote, place)
@@ -488,7 +488,7 @@ def compare_to_push(store: Store, remote: Remote, chosen: Iterable[Place]) -> li
         return list(_each(pool, compare, chosen))
 
 
-def _unsent_signature(remote: Remote, place: Place, folder: Path, content: bytes) -> bool:
+def _unsent_signature(remote: Remote, place: ArtifactKey, folder: Path, content: bytes) -> bool:
     try:
         ours = (folder / manifest.ENVELOPE).read_bytes()
     except FileNotFoundError:
@@ -496,28 +496,32 @@ def _unsent_signature(remote: Remote, place: Place, folder: Path, content: bytes
     return ours != remote.read(_envelope(f"artifacts/{place.stage}/{place.fingerprint}", content))
 
 
-def _read_manifest(remote: Remote, place: Place) -> Transfer:
+def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
     """An artifact that is there, as it says itself."""
     content = remote.manifest(place)
     if content is None:
-        return Transfer(*place, None, b"", "pending")
+        return ArtifactTransfer(*place, None, b"", "pending")
     try:
         sealed = manifest.decode(content, *place, f"{remote.url}: {place.stage} {place.fingerprint}")
     except StateError as error:
-        return Transfer(*place, None, b"", "refused", message=error.message)
+        return ArtifactTransfer(*place, None, b"", "refused", message=error.message)
     fault = next(_faults(sealed), None)
     if fault is not None:
-        return Transfer(*place, None, b"", "refused", message=fault)
-    return Transfer(*place, sealed, content, "pending", sum(entry.size for entry in (*sealed.files, *sealed.records)))
+        return ArtifactTransfer(*place, None, b"", "refused", message=fault)
+    return ArtifactTransfer(
+        *place, sealed, content, "pending", sum(entry.size for entry in (*sealed.files, *sealed.records))
+    )
 
 
-def push(store: Store, remote: Remote, pending: Iterable[Transfer], progress: Progress) -> Iterator[Transfer]:
+def push(
+    store: Store, remote: Remote, pending: Iterable[ArtifactTransfer], progress: Progress
+) -> Iterator[ArtifactTransfer]:
     """Push what `compare_to_push` found; yields each with what became of it. Raises RemoteError."""
 
-    def send(each: Transfer) -> Transfer:
+    def send(each: ArtifactTransfer) -> ArtifactTransfer:
         try:
             remote.send(store, each, progress)
-        except RefusedError as error:
+        except NotTransferableError as error:
             return replace(each, state="refused", message=error.message)
         except FileNotFoundError as error:
             return replace(each, state="refused", message=f"{error.filename}: is gone")
@@ -531,13 +535,13 @@ def push(store: Store, remote: Remote, pending: Iterable[Transfer], progress: Pr
             raise
 
 
-def compare_to_pull(store: Store, remote: Remote, chosen: Sequence[Place]) -> list[Transfer]:
+def compare_to_pull(store: Store, remote: Remote, chosen: Sequence[ArtifactKey]) -> list[ArtifactTransfer]:
     """What of `chosen` is to be pulled; what is neither there nor here is left out."""
     known = store.present({place.fingerprint: place.stage for place in chosen})
     wanted = [place for place in chosen if place.fingerprint not in known]
     with ThreadPoolExecutor(2 * _AHEAD) as pool:
         found = {
-            Place(each.stage, each.fingerprint): each
+            ArtifactKey(each.stage, each.fingerprint): each
             for each in _each(pool, lambda p: _read_manifest(remote, p), wanted)
         }
     told = []
@@ -546,11 +550,11 @@ def compare_to_pull(store: Store, remote: Remote, chosen: Sequence[Place]) -> li
             told += [found[place]] if found[place].sealed or found[place].message else []
         else:
             sealed = manifest.read(store.folder(*place))
-            told.append(Transfer(*place, sealed, b"", "present"))
+            told.append(ArtifactTransfer(*place, sealed, b"", "present"))
     return told
 
 
-def check_room(store: Store, pending: Iterable[Transfer]) -> None:
+def check_room(store: Store, pending: Iterable[ArtifactTransfer]) -> None:
     """Raise StateError where what is to be pulled does not fit on the workspace's disk."""
     needed, free = sum(each.transfer_bytes for each in pending), shutil.disk_usage(store.workspace).free
     if needed > free:
@@ -563,25 +567,25 @@ def check_room(store: Store, pending: Iterable[Transfer]) -> None:
 def pull(
     store: Store,
     remote: Remote,
-    pending: Iterable[Transfer],
+    pending: Iterable[ArtifactTransfer],
     judge: Callable[[Path], Iterable[Discrepancy]],
     progress: Progress,
-) -> Iterator[Transfer]:
+) -> Iterator[ArtifactTransfer]:
     """Pull what `compare_to_pull` found; yields each with what became of it. Nothing is published that is not whole.
 
     `judge` says what is wrong with one that has arrived. What another process works on is left to it. Raises RemoteError,
     and StateError for a full disk.
     """
-    waiting: deque[tuple[Transfer, Claim, Future[None]]] = deque()
+    waiting: deque[tuple[ArtifactTransfer, Claim, Future[None]]] = deque()
 
-    def received() -> Transfer:
+    def received() -> ArtifactTransfer:
         each, claim, future = waiting[0]
         try:
             future.result()
             assert each.sealed is not None
             store.receive(each.sealed)
             return replace(each, state="done")
-        except RefusedError as error:
+        except NotTransferableError as error:
             return replace(each, state="refused", message=error.message)
         finally:
             if future.done():

@@ -21,7 +21,7 @@ from trtllm_pipeline.errors import RemoteError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.store import remote
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.remote import Place, Progress, Remote, Transfer
+from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.store.store import Store
 
 FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000, "deep/same": "weights" * 1000, "empty": ""}
@@ -49,11 +49,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def place(artifact: Artifact) -> Place:
-    return Place(artifact.stage, artifact.fingerprint)
+def place(artifact: Artifact) -> ArtifactKey:
+    return ArtifactKey(artifact.stage, artifact.fingerprint)
 
 
-def push(store: Store, url: str, *artifacts: Artifact) -> list[Transfer]:
+def push(store: Store, url: str, *artifacts: Artifact) -> list[ArtifactTransfer]:
     with closing(Remote(url)) as there:
         found = remote.compare_to_push(store, there, map(place, artifacts))
         pending = [each for each in found if each.state == "pending"]
@@ -69,7 +69,7 @@ def pull(store: Store, url: str, policy: provenance.Policy | None = None, *, pro
         return [each for each in found if each not in pending] + list(done)
 
 
-def states(transfers: list[Transfer]) -> list[str]:
+def states(transfers: list[ArtifactTransfer]) -> list[str]:
     return [each.state for each in transfers]
 
 

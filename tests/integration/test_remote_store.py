@@ -20,7 +20,7 @@ from tests.helpers.signed import publish
 from trtllm_pipeline.store.store import Store
 
 pytestmark = pytest.mark.integration
-LARGE = {f"rank{number}.engine": str(number) * 40_000_000 for number in range(2)}
+LARGE = {f"rank{number}.engine": str(number) * 12_000_000 for number in range(2)}
 SMALL = {"config.json": "{}", "rank0.engine": "weights" * 1000}
 S3 = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -104,7 +104,7 @@ def test_s3_there_and_back_again_with_a_wrong_file_in_the_end(tmp_path: Path, s3
     files = fsspec.filesystem(
         "s3", key="test", secret="test", endpoint_url=s3["AWS_ENDPOINT_URL"], skip_instance_cache=True
     )
-    files.pipe_file(f"engines/nightly/files/{digest[:2]}/{digest}", b"x" * 40_000_000)
+    files.pipe_file(f"engines/nightly/files/{digest[:2]}/{digest}", b"x" * 12_000_000)
     code, told = pipeline(tmp_path, "pull", url, "-w", "w3", environment=s3)
     assert code == 1
     assert f"refused: files/{digest[:2]}/{digest} is damaged there" in told
