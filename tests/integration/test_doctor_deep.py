@@ -85,7 +85,11 @@ def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path
         for layout in ("", " tp2pp1", " tp1pp2")  # the stand-ins have four GPUs
     }
     assert {name: each["status"] for name, each in rows(found, "program").items()} == dict.fromkeys(
-        ("trtllm-build", "trtllm-serve", "quantize.py", "run.py", "convert_checkpoint.py:llama"), "verified"
+        (
+            *("trtllm-build", "trtllm-serve", "quantize.py", "run.py"),
+            *(f"convert_checkpoint.py:{name}" for name in ("llama", "medusa", "eagle")),
+        ),
+        "verified",
     )
     assert rows(found, "templates")["Triton templates"]["status"] == "verified"
     assert found["tensorrt_llm"] == "1.0.0"
