@@ -626,7 +626,7 @@ def test_the_llm_api_s_model_in_triton_takes_adapters_where_its_template_does(tm
         if check["name"] == "adapter"
     ]
     assert len(details) == 1
-    found, bare = details[0].removesuffix(" without").split(" with it, ")
+    found, bare = details[0].removesuffix(" without").split(" with adapter, ")
     assert found != bare
 
 
@@ -671,7 +671,9 @@ def test_engines_are_sent_an_adapter_once_and_asked_for_it_ever_after(tmp_path: 
         told = json.loads((folder / "smoke.json").read_text())
         (adapter,) = (check for check in told["checks"] if check["name"] == "adapter")
         answers = {check["detail"].partition(" in ")[0] for check in told["checks"] if check["name"] == "answer"}
-        assert answers == {adapter["detail"].partition(" with it")[0]}, "over every protocol, by its number alone"
+        assert answers == {adapter["detail"].partition(" with adapter, ")[0]}, (
+            "over every protocol, by its number alone"
+        )
         skipped = {skip["model"] for skip in told["skipped"] if "lora_task_id" in skip["reason"]}
         assert skipped == ({"tensorrt_llm_bls"} if release == "0.11.0" else set())
         found[adapter["detail"]] = adapter["ok"]
