@@ -141,6 +141,7 @@ def test_a_web_server_is_pulled_from(tmp_path: Path) -> None:
     assert (tmp_path / f"w2/store/build/{made.fingerprint}/out/rank0.engine").read_text() == LARGE["rank0.engine"]
 
 
+@pytest.mark.slow
 def test_pushes_and_pulls_killed_at_any_moment_leave_nothing_half(tmp_path: Path) -> None:
     store = Store(tmp_path / "w")
     for name in "abc":
@@ -177,6 +178,7 @@ def test_several_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         assert pipeline(tmp_path, "verify", "-w", workspace) == (0, "3 checked, 0 damaged\n")
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_told_and_goes_on_later(tmp_path: Path, s3: dict[str, str]) -> None:
     store = Store(tmp_path / "w")
     for name in "abc":

@@ -10,6 +10,7 @@ sent is not sent again. An artifact without a manifest is not there. Whoever pul
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -140,6 +141,7 @@ class Remote:
         """All artifacts that are there. Raises RemoteError, also where a server does not list its files."""
         try:
             with self._asking("artifacts"):
+                self._fs.ls(self._path("artifacts"), detail=False)  # of a web server that is down, find() says nothing
                 paths = self._fs.find(self._path("artifacts"))
         except FileNotFoundError:
             paths = []
@@ -219,20 +221,28 @@ class Remote:
 
     def _put(self, name: str, write: Callable[[str], object]) -> None:
         target = self._path(name)
-        with self._asking(name):
-            if self._by_object:
-                with suppress(FileExistsError):  # somebody else has sent it: names are contents
-                    write(target)
-                return
-            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            beside = f"{target}.{os.getpid()}-{threading.get_ident()}"
-            try:
-                write(beside)
-                self._fs.mv(beside, target)
-            except BaseException:
-                with suppress(Exception):
-                    self._fs.rm_file(beside)
-                raise
+        try:
+            with self._asking(name):
+                if self._by_object:
+                    with suppress(FileExistsError):  # somebody else has sent it: names are contents
+                        write(target)
+                else:
+                    self._put_beside(target, write)
+        except FileNotFoundError as error:
+            raise RemoteError(
+                f"{self.url}: {name}: {error.strerror or error}", hint="make the bucket or the folder first"
+            ) from error
+
+    def _put_beside(self, target: str, write: Callable[[str], object]) -> None:
+        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        beside = f"{target}.{os.getpid()}-{threading.get_ident()}"
+        try:
+            write(beside)
+            self._fs.mv(beside, target)
+        except BaseException:
+            with suppress(Exception):
+                self._fs.rm_file(beside)
+            raise
 
     # fetching
 
@@ -353,7 +363,8 @@ class Remote:
             said = str(error).strip().splitlines()
             why = getattr(error, "strerror", None) or (said[0] if said else type(error).__name__)
             raise RemoteError(
-                f"{self.url}: {name}: {why}", hint="what was transferred is kept: the same command goes on from there"
+                f"{self.url}: {name}: {why}",
+                hint="check the address and the credentials; what was transferred is kept, the same command goes on",
             ) from error
 
 
@@ -614,7 +625,9 @@ def pull(
             if told is None:
                 raise
             raise StateError(
-                f"{told}, while artifacts were pulled", hint="free some space; the same command goes on from there"
+                f"{told}, while artifacts were pulled",
+                hint=f"{'raise the limit' if error.errno == errno.EFBIG else 'free some space'}; "
+                "the same command goes on from there",
             ) from error
         finally:
             progress.stopped = progress.stopped or bool(waiting)

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.matrix_files import RECIPE
 from tests.helpers.signed import publish, read_key, write_key
-from trtllm_pipeline import provenance
+from trtllm_pipeline import flow, provenance
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import RemoteError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store import remote
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress, Remote
@@ -431,3 +433,36 @@ def test_a_read_only_workspace_can_be_pushed_from(store: Store, tmp_path: Path, 
     assert states(push(store, url, artifact)) == ["done"]
     with pytest.raises(StateError, match="read-only"):
         pull(store, url)
+
+
+def test_a_matrix_pulls_what_its_cells_need_on_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/small.yaml").write_text(RECIPE.replace("{local: ./small}", "{generated: llama}"))
+    matrix = "name: test\ntoolchain: embedded\naxes: {model: [small], precision: [fp16, int8_wo], max_batch_size: [4], lengths: ['128,32']}\n"
+    (tmp_path / "matrix.yaml").write_text(matrix)
+    store = Store(tmp_path / "w")
+    request = Request(tmp_path / "matrix.yaml")
+    runs = [run for run in flow.plan_of(request, store).stage_runs.values() if run.stage.name in ("convert", "perf")]
+    for run in runs:
+        attempt = store.begin("run", run.stage.name, run.fingerprint)
+        (attempt.out / "file").write_text(run.id)
+        store.publish(attempt, store.seal(attempt, run.key, run.label, {}))
+    publish(store)
+    store.close()
+    assert main(["store", "push", "remote", "--workspace", "w"]) == 0
+    pull_ = ["store", "pull", "remote", "--matrix", "matrix.yaml"]
+    assert main([*pull_, "--workspace", "w2", "--until", "convert", "--cells", "*/int8_wo/*"]) == 0
+    assert "1 artifact to pull" in capsys.readouterr().err
+    assert main([*pull_, "--workspace", "w2"]) == 0
+    assert "; 1 there already; " in capsys.readouterr().err
+    assert {each.fingerprint for each in Store(tmp_path / "w2").index.all_artifacts()} == {
+        run.fingerprint for run in runs
+    }
+
+
+def test_a_remote_that_cannot_be_written_is_named(store: Store) -> None:
+    with pytest.raises(RemoteError, match="/proc/nothing"):
+        push(store, "/proc/nothing", publish(store))
