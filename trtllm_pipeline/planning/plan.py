@@ -159,11 +159,15 @@ def _stage_run(
     digest: Callable[[str, Cell], tuple[str, str]],
     selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles],
 ) -> StageRun:
-    inputs = {
-        name: next(of_cell[up] for up in stage.upstream(name) if up in of_cell)
-        for name in stage.inputs
-        if name not in stage.optional or not of_cell.keys().isdisjoint(stage.upstream(name))
-    }
+    inputs: dict[str, StageRunId] = {}
+    for name, upstream in stage.inputs.items():  # plain, since every stage of every cell comes by here
+        ups = (upstream,) if isinstance(upstream, str) else upstream
+        for up in ups:
+            if up in of_cell:
+                inputs[name] = of_cell[up]
+                break
+        else:
+            assert name in stage.optional, f"{stage.name} has no {name}"
     reads: dict[str, tuple[str, ...]] = {}
     read: dict[str, Json] = {name: runs[run].fingerprint for name, run in inputs.items()}
     for name, parts_read in () if stage.parts is None else stage.parts(cell).items():
