@@ -74,7 +74,7 @@ SCRIPTS = (
 )
 NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
-NEED_TENSORRT_LLM = ("adapter", "quantize", "check")
+NEED_TENSORRT_LLM = ("adapter", "quantize", "check", "visual")
 NEED_MEASUREMENTS = ("compare", "recommend")
 NEED_MORE = ("bench", "evaluate", "repository", "serve", "chat", "gateway", "export")
 """Commands about servers and repositories that are not there."""

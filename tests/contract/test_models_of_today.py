@@ -50,6 +50,8 @@ HAVE: Final = [
     First("phi-4-mini-instruct", PYTORCH, "bf16", "1.1.0", "1.0.0"),
     First("qwen2.5-vl-7b-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("qwen2-vl-7b-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("qwen2-vl-7b-instruct", ENGINES, "fp16", "0.19.0", "0.18.2"),
+    First("llava-onevision-qwen2-7b", ENGINES, "fp16", "0.16.0", "0.15.0"),
     First("llava-v1.6-mistral-7b", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("glm-4.5-air", PYTORCH, "bf16", "1.2.0", "1.1.0"),
 ]
@@ -65,7 +67,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(tmp_path: Path, models: list[str], precision: str, release: str, sm: int, lane: str | None = None) -> Plan:
-    axes: dict[str, Any] = {"model": models, "precision": [precision], "max_batch_size": [4], "lengths": ["1024,512"]}
+    axes: dict[str, Any] = {"model": models, "precision": [precision], "max_batch_size": [4], "lengths": ["2048,512"]}
     # Of a mixture that one GPU does not hold, eight have a share.
     axes["parallel"] = [
         "tp8" if {"deepseek-v3", "glm-4.5-air", "llama-4-scout-17b-16e-instruct"} & {*models} else "tp1"
@@ -139,9 +141,21 @@ def test_a_model_that_takes_images_is_asked_with_some(tmp_path: Path, recipe: st
     assert (asked["smoke"].images, asked["perf"].images) == ("1@64x64", "1@64x64")
 
 
+def test_auto_takes_engines_with_a_visual_one_where_pytorch_has_not_the_family(tmp_path: Path) -> None:
+    for release, recipe, lane in (
+        ("0.19.0", "qwen2-vl-7b-instruct", ENGINES),
+        ("1.2.0", "llava-onevision-qwen2-7b", ENGINES),
+        ("1.2.0", "qwen2-vl-7b-instruct", PYTORCH),
+    ):
+        precision = "fp16" if lane == ENGINES else "bf16"
+        planned = plan(tmp_path, [recipe], precision, release, 90)
+        assert [(cell.toolchain, cell.reason) for cell in planned.cells] == [(lane, None)]
+        assert ("visual" in {run.stage.name for run in planned.stage_runs.values()}) == (lane == ENGINES)
+
+
 @pytest.mark.parametrize(
     ("lane", "said"),
-    [(ENGINES, "a visual engine of their own"), ("embedded", "only tensorrt_llm_pytorch takes images")],
+    [(ENGINES, "no visual engine of family llama"), ("embedded", "only tensorrt_llm_pytorch takes images")],
 )
 def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None:
     asked = cell(toolchain=lane, recipe={"images": True}, settings={"perf.images": "1@64x64"})
@@ -152,6 +166,7 @@ def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None
     ("recipe", "lane", "said"),
     [
         ("llava-1.5-7b", ENGINES, "only as pixels that the client has prepared"),
+        ("llava-onevision-qwen2-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
         ("llava-1.5-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
         ("internvl3-8b", ENGINES, "preprocessing of Triton's templates does not know it"),
         ("internvl3-8b", PYTORCH, "no release's list of models of the PyTorch backend has it"),

@@ -85,6 +85,7 @@ def test_all_are_found() -> None:
         "llama-3.2-1b-instruct.yaml",
         "llama-4-scout-17b-16e-instruct.yaml",
         "llava-1.5-7b.yaml",
+        "llava-onevision-qwen2-7b.yaml",
         "llava-v1.6-mistral-7b.yaml",
         "mistral-7b-instruct-v0.3.yaml",
         "mixtral-8x7b-instruct-v0.1.yaml",
@@ -139,7 +140,9 @@ def weights(recipe: Recipe) -> int:
             "llama" | "mistral" | "phi3" | "llava" | "llava_next" | "internlm2"
         ):  # some only join q, k and v, and gate and up
             layer += expert + 2 * hidden
-        case "qwen2" | "qwen2_vl" | "qwen2_5_vl" | "internvl_chat" | "chatglm":  # biases of q, k and v
+        case (
+            "qwen2" | "qwen2_vl" | "qwen2_5_vl" | "llava_onevision" | "internvl_chat" | "chatglm"
+        ):  # biases of q, k and v
             layer += expert + 2 * hidden
             layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
         case "qwen3":  # norms of q and k

@@ -197,7 +197,11 @@ def test_an_installation_shows_what_the_release_shows(
     assert next(iter(Distribution.discover(name="nvidia-modelopt", path=site))).version == "0.15.0"
     assert {path.name for path in installed.bin.iterdir()} == programs
     there = {path.relative_to(installed.examples).as_posix() for path in installed.examples.rglob("*.py")}
-    others = {"run.py", "quantization/quantize.py"}
+    visual = {
+        "0.16.0": {"multimodal/build_visual_engine.py"},
+        "1.2.0": {"models/core/multimodal/build_multimodal_engine.py"},
+    }
+    others = {"run.py", "quantization/quantize.py"} | visual.get(release, set())
     assert there == (set() if scripts is None else {*others, *(f"{name}/convert_checkpoint.py" for name in scripts)})
     assert all(os.access(path, os.X_OK) for path in (*installed.bin.iterdir(), *installed.examples.rglob("*.py")))
 

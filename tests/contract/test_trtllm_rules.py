@@ -48,6 +48,7 @@ DRAFT: Final[dict[str, Any]] = {
     "repository__enable_kv_cache_reuse": True,
 }
 MIXTRAL: Final[dict[str, Any]] = {"family": "mixtral", "num_experts": 8}
+QWEN2_VL: Final[dict[str, Any]] = {"family": "qwen2_vl", "images": True, "vocab_size": 152064}
 PHI3: Final[dict[str, Any]] = {"family": "phi3", "code": {"configuration_phi3.py": "0" * 64}}
 
 
@@ -187,6 +188,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
             recipe={"images": True},
             settings={"perf.images": "1@64x64", "serve.frontend": "trtllm_serve"},
         ),
+        on(),
+    ),
+    "TLM512": Example(
+        some_cell(recipe=QWEN2_VL, settings={"perf.images": "2@224x224"}),
+        some_cell(recipe=QWEN2_VL, settings={"perf.images": "1@224x224"}),
         on(),
     ),
     "TLM601": Example(some_cell(tp=16), some_cell(tp=8), on()),

@@ -19,6 +19,10 @@ from tests.standins.programs import FACTS, INVOCATIONS
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _NAMES: Final = {80: "NVIDIA A100-SXM4-80GB", 89: "NVIDIA L40S", 90: "NVIDIA H100 80GB HBM3", 100: "NVIDIA B200"}
+_VISUAL: Final = "build_visual_engine.py"
+"""Whatever a release calls it."""
+_FIRST_VISUAL: Final = Version("0.16.0")
+"""From which on the program is as the stand-in's."""
 _SCRIPT: Final = '''\
 #!{python} -IS
 """Stand-in of TensorRT-LLM {release}: see tests/standins."""
@@ -133,6 +137,8 @@ def install(
     if examples and engines:
         for name in ("quantize.py", "run.py", *(f"convert_checkpoint.py:{each}" for each in releases.families())):
             tools[name] = releases.table(name, release)
+        if version >= _FIRST_VISUAL:
+            tools[_VISUAL] = {}
     there = {name: table for name, table in tools.items() if table is not None}
     folder = folder.absolute()
     (folder / "bin").mkdir(parents=True)
@@ -194,6 +200,10 @@ def _place(tool: str, version: Version) -> Path:
     if name == "convert_checkpoint.py":
         nested = version >= releases.FIRST_NESTED_EXAMPLES and family not in releases.HEADS
         return Path("examples", *(("models", "core") if nested else ()), _former(family, nested=nested), name)
+    if name == _VISUAL:
+        nested = version >= releases.FIRST_NESTED_EXAMPLES
+        script = "build_multimodal_engine.py" if version >= Version("0.19") else _VISUAL
+        return Path("examples", *(("models", "core") if nested else ()), "multimodal", script)
     return {"quantize.py": Path("examples/quantization/quantize.py"), "run.py": Path("examples/run.py")}.get(
         name, Path("bin") / name
     )

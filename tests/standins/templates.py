@@ -16,6 +16,8 @@ RECORDED: Final = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" 
 CODE: Final = Path(__file__).parent / "models"
 ENGINE_SET: Final = "inflight_batcher_llm"
 LLMAPI_SET: Final = "llmapi"
+IMAGE_SET: Final = "multimodal"
+"""An ensemble and a model beside those of ENGINE_SET."""
 MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 
 _TO_PREPROCESSING: Final = {
@@ -23,6 +25,9 @@ _TO_PREPROCESSING: Final = {
     "QUERY": "text_input",
     "DECODER_QUERY": "decoder_text_input",
     "IMAGE": "image_input",
+    "IMAGE_BYTES": "image_bytes_input",
+    "IMAGE_URL": "image_url_input",
+    "VIDEO_BYTES": "video_bytes_input",
     "REQUEST_OUTPUT_LEN": "max_tokens",
     "BAD_WORDS_DICT": "bad_words",
     "STOP_WORDS_DICT": "stop_words",
@@ -92,7 +97,7 @@ def model(release: str, name: str, template_set: str = ENGINE_SET) -> dict[str, 
 def install(folder: Path, release: str) -> Path:
     """Write all the template sets of `release` under `folder/all_models` and return that."""
     root = folder / "all_models"
-    for template_set in (ENGINE_SET, LLMAPI_SET):
+    for template_set in (ENGINE_SET, LLMAPI_SET, IMAGE_SET):
         try:
             known = nearest(release, template_set)
         except ValueError:
@@ -110,7 +115,7 @@ def _write(folder: Path, name: str, release: str, template_set: str) -> None:
         own = CODE / template_set / name / Path(file).name
         path.write_text(own.read_text(encoding="utf-8") if own.is_file() else _stub(path), encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
-    steps = wiring(release) if "steps" in facts else ()
+    steps = wiring(release, template_set) if "steps" in facts else ()
     text = "\n".join(_config(name, facts, steps)) + "\n"
     (folder / "config.pbtxt").write_text(text, encoding="utf-8")
 
@@ -126,17 +131,19 @@ def names(tensors: Sequence[str]) -> list[str]:
     return [tensor.split()[0] for tensor in tensors]
 
 
-def wiring(release: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+def wiring(release: str, template_set: str = ENGINE_SET) -> list[tuple[str, dict[str, str], dict[str, str]]]:
     """The steps of a recorded release's ensemble: model, input_map, output_map."""
-    pre, engine, post, ensemble = (
-        model(release, name) for name in ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
-    )
+    pre, engine, post = (model(release, name) for name in ("preprocessing", "tensorrt_llm", "postprocessing"))
+    ensemble = model(release, "ensemble", template_set)
+    seen = names(model(release, "multimodal_encoders", template_set)["outputs"]) if template_set == IMAGE_SET else []
     requests, answers = names(ensemble["inputs"]), names(ensemble["outputs"])
     before = {name: _TO_PREPROCESSING[name] for name in names(pre["inputs"]) if _TO_PREPROCESSING.get(name) in requests}
     into: dict[str, str] = {}
     for name in names(engine["inputs"]):
         source = _FROM_REQUEST.get(name, name)
-        if _FROM_PREPROCESSING.get(name) in names(pre["outputs"]):
+        if (feature := _feature(name, seen)) is not None:
+            into[name] = f"_SEEN_{feature}"
+        elif _FROM_PREPROCESSING.get(name) in names(pre["outputs"]):
             into[name] = f"_{_FROM_PREPROCESSING[name]}"
         elif source in requests:
             into[name] = source
@@ -149,9 +156,29 @@ def wiring(release: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
             text[f"OUT_{name.upper()}"] = name
         elif name in answers:
             out[name] = name
-    used = {*into.values(), *after.values()}
+    encoders = _encoders(release, template_set, names(pre["outputs"]), requests, set(into.values()))
+    used = {*into.values(), *after.values(), *(name for _, given, _ in encoders for name in given.values())}
     taken = {name: f"_{name}" for name in names(pre["outputs"]) if f"_{name}" in used}
-    return [("preprocessing", before, taken), ("tensorrt_llm", into, out), ("postprocessing", after, text)]
+    return [("preprocessing", before, taken), *encoders, ("tensorrt_llm", into, out), ("postprocessing", after, text)]
+
+
+def _feature(name: str, seen: Sequence[str]) -> str | None:
+    """The output of the encoders that an input of tensorrt_llm takes, or None."""
+    return next((each for each in (name.upper(), f"OUT_{name.upper()}") if each in seen), None)
+
+
+def _encoders(
+    release: str, template_set: str, prepared: Sequence[str], requests: Sequence[str], wanted: set[str]
+) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+    """The step that sees, of an ensemble that has it."""
+    if template_set != IMAGE_SET:
+        return []
+    facts = model(release, "multimodal_encoders", template_set)
+    given = {"max_tokens": "_REQUEST_OUTPUT_LEN"} if "max_tokens" in names(facts["inputs"]) else {}
+    given |= {"IMAGE": "image_input"} if "image_input" in requests else {}
+    given |= {name: f"_{name.upper()}" for name in names(facts["inputs"]) if name.upper() in prepared}
+    made = {name: f"_SEEN_{name}" for name in names(facts["outputs"]) if f"_SEEN_{name}" in wanted}
+    return [("multimodal_encoders", given, made)]
 
 
 def _config(

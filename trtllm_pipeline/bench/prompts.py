@@ -39,7 +39,7 @@ class Prompt:
     messages: tuple[Mapping[str, Any], ...] = ()
     """The chat messages that `text` was made of, for endpoints that take those."""
     images: int = 0
-    """How many images the messages have, which only chat endpoints take."""
+    """How many images the messages have: for chat endpoints, and for engines of models that take them."""
 
 
 def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:

@@ -10,11 +10,12 @@ from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.client import images
 from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.client.openai import options as openai_sampling
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option
-from trtllm_pipeline.client.triton import Client, sampling
+from trtllm_pipeline.client.triton import IMAGE_INPUT, Client, sampling
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
@@ -137,4 +138,14 @@ class Target:
             options |= self.in_turn[number % len(self.in_turn)]
         if prompt.stop_words:
             options["stop" if of_openai else "stop_words"] = prompt.stop_words
-        return GenerationRequest(prompt.text, prompt.max_tokens or self.max_tokens, options, prompt.messages)
+        text = prompt.text
+        if prompt.images and not of_openai:
+            # Ensembles with a visual engine put the question into the model's chat template themselves.
+            text, urls = images.told_apart(prompt.messages)
+            if len(urls) > 1:
+                raise ServerError(
+                    f"prompt {prompt.id} has {len(urls)} images; Triton takes one with a prompt",
+                    failure=FailureClass.USER,
+                )
+            options[IMAGE_INPUT] = images.as_jpeg(urls[0])
+        return GenerationRequest(text, prompt.max_tokens or self.max_tokens, options, prompt.messages)

@@ -47,6 +47,7 @@ STAGES: Final = {
     "quantize": "Quantize a model into a checkpoint.",
     "convert": "Convert a model into a checkpoint, quantized if the precision needs it.",
     "build": "Build an engine from a checkpoint.",
+    "visual": "Build the engine of a model that turns images into features.",
     "check": "Get one answer from an engine, without a server.",
     "repository": "Write a Triton model repository for an engine.",
     "launch": "Start a server on a repository and keep it running.",

@@ -41,6 +41,7 @@ _EXAMPLES = {
     "build": (
         "build --checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",
     ),
+    "visual": ("visual --model model --family qwen2_vl --output-dir visual",),
     "check": ("check --engine engine --model model --output-dir checked",),
     "repository": ("stage repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
     "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),

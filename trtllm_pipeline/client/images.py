@@ -84,6 +84,23 @@ def read(path: Path) -> str:
         raise ValueError(f"cannot be read: {error.strerror}") from error
 
 
+def told_apart(messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+    """The texts of chat messages, one per line, and the URLs of their images."""
+    parts: list[Any] = []
+    for message in messages:
+        content = message.get("content")
+        parts += [{"text": content}] if isinstance(content, str) else content or ()
+    urls = (part["image_url"]["url"] for part in parts if "image_url" in part)
+    return "\n".join(str(part["text"]) for part in parts if "text" in part), tuple(urls)
+
+
+def as_jpeg(url: str) -> str:
+    """A data URL as the models of Triton's templates know one: only by the name of JPEG, whatever it holds. They look at
+    the image itself to read it. Source: `load_images_from_urls` of `preprocessing`.
+    """
+    return f"data:image/jpeg;base64,{url.partition('base64,')[2]}"
+
+
 def with_images(messages: Sequence[Mapping[str, Any]], urls: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
     """Chat messages with images at the end of the last: behind the text, which differs from request to request."""
     *before, last = messages

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 """gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate."""
+IMAGE_INPUT: Final = "image_url_input"
+"""Of an ensemble with a visual engine."""
 STREAMING: Final = frozenset({"grpc", "http"})
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
@@ -144,6 +146,12 @@ class ServedModel:
         if self.counts and "return_num_output_tokens" in self.inputs:
             values.setdefault("return_num_output_tokens", True)
         unknown = sorted(values.keys() - self.inputs.keys())
+        if IMAGE_INPUT in unknown:
+            raise ServerError(
+                f"the prompt has an image, and model {self.name} takes text alone; it has no input {IMAGE_INPUT}",
+                failure=FailureClass.USER,
+                hint="engines of models with images, or settings.serve.frontend: trtllm_serve, take them; docs/models.md",
+            )
         if unknown:
             raise ServerError(
                 f"model {self.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(self.inputs))}",

@@ -401,7 +401,7 @@ class Recipe(Strict):
     precision_releases: dict[Toolchain, dict[AnyPrecision, Releases]] = {}
     """The same for precisions that came later than the model, by toolchain."""
     images: bool = False
-    """Takes images beside text, on the PyTorch backend of TensorRT-LLM."""
+    """Takes images beside text, where TensorRT-LLM serves them."""
     chat_template: bool = False
     """The tokenizer has a chat template, and the model was trained on it."""
     eos_token_ids: Annotated[tuple[Count, ...], NonEmpty, Unique] | None = None
@@ -591,7 +591,7 @@ class Perf(Section):
         return value
 
 
-@derived(params.AccuracyParams, leave=("lora_names",))
+@derived(params.AccuracyParams, leave=("images", "lora_names"))
 class Accuracy(Section):
     """Which answers are scored, and how."""
 

@@ -199,6 +199,11 @@ def describe(
             "what Triton's own OpenAI front end serves is not exported",
             hint="--set settings.serve.frontend=triton; --openai puts the gateway in front of it",
         )
+    if "visual" in served.launch.inputs:
+        raise UsageError(
+            f"{cell.id} has a visual engine, which is not exported",
+            hint="pipeline serve start keeps it served on this machine",
+        )
     if openai and kind == "trtllm_serve":
         raise UsageError("--openai: trtllm-serve is an OpenAI server already", hint="leave it out")
     if world_size > gpus_per_node and world_size % gpus_per_node:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
 """Precisions of a cell that quantized ones are compared with, the preferred first."""
-_PREPARATION: Final = ("quantize", "convert", "build")
+_PREPARATION: Final = ("quantize", "convert", "build", "visual")
 _ENGINE_STAGE: Final = "build"
 
 

@@ -13,6 +13,10 @@ BLS_MODEL: Final = "tensorrt_llm_bls"
 ENGINE_MODEL: Final = "tensorrt_llm"
 DRAFT_MODEL: Final = "tensorrt_llm_draft"
 """Drafts tokens for the model before it; who asks BLS_MODEL gets what they make together."""
+ENCODERS_MODEL: Final = "multimodal_encoders"
+"""Of a repository with images: runs the visual engine on rank 0, and is loaded by every rank."""
+_IMAGE_POOL: Final = 300_000_000
+"""Bytes of GPU 0 in which Triton hands features of images from model to model. Source: docs/multimodal.md of the templates."""
 THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
 """Tells the embedded engine model how many threads to use, 0 or unset for its own choice: a repository is the same for
 every machine."""
@@ -97,8 +101,10 @@ def argv(
     host: str = LOOPBACK,
     options: Sequence[str] = (),
     mpirun: str = MPIRUN,
+    images: bool = False,
 ) -> list[str]:
     """The command line that starts `world_size` ranks of the Triton at `server`, without mpirun if a single rank needs none.
+    With `images`, the repository has a visual engine.
 
     `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
     of rank N to `log`/*/rank.N/stdout, or passes all on where that is None. `options` go to every rank. `root` allows mpirun to run as root. `mpirun` is its
@@ -107,10 +113,10 @@ def argv(
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
     # finishes loading there; a rank that did would accept requests it cannot answer.
-    first = address_options(host, ports)
+    first = (*address_options(host, ports), *([f"--cuda-memory-pool-byte-size=0:{_IMAGE_POOL}"] if images else []))
     other = (
         "--model-control-mode=explicit",
-        f"--load-model={ENGINE_MODEL}",
+        *(f"--load-model={name}" for name in (ENGINE_MODEL, *([ENCODERS_MODEL] if images else []))),
         *(f"--allow-{name}=false" for name in Ports._fields),
     )
     ranks = [

@@ -24,6 +24,7 @@ from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.command_lines import (
     BLS_MODEL,
     DRAFT_MODEL,
+    ENCODERS_MODEL,
     ENGINE_MODEL,
     ENSEMBLE,
     LOOPBACK,
@@ -207,6 +208,7 @@ def start(
             f"--exit-timeout-secs={triton.EXIT_TIMEOUT_S}",
         ),
         mpirun=mpirun,
+        images=ENCODERS_MODEL in loaded,
     )
     shutil.rmtree(folder, ignore_errors=True)  # of a start before this one
     log.write_bytes(b"")

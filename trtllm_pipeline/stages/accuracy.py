@@ -7,6 +7,7 @@ their intervals). Answers are there before their scores, and stay when scoring f
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.bench.target import Target
@@ -17,6 +18,7 @@ from trtllm_pipeline.stages.asking import (
     adapter_options,
     chosen_adapters,
     draft_options,
+    each_with_an_image,
     encoder,
     model_folder,
     protocol_for,
@@ -33,6 +35,8 @@ def run(context: StageContext[AccuracyParams]) -> None:
     with chat_renderer(model) as render:
         questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     service = Service.read(context.inputs["service"])
+    prompts = each_with_an_image([question.prompt for question in questions], asked.images, service)
+    questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, prompts, strict=True)]
     images = any(question.prompt.images for question in questions)
     adapters = asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s, asked.lora_names))
     found = score_server(

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trtllm_pipeline.bench.prompts import Prompt, with_images
+from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, InputTensor, Option
 from trtllm_pipeline.client.triton import Client, ServedModel, failure_class, sampling
@@ -32,17 +34,22 @@ def model_folder(inputs: Mapping[str, Path]) -> Path:
 
 def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False) -> str:
     """The protocol to ask `service` over: the one that is wanted of Triton, bare completions of an OpenAI server, and chat
-    of one that is asked with images. Raises StageError for images where there is no chat.
+    of one that is asked with images.
     """
-    if images and service.kind != "openai":
-        raise StageError(
-            "the prompts have images, which only the chat of an OpenAI server takes; this is Triton",
-            failure=FailureClass.USER,
-            hint="settings.serve.frontend: trtllm_serve",
-        )
-    if images:
-        return "openai_chat"
-    return "openai_completions" if service.kind == "openai" else wanted
+    if service.kind != "openai":
+        return wanted
+    return "openai_chat" if images else "openai_completions"
+
+
+def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Service) -> tuple[Prompt, ...]:
+    """`prompts` with the images that are `asked` made up for them. Of Triton only those that have none: it takes one."""
+    if asked is None:
+        return tuple(prompts)
+    made = ImagesAsked.parse(asked)
+    return tuple(
+        prompt if prompt.images and service.kind != "openai" else with_images(prompt, made.make(number))
+        for number, prompt in enumerate(prompts)
+    )
 
 
 def encoder(model: Path) -> Encode | None:

@@ -285,7 +285,11 @@ class SmokeParams:
     expected: Annotated[str | None, Param("text that the greedy answer must contain", null="any text passes")] = None
     images: Annotated[
         str | None,
-        Param("images made up for one more question, as 1@64x64", null="no such question", key_with=ITSELF),
+        Param(
+            "images made up for one more question, as 1@64x64; of an engine, one for every question",
+            null="no such question",
+            key_with=ITSELF,
+        ),
     ] = None
     lora: Annotated[
         str | None,
@@ -407,5 +411,9 @@ class AccuracyParams(ScoreParams):
         tuple[str, ...],
         Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
     ] = ()
+    images: Annotated[
+        str | None,
+        Param("image made up for each question without one, as 1@384x384", null="none", key_with=ITSELF),
+    ] = None
     concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0

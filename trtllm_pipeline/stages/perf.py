@@ -14,18 +14,24 @@ from typing import Final
 from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import chat_renderer, read, with_images
+from trtllm_pipeline.bench.prompts import chat_renderer, read
 from trtllm_pipeline.bench.result import NAME, LoadResult, MeasurementFinding
 from trtllm_pipeline.bench.run import record
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, model_folder, protocol_for
+from trtllm_pipeline.stages.asking import (
+    adapter_options,
+    chosen_adapters,
+    draft_options,
+    each_with_an_image,
+    model_folder,
+    protocol_for,
+)
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -39,10 +45,8 @@ def run(context: StageContext[PerfParams]) -> None:
     tokenizer = read_tokenizer(model)
     with chat_renderer(model) as render:
         prompts = read(context.files["input_data"], render)
-    if context.params.images is not None:
-        made = ImagesAsked.parse(context.params.images)
-        prompts = tuple(with_images(prompt, made.make(number)) for number, prompt in enumerate(prompts))
     asked, service = context.params, Service.read(context.inputs["service"])
+    prompts = each_with_an_image(prompts, asked.images, service)
     engine = Engine.read(folder, max_seq_len=asked.declared.get("max_seq_len"))
     max_tokens = asked.max_tokens or _output_length(engine)
     engine.check_lengths(

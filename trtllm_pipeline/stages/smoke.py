@@ -113,6 +113,9 @@ class _Smoke:
             self.asked.max_tokens,
             options=draft_options(self.service, context.inputs),
         )
+        of_triton = self.asked.images is not None and self.service.kind != "openai"
+        self.pictures = ImagesAsked.parse(str(self.asked.images)).make(0) if of_triton else ()
+        """With every question: an ensemble with a visual engine takes none without an image."""
         self.checks: list[SmokeCheck] = []
         self.skipped: list[dict[str, str]] = []
         self.answer: str | None = None
@@ -133,7 +136,7 @@ class _Smoke:
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
-        if self.asked.images is not None:
+        if self.asked.images is not None and self.service.kind == "openai":
             await self._check("images", IMAGES_PROTOCOL, service.model, self._images(self.asked.images))
         if self.answer is not None and self.asked.expected is not None:
             await self._check("expected", first, service.model, self._expected(self.answer))
@@ -265,7 +268,7 @@ class _Smoke:
             return "not tried: the engine names no limit"
         prompt = " ".join(["word"] * (longest + 1))
         tokens = len(self.tokenizer.encode(prompt).ids)
-        answer = await client.session().generate(self.target.generation(Prompt("limit", prompt, max_tokens=1), 0))
+        answer = await self._generate(client, Prompt("limit", prompt, max_tokens=1))
         if answer.error is None:
             raise _CheckError(f"a prompt of {tokens} tokens should be refused ({longest} fit), got {answer.text!r}")
         if str(longest) not in answer.error and not any(word in answer.error.lower() for word in ("long", "exceed")):
@@ -287,10 +290,14 @@ class _Smoke:
 
     async def _ask(self, client: AnyClient, stop: str | None = None) -> Answer:
         prompt = Prompt("smoke", self.asked.prompt, stop_words=() if stop is None else (stop,))
-        answer = await client.session().generate(self.target.generation(prompt, 0))
+        answer = await self._generate(client, prompt)
         if answer.error is not None:
             raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
         return answer
+
+    async def _generate(self, client: AnyClient, prompt: Prompt) -> Answer:
+        asked = with_images(prompt, self.pictures) if self.pictures else prompt
+        return await client.session().generate(self.target.generation(asked, 0))
 
 
 def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:

@@ -36,7 +36,8 @@ from trtllm_pipeline.stages.params import (
     load,
 )
 from trtllm_pipeline.toolchains import companions, durations
-from trtllm_pipeline.toolchains.base import PYTORCH
+from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import longest_prompt
@@ -119,7 +120,9 @@ def listening(command: Sequence[str], asked: LaunchParams, ways: OpenAiWays = TR
     return openai_argv(command, asked.host, _planned_ports(asked), ways)
 
 
-def planned_world(context: StageContext[Any], machine: Machine, world_size: int, release: str) -> list[str]:
+def planned_world(
+    context: StageContext[Any], machine: Machine, world_size: int, release: str, *, images: bool = False
+) -> list[str]:
     """The command line of an engine's ranks, as a plan shows it."""
     return argv(
         "tritonserver" if machine.triton is None else machine.triton.path,
@@ -133,6 +136,7 @@ def planned_world(context: StageContext[Any], machine: Machine, world_size: int,
         log=context.attempt / "ranks",
         host=context.params.host,
         mpirun=machine.mpirun or MPIRUN,
+        images=images,
     )
 
 
@@ -208,7 +212,14 @@ def _smoke(cell: Cell) -> SmokeParams:
     given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl, **_names(cell)}
     if cell.recipe.get("images") and cell.toolchain == PYTORCH and cell.settings["serve"]["frontend"] != "triton":
         given["images"] = _SMOKE_IMAGES
+    given |= _needed_images(cell)
     return load(SmokeParams, given, settings)
+
+
+def _needed_images(cell: Cell) -> dict[str, Any]:
+    """The image of a question that has none, on engines of a model that takes one with every question."""
+    found = vision.FAMILIES.get(str(cell.recipe["family"])) if cell.toolchain == ENGINES else None
+    return {} if found is None else {"images": f"1@{found.image}"}
 
 
 SMOKE = Stage(
@@ -265,6 +276,7 @@ def _perf(cell: Cell) -> PerfParams:
         "max_tokens": settings["max_tokens"] or cell.osl,
         "declared": _declared(cell),
         **_names(cell),
+        **({} if settings["images"] else _needed_images(cell)),
     }
     return load(PerfParams, given, settings)
 
@@ -337,7 +349,7 @@ def _images(path: str, _changed_ns: int) -> tuple[str, ...]:
 
 
 def _accuracy(cell: Cell) -> AccuracyParams:
-    return load(AccuracyParams, _names(cell), cell.settings["accuracy"])
+    return load(AccuracyParams, _names(cell), _needed_images(cell), cell.settings["accuracy"])
 
 
 def _accuracy_s(cell: Cell, machine: Machine) -> float:

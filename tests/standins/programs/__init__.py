@@ -23,6 +23,7 @@ _MODULES: Final = {
     "quantize.py": "quantize",
     "convert_checkpoint.py": "convert",
     "run.py": "run",
+    "build_visual_engine.py": "visual",
 }
 
 

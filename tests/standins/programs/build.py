@@ -81,7 +81,10 @@ def build_config(
     table: Mapping[str, Any], options: Mapping[str, Any], checkpoint: Mapping[str, Any], plugins: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The `build_config` section. A release with --max_seq_len takes it, when absent, from the model's positions."""
-    names = ("max_input_len", "max_batch_size", "max_beam_width", "max_num_tokens", "opt_num_tokens", "max_draft_len")
+    names = (
+        *("max_input_len", "max_batch_size", "max_beam_width", "max_num_tokens", "opt_num_tokens", "max_draft_len"),
+        "max_prompt_embedding_table_size",
+    )
     config: dict[str, Any] = {name: options[name] for name in names if name in options}
     if "--max_output_len" in table:
         config["max_output_len"] = options["max_output_len"]

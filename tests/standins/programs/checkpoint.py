@@ -13,7 +13,10 @@ from tests.standins.programs import ProgramError, Work, refusal
 _ARCHITECTURES: Final = {
     # family of the example script -> architectures of Hugging Face models that it converts
     "llama": ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
-    "qwen": ("QWenLMHeadModel", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    "qwen": (
+        *("QWenLMHeadModel", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        *("Qwen2VLForConditionalGeneration", "LlavaOnevisionForConditionalGeneration"),
+    ),
     "phi": ("PhiForCausalLM", "Phi3ForCausalLM", "Phi3SmallForCausalLM", "PhiMoEForCausalLM"),
     "gpt": ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "Starcoder2ForCausalLM", "NemotronForCausalLM"),
     "gemma": ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from trtllm_pipeline.bench.target import service_at
+from trtllm_pipeline.bench.prompts import Prompt, with_images
+from trtllm_pipeline.bench.target import Target, service_at
+from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.stages.asking import each_with_an_image
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,25 @@ def test_what_is_no_place_is_told_with_the_url(url: str, interface: str) -> None
     with pytest.raises(ServerError, match=f"^{url}: ") as caught:
         service_at(url, interface, "m")
     assert caught.value.failure is FailureClass.USER
+
+
+def test_of_triton_questions_with_an_image_keep_it_alone_and_others_get_one() -> None:
+    own = with_images(Prompt("1", "What?"), ImagesAsked.parse("1@9x9").make(0))
+    plain = Prompt("2", "Who?")
+    triton = service_at("host", "grpc", "m")
+    chat = replace(triton, kind="openai")
+    assert [prompt.images for prompt in each_with_an_image((own, plain), "1@8x8", triton)] == [1, 1]
+    assert each_with_an_image((own, plain), "1@8x8", triton)[0] == own
+    assert [prompt.images for prompt in each_with_an_image((own, plain), "1@8x8", chat)] == [2, 1]
+    assert each_with_an_image((own, plain), None, triton) == (own, plain)
+
+
+def test_triton_is_sent_the_question_and_the_image_apart() -> None:
+    target = Target("grpc", service_at("host", "grpc", "ensemble"), "ensemble", 30.0, 4)
+    asked = with_images(Prompt("1", "What is it?"), ImagesAsked.parse("1@8x8").make(0))
+    request = target.generation(asked, 0)
+    assert request.text == "What is it?"
+    assert str(request.options["image_url_input"]).startswith("data:image/jpeg;base64,")
+    assert "image_url_input" not in target.generation(Prompt("2", "Hello"), 0).options
+    with pytest.raises(ServerError, match="prompt 1 has 2 images; Triton takes one with a prompt"):
+        target.generation(with_images(Prompt("1", "Which?"), ImagesAsked.parse("2@8x8").make(0)), 0)

@@ -61,3 +61,12 @@ def test_images_come_behind_the_text_of_the_last_message() -> None:
     assert [part["type"] for part in user["content"]] == ["text", "image_url", "image_url"]
     (again,) = images.with_images((user,), ["data:3"])
     assert [part.get("image_url", {}).get("url") for part in again["content"]] == [None, "data:1", "data:2", "data:3"]
+
+
+def test_texts_and_images_of_a_chat_are_told_apart() -> None:
+    chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is it?"})
+    (url,) = ImagesAsked.parse("1@8x8").make(0)
+    assert images.told_apart(images.with_images(chat, [url])) == ("Be brief.\nWhat is it?", (url,))
+    assert images.told_apart(chat) == ("Be brief.\nWhat is it?", ())
+    head, _, data = images.as_jpeg(url).partition(",")
+    assert (head, data) == ("data:image/jpeg;base64", url.partition(",")[2])

@@ -72,6 +72,14 @@ def test_rank_0_alone_has_ports_and_each_rank_its_own_shared_memory() -> None:
         assert ("--model-control-mode=explicit" in command) is (rank != 0)
 
 
+def test_every_rank_loads_what_sees_and_rank_0_hands_features_on() -> None:
+    pool = "--cuda-memory-pool-byte-size=0:300000000"
+    for rank, command in enumerate(split(argv(2, images=True))[1]):
+        assert (pool in command) is (rank == 0)
+        assert ("--load-model=multimodal_encoders" in command) is (rank != 0)
+    assert not [word for word in argv(2) if "multimodal" in word or word == pool]
+
+
 def test_what_mpirun_is_told() -> None:
     plain, _ = split(argv(2))
     assert "--allow-run-as-root" not in plain

@@ -52,6 +52,7 @@ def launching(
     *,
     expected_s: float,
     takes: Callable[[Cell, Machine], float],
+    optional: frozenset[str] = frozenset(),
 ) -> Stage:
     """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
     return launch(
@@ -64,7 +65,7 @@ def launching(
         needs=needs,
         expected_s=expected_s,
         takes=takes,
-        optional=frozenset((*companions.NAMES, DRAFTER)),
+        optional=optional | {*companions.NAMES, DRAFTER},
     )
 
 

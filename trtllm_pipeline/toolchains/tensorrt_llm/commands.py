@@ -24,6 +24,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     EngineBuild,
     EngineCheck,
     EngineRepository,
+    VisualBuild,
     WeightsRepository,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import FORMS
@@ -232,6 +233,7 @@ def build(
     if not arguments.has("--max_seq_len"):
         arguments.add({"--max_output_len": longest - prompt})
     arguments.add({"--max_num_tokens": asked.max_num_tokens or max_num_tokens(batch, prompt, longest - prompt)})
+    arguments.add({"--max_prompt_embedding_table_size": asked.max_multimodal_len})
     arguments.add({"--workers": asked.tp * asked.pp})
     if asked.speculative is not None:
         length = asked.max_draft_len or DRAFT_LENGTHS.get(asked.speculative)
@@ -247,6 +249,17 @@ def build(
         }
         arguments.argv += options.render(_BUILD, release, lora)
     return arguments.with_extra(asked.options)
+
+
+def visual_engine(asked: VisualBuild, program: Sequence[str], *, model: str, output: str) -> list[str]:
+    """`build_visual_engine.py`, from 0.19 on `build_multimodal_engine.py`: the part of a Hugging Face folder that sees, as an
+    engine of one rank. It has had these four options since 0.9.
+    """
+    return [
+        *program,
+        *("--model_type", asked.family, "--model_path", model, "--output_dir", output),
+        *("--max_batch_size", str(asked.max_batch_size)),
+    ]
 
 
 def _build_defaults(release: str, asked: EngineBuild, sm: int | None) -> dict[str, Scalar | None]:

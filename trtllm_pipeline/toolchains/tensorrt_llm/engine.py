@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck, VisualBuild
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES, UNCHECKED
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -56,6 +57,17 @@ def _bounds_of_num_tokens(built: Engine) -> set[int]:
     lengths = (built.max_seq_len, built.max_input_len, built.max_draft_len and built.max_draft_len + 1)
     full = {(built.max_batch_size or 0) * length for length in lengths if length}
     return full | ({built.tokens_per_block} if built.tokens_per_block else set())
+
+
+def run_visual(context: StageContext[VisualBuild]) -> None:
+    """Check what the script left in `context.out`: an engine of the model type that was asked for. Raises StageError."""
+    built = Fields.read(context.out, "config.json").fields("builder_config").text("model_type")
+    if built != context.params.family:
+        raise StageError(f"{context.out}: the visual engine is of {built}, asked for was {context.params.family}")
+    size = sum(file.stat().st_size for file in context.out.glob("*.engine"))
+    if not size:
+        raise StageError(f"{context.out} has no engine")
+    print(f"visual engine of {built}: {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
 def run_check(context: StageContext[EngineCheck]) -> None:

@@ -1,6 +1,7 @@
 """The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
 
 download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy
+         -> visual, of models that take images, instead of check
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import DRAFT_MODEL, MPIRUN, TRITON_OPENAI, triton_openai
+from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
 from trtllm_pipeline.stages.lora import ADAPTERS
@@ -41,11 +42,19 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     rules,
     speculation,
     templates,
+    vision,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, EngineCheck, EngineRepository
+from trtllm_pipeline.toolchains.tensorrt_llm.params import (
+    Checkpoint,
+    EngineBuild,
+    EngineCheck,
+    EngineRepository,
+    VisualBuild,
+)
 
 CHECKPOINT: Final = ("quantize", "convert")
+_NO_SCRIPT: Final = "the example scripts of TensorRT-LLM {}, one of which builds visual engines, were not found"
 _CONFIG: Final = ("triton_parameters", "triton_max_batch_size", "preferred_batch_size", "instance_kinds")
 """Repository settings of config.pbtxt itself."""
 _CALIBRATED: Final = CONVERTED | {ModelPart.TOKENIZER}
@@ -132,6 +141,19 @@ def _build(context: StageContext[EngineBuild], machine: Machine) -> Sequence[Seq
     )
 
 
+def _visual(context: StageContext[VisualBuild], machine: Machine) -> Sequence[Sequence[str]]:
+    release = installed(machine).release
+    script = backends.script(machine, releases.visual_script(release))
+    if script is None:
+        raise StageError(
+            _NO_SCRIPT.format(release),
+            failure=FailureClass.USER,
+            hint="pipeline doctor shows where examples are looked for",
+        )
+    program, model = (installed(machine).python, script), str(context.inputs["model"])
+    return (commands.visual_engine(context.params, program, model=model, output=str(context.out)),)
+
+
 def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Sequence[str]]:
     script = backends.script(machine, releases.RUN_SCRIPT)
     if script is None or context.params.speculative in speculation.UNCHECKED:
@@ -153,7 +175,7 @@ def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Seq
 def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
     release = installed(machine).release
     if context.params.frontend == backends.TRITON:
-        return (planned_world(context, machine, backends.world_size(cell), release),)
+        return (planned_world(context, machine, backends.world_size(cell), release, images=_sees(cell)),)
     inputs = context.inputs
     if context.params.frontend == backends.TRITON_OPENAI:
         program = backends.openai_program(machine)
@@ -248,9 +270,20 @@ def _build_params(cell: Cell) -> EngineBuild:
         **speculation.build_params(cell),
         "max_lora_rank": rank,
         "lora_target_modules": modules,
+        "max_multimodal_len": cell.max_batch_size * cell.isl if _sees(cell) else None,
         "options": {name: given[name] for name in given if rank is None or name not in companions.LORA_BUILD},
     }
     return load(EngineBuild, backends.checkpoint_params(cell), own)
+
+
+def _sees(cell: Cell) -> bool:
+    """Whether a cell has a visual engine."""
+    return cell.recipe["family"] in vision.FAMILIES
+
+
+def _visual_params(cell: Cell) -> VisualBuild:
+    family = str(cell.recipe["family"])
+    return VisualBuild(family=family, max_batch_size=cell.max_batch_size * vision.FAMILIES[family].parts)
 
 
 def _repository(cell: Cell) -> EngineRepository:
@@ -327,6 +360,23 @@ BUILD: Final = Stage(
     timeout_s=6 * 3600.0,
 )
 
+VISUAL: Final = Stage(
+    name="visual",
+    version=1,
+    summary="build the engine of a model that turns images into features for the language engine",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run_visual",
+    commands=_visual,
+    inputs={"model": "download"},
+    applies=lambda cell, _machine: _sees(cell),
+    params=VisualBuild,
+    read=_visual_params,
+    resources=backends.one_gpu,
+    section="build",
+    identity=("tensorrt_llm", "sm"),
+    expected_s=120.0,
+    timeout_s=3 * 3600.0,
+)
+
 CHECK: Final = Stage(
     name="check",
     version=1,
@@ -336,6 +386,7 @@ CHECK: Final = Stage(
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
     optional=frozenset({ADAPTER}),
     parts=lambda _cell: {"model": _READ_BY_RUN},
+    applies=lambda cell, _machine: not _sees(cell),  # run.py asks with text alone
     params=EngineCheck,
     read=lambda cell: load(
         EngineCheck,
@@ -355,8 +406,8 @@ REPOSITORY: Final = Stage(
     version=1,
     summary="fill the release's five Triton models for an engine, and lint them",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
-    inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER)}},
-    optional=frozenset({*ADAPTERS, DRAFTER}),
+    inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL.name)}},
+    optional=frozenset({*ADAPTERS, DRAFTER, VISUAL.name}),
     after=("check",),
     params=EngineRepository,
     read=_repository,
@@ -395,6 +446,8 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
     if not backends.in_triton(cell):
         return None
     found, asked = installed(machine), _repository(cell)
+    if _sees(cell) and (reason := _not_with_images(cell, machine)):
+        return reason
     try:
         parameters = templates.texts(asked.parameters)
         places = None
@@ -409,11 +462,26 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
     return None
 
 
+def _not_with_images(cell: Cell, machine: Machine) -> str | None:
+    """What a machine lacks for a visual engine, or which of a cell's settings is for a model that takes no images, or None."""
+    found = installed(machine)
+    if backends.script(machine, releases.visual_script(found.release)) is None:
+        return _NO_SCRIPT.format(found.release)
+    if not machine.assumed and found.templates and not (Path(found.templates) / vision.TEMPLATE_SET).is_dir():
+        return f"the Triton templates at {found.templates} have no folder {vision.TEMPLATE_SET}"
+    for name in ("triton_parameters", "instance_kinds"):
+        if BLS_MODEL in (getattr(_repository(cell), name) or {}):
+            return f"settings.repository.{name}: {BLS_MODEL} takes no images, and is left out with a visual engine"
+    return None
+
+
 def _instead(recipe: Mapping[str, Json], machine: Machine) -> str | None:
     """The PyTorch runtime, for a family or a form of weights that no script of the release converts."""
     release = installed(machine).release
     family, form = releases.FAMILIES.get(str(recipe["family"])), recipe.get("quantization")
     unknown = family is None or not releases.at_least(release, family.since)
+    # Upstream recommends it for images, and it takes more than one in a request.
+    unknown = unknown or (recipe["family"] in vision.FAMILIES and recipe["family"] not in vision.PYTORCH_WITHOUT)
     if family is not None and form is not None:
         unknown = unknown or prequantized.unconvertible(str(recipe["family"]), str(form), release) is not None
     return PYTORCH if unknown and releases.at_least(release, releases.FIRST_PYTORCH) else None
@@ -429,15 +497,21 @@ TOOLCHAIN: Final = Toolchain(
         QUANTIZE,
         CONVERT,
         BUILD,
+        VISUAL,
         CHECK,
         REPOSITORY,
         backends.launching(
             "launch_engine",
-            {"repository": "repository", "engine": "build", **{name: name for name in (*ADAPTERS, DRAFTER)}},
+            {
+                "repository": "repository",
+                "engine": "build",
+                **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL.name)},
+            },
             _server,
             needs.serving,
             expected_s=30.0,
             takes=durations.loading,
+            optional=frozenset({"visual"}),
         ),
         SMOKE,
         PERF,

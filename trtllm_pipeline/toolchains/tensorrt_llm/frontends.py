@@ -25,7 +25,7 @@ from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.toolchains.base import DRAFTER
 from trtllm_pipeline.toolchains.companions import DRAFT
-from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, TRITON_OPENAI, installed
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import SETTINGS_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
@@ -44,17 +44,19 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    engine, model, adapters = inputs["engine"], inputs["model"], _adapters(inputs)
+    engine, model, visual = inputs["engine"], inputs["model"], inputs.get("visual")
     write_engine(
         context.out,
         found,
         engine=engine,
         model=model,
         asked=context.params,
-        adapters=adapters,
+        adapters=_adapters(inputs),
         drafter=inputs.get(DRAFTER),
+        visual=visual,
     )
-    print(f"wrote {', '.join(templates.MODELS)} for {inputs['engine']}")  # noqa: T201  a stage's stdout is its log
+    models = templates.MODELS if visual is None else vision.MODELS
+    print(f"wrote {', '.join(models)} for {inputs['engine']}")  # noqa: T201  a stage's stdout is its log
 
 
 def run_pytorch(context: StageContext[WeightsRepository]) -> None:
@@ -81,8 +83,10 @@ def write_engine(
     asked: EngineRepository,
     adapters: Sequence[Path] = (),
     drafter: Path | None = None,
+    visual: Path | None = None,
 ) -> None:
-    """Fill the templates of `installed` for an engine, LoRA adapters and the engine of a draft model, into the empty folder `out`.
+    """Fill the templates of `installed` for an engine, with LoRA adapters, the engine of a draft model or a visual engine, into
+    the empty folder `out`.
 
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
@@ -92,7 +96,8 @@ def write_engine(
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
     if rank := lora_models.check_all(adapters, facts, model):
         asked = lora_models.with_cache(asked, rank, adapters, facts)
-    values = templates.values_of(asked, engine=facts, tokenizer=model) | templates.texts(asked.parameters)
+    values = templates.values_of(asked, engine=facts, tokenizer=model, visual=visual)
+    values |= templates.texts(asked.parameters)
     given = templates.given(asked)
     places = templates.installed_places(Path(_templates(installed))) or frozenset()
     templates.check_config(asked, places, most=facts.max_batch_size or asked.max_batch_size)
@@ -102,7 +107,16 @@ def write_engine(
         if adapters:
             lora_models.change(facts, name, config)
 
-    templates.fill(_templates(installed), out, values, release=installed.release, asked=given, change=change)
+    templates.fill(
+        _templates(installed),
+        out,
+        values,
+        release=installed.release,
+        asked=given,
+        change=change,
+        models=templates.MODELS if visual is None else vision.MODELS,
+        images=visual is not None,
+    )
     if drafter is not None:
         templates.fill_draft(_templates(installed), out, values, release=installed.release, engine=drafter)
     _check(out, installed, facts)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from trtllm_pipeline.stages.params import ITSELF, CheckParams, Option, Param, Scalar, Selection
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
+from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 
 NONE: Final = "none"
@@ -146,9 +147,21 @@ class EngineBuild:
     max_draft_len: Annotated[int | None, Param("tokens drafted at a time", ge=1, null="3, or 63", key_with=ITSELF)] = (
         None
     )
+    max_multimodal_len: Annotated[
+        int | None,
+        Param("tokens of images of all requests in flight together", ge=1, null="takes no images", key_with=ITSELF),
+    ] = None
     options: Annotated[dict[str, Option], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
         field(default_factory=dict)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualBuild:
+    """Parameters of the stage that builds a visual engine."""
+
+    family: Annotated[str, Param("architecture family of the model that takes images", choices=tuple(vision.FAMILIES))]
+    max_batch_size: Annotated[int, Param("images, or parts of them, that it encodes at once", ge=1)] = 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,8 @@ FAMILIES: Final = {
     "qwen": replace(_QWEN, transformers=None),
     "qwen2": _QWEN,
     "qwen2_moe": Family("qwen", "0.11", expert_parallel="0.11"),
+    "qwen2_vl": Family("qwen", "0.16"),
+    "llava_onevision": Family("qwen", "0.16"),
     "qwen3": Family("qwen", "0.20"),
     "qwen3_moe": Family("qwen", "0.20", expert_parallel="0.20"),
     "phi": Family("phi", "0.8", tensor_parallel="0.11", pipeline_parallel=None),
@@ -113,6 +115,16 @@ def convert_script(release: str, family: str, heads: str | None = None) -> str:
 
 QUANTIZE_SCRIPT: Final = "quantization/quantize.py"
 """Path inside the folder `examples`, in every release."""
+
+
+def visual_script(release: str) -> str:
+    """Path inside the folder `examples` of what builds visual engines: renamed with 0.19, when images became one of several
+    kinds of input.
+    """
+    nested = "models/core/" * at_least(release, "0.20")
+    return f"{nested}multimodal/build_{'multimodal' if at_least(release, '0.19') else 'visual'}_engine.py"
+
+
 RUN_SCRIPT: Final = "run.py"
 """Path inside the folder `examples`, in every release."""
 

@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from packaging.specifiers import SpecifierSet
 
+from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
@@ -746,21 +747,79 @@ def engine_settings(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def image_prompts(case: Case) -> str | None:
-    """`settings.perf.images` with engines, whose visual part is another engine that is not built here, with Triton's LLM API
-    model, or with a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
+    """`settings.perf.images` with engines of a family without a visual engine, with Triton's LLM API model, or with a model
+    that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
     images; inputs of the template `llmapi`, issue 8945 of Triton's server for 1.2.1.
     """
     asked = case.cell.settings["perf"]["images"]
     if asked is None:
         return None
+    if case.family in vision.FAMILIES and case.cell.toolchain == ENGINES:
+        return None  # TLM512 looks at them
     if case.cell.toolchain == ENGINES:
-        return f"settings.perf.images {asked}: engines take images by a visual engine of their own, which is not built here"
+        return f"settings.perf.images {asked}: no visual engine of family {case.family} is built here"
     if case.in_triton:
         return (
             f"settings.perf.images {asked}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
         )
     if not case.cell.recipe.get("images"):
         return f"settings.perf.images {asked}: the recipe of {case.cell.model} does not say that it takes images"
+    return None
+
+
+@rule("TLM512", "docs/models.md has what engines of models with images take")
+def visual_engine(case: Case) -> str | None:
+    """A model with images on engines, where the release's templates do not take them, or not with these settings. Source:
+    `preprocessing` and `multimodal_encoders` of the templates; issues 2714 and 7247 (trtllm-serve), 8207 of Triton's server
+    (its OpenAI front end).
+    """
+    found, cell, family = vision.FAMILIES.get(case.family), case.cell, case.family
+    if found is None:
+        return None
+    frontend = cell.settings["serve"]["frontend"]
+    if frontend != backends.TRITON:
+        served = "trtllm-serve has no place for a visual engine" if not case.in_triton else "it passes on text alone"
+        return f"settings.serve.frontend {frontend}: {served}"
+    if not at_least(case.release, found.since):
+        return f"family {family}: Triton's templates take its images since {found.since}, this is {case.release}"
+    if cell.precision not in vision.PRECISIONS or case.kv is not None:
+        what = f"with a cache of {case.kv}" if cell.precision in vision.PRECISIONS else cell.precision
+        return (
+            f"precision {what}: models with images are converted to {', '.join(vision.PRECISIONS)} with a cache of FP16"
+        )
+    if found.vocabulary not in (None, case.shape.vocab_size):
+        return (
+            f"family {family}: preprocessing of the templates has {found.vocabulary} tokens written in it, and "
+            f"{cell.model} has {case.shape.vocab_size}"
+        )
+    if cell.pp > 1:
+        return f"pp{cell.pp}: with a visual engine only tensor parallelism is known to work"
+    if companions.adapters(cell):
+        return "settings.lora.adapter: how engines take an adapter and images in one request is not known here"
+    if companions.speculation(cell) is not None:
+        return "settings.speculative: how engines draft tokens for a prompt with an image is not known here"
+    if case.repository("enable_kv_cache_reuse"):
+        return "settings.repository.enable_kv_cache_reuse: images stand in prompts as the same numbers, and would be mixed up"
+    return _wrong_image(case, found)
+
+
+def _wrong_image(case: Case, found: vision.Vision) -> str | None:
+    """Why a made-up image of the cell cannot be asked about, or None."""
+    images = case.cell.settings["perf"]["images"]
+    asked, name = ImagesAsked.parse(str(images or f"1@{found.image}")), "settings.perf.images: " if images else ""
+    if asked.count > 1:
+        return f"{name}{asked.count} images: Triton's templates take one with a prompt of {case.family}"
+    if (case.repository("max_num_images") or 1) > 1:
+        return f"settings.repository.max_num_images: Triton's templates take one with a prompt of {case.family}"
+    try:
+        tokens = vision.image_tokens(case.family, asked.width, asked.height)
+    except ValueError as error:
+        return f"{name}an image of {asked.width}x{asked.height}: {error}"
+    if tokens >= case.cell.isl:
+        return (
+            f"{name}an image of {asked.width}x{asked.height} takes {tokens} tokens of {case.family}, and prompts of the cell have "
+            f"{case.cell.isl}"
+        )
     return None
 
 

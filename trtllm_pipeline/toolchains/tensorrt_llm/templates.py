@@ -23,6 +23,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.serving.command_lines import DRAFT_MODEL
 from trtllm_pipeline.stages.params import Scalar
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS, Setting
+from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, parse
 from trtllm_pipeline.triton_repository import model_config
@@ -71,9 +72,13 @@ def text(value: Json | tuple[int, ...]) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def values_of(asked: EngineRepository, *, engine: Engine, tokenizer: Path) -> dict[str, str]:
-    """What each known placeholder is filled with; those without a value are absent. Raises StageError."""
-    values = {}
+def values_of(
+    asked: EngineRepository, *, engine: Engine, tokenizer: Path, visual: Path | None = None
+) -> dict[str, str]:
+    """What each known placeholder is filled with; those without a value are absent. `visual` is the folder of the visual
+    engine of a model that takes images. Raises StageError.
+    """
+    values = {} if visual is None else _of_images(visual, tokenizer)
     for name, setting in SETTINGS.items():
         value = getattr(asked, name)
         value = setting.default if value is None else value
@@ -93,6 +98,13 @@ def values_of(asked: EngineRepository, *, engine: Engine, tokenizer: Path) -> di
     }
 
 
+def _of_images(visual: Path, model: Path) -> dict[str, str]:
+    """What a visual engine adds. Releases called its folder by two names."""
+    folder = str(visual.absolute())
+    values = {"visual_model_path": folder, "multimodal_model_path": folder, "hf_model_path": str(model.absolute())}
+    return {**values, "max_num_images": "1"}
+
+
 def fill(
     templates: Path,
     out: Path,
@@ -102,29 +114,31 @@ def fill(
     asked: Iterable[str] = (),
     models: Sequence[str] = MODELS,
     change: Callable[[str, model_config.ModelConfig], None] = lambda _name, _config: None,
+    images: bool = False,
 ) -> None:
-    """Write `models` into the folder `out`, filled from `all_models/inflight_batcher_llm` at `templates`.
+    """Write `models` into the folder `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With `images`,
+    those that `all_models/multimodal` has are taken from there.
 
     `change` may change each model, by its name, after it was filled.
 
     `asked` are the placeholders the user gave a value: StageError when no file has one of them, since the setting would
     have no effect. Other errors: no such templates, a bare placeholder without a value, a result that is no ModelConfig.
     """
-    source = templates / TEMPLATE_SET
-    lacking = [name for name in models if not (source / name / model_config.FILE_NAME).is_file()]
+    folders = {name: _folder(templates, name, images=images) for name in models}
+    lacking = [name for name, folder in folders.items() if not (folder / model_config.FILE_NAME).is_file()]
     if lacking:
         raise StageError(
-            f"{source} has no templates for {', '.join(lacking)}",
+            f"{templates} has no templates for {', '.join(lacking)}",
             failure=FailureClass.USER,
             hint=f"name the all_models folder of TensorRT-LLM {release}: pipeline doctor shows where it was looked for",
         )
-    texts = {name: (source / name / model_config.FILE_NAME).read_text(encoding="utf-8") for name in models}
+    texts = {name: (folders[name] / model_config.FILE_NAME).read_text(encoding="utf-8") for name in models}
     check_asked(asked, _places(texts.values()), release)
     for name, text in texts.items():
-        path = source / name / model_config.FILE_NAME
+        path = folders[name] / model_config.FILE_NAME
         config = fill_text(text, values, path=path, release=release)
         change(name, config)
-        _write(source / name, out / name, config)
+        _write(folders[name], out / name, config)
 
 
 def fill_draft(templates: Path, out: Path, values: Mapping[str, str], *, release: str, engine: Path) -> None:
@@ -147,6 +161,12 @@ def _write(source: Path, target: Path, config: model_config.ModelConfig) -> None
     (target / "1").mkdir(exist_ok=True)
     if not any((target / "1").iterdir()):
         (target / "1" / ".keep").touch()
+
+
+def _folder(templates: Path, name: str, *, images: bool) -> Path:
+    """Of a model's template."""
+    of_images = templates / vision.TEMPLATE_SET / name
+    return of_images if images and of_images.is_dir() else templates / TEMPLATE_SET / name
 
 
 def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str) -> model_config.ModelConfig:
