@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress
 
 Url = Annotated[
-    str, options.argument("URL", "s3://BUCKET/FOLDER, gs://..., az://..., https://... (pull only), or a folder.")
+    str, options.argument("URL", "Where: s3://BUCKET/FOLDER, gs://..., az://..., https://... (pull only), or a folder.")
 ]
 Names = Annotated[
     list[str] | None,
