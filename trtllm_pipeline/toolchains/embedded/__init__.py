@@ -20,7 +20,7 @@ from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import PYTORCH, Toolchain
+from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
 from trtllm_pipeline.toolchains.embedded import durations, needs
 from trtllm_pipeline.toolchains.embedded.params import (
@@ -86,7 +86,7 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
     if cell.tp * cell.pp != 1:
         return f"tp{cell.tp}pp{cell.pp}: the embedded toolchain runs on one CPU host, tp1 only"
     family = cell.recipe.get("family")
-    if family not in ARCHITECTURES.values():
+    if family is not None and family not in ARCHITECTURES.values():
         return f"family {family}: the embedded toolchain converts {', '.join(ARCHITECTURES.values())}"
     if cell.precision not in PRECISIONS:
         return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}"
@@ -97,11 +97,11 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
             if value not in (None, {}) and (name == "options" or (own and name not in own)):
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
     if cell.settings["perf"]["images"] is not None:
-        return f"settings.perf.images {cell.settings['perf']['images']}: only {PYTORCH} takes images"
+        return f"settings.perf.images {cell.settings['perf']['images']}: only the TensorRT-LLM toolchains take images"
     if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
         return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
     if (drafts := companions.speculation(cell)) is not None:
-        return f"settings.speculative.method {drafts['method']}: only {PYTORCH} supports speculative decoding"
+        return f"settings.speculative.method {drafts['method']}: only the TensorRT-LLM toolchains draft tokens"
     if cell.settings["serve"]["frontend"] != "triton":
         frontend = cell.settings["serve"]["frontend"]
         return f"settings.serve.frontend {frontend}: the embedded toolchain serves with Triton"
