@@ -155,7 +155,7 @@ def test_auto_takes_engines_with_a_visual_one_where_pytorch_has_not_the_family(t
 
 @pytest.mark.parametrize(
     ("lane", "said"),
-    [(ENGINES, "no visual engine of family llama"), ("embedded", "only tensorrt_llm_pytorch takes images")],
+    [(ENGINES, "no visual engine of family llama"), ("embedded", "only the TensorRT-LLM toolchains take images")],
 )
 def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None:
     asked = cell(toolchain=lane, recipe={"images": True}, settings={"perf.images": "1@64x64"})

@@ -162,11 +162,11 @@ class Client:
 
 @contextmanager
 def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
-    """A server for `engine`, started straight through serving.triton."""
+    """A server for `engine`, which has its tokenizer beside it, started straight through serving.triton."""
     models = folder / "repository"
     models.mkdir(parents=True)
     most = Limits.read(engine).max_batch_size
-    repository.write(models, engine, RepositoryEmbedded(**{"max_batch_size": most, **settings}))
+    repository.write(models, engine, engine, RepositoryEmbedded(**{"max_batch_size": most, **settings}))
     installed = triton_installation.find()
     triton.check(installed, 4)
     server = triton.start(

@@ -458,8 +458,11 @@ axes:
   settings.serve.frontend: [triton, trtllm_serve]
   settings.speculative.method: [none, ngram, eagle3, draft]
 settings:
-  speculative: { model: ./head, max_draft_len: 4 }
+  speculative: { max_draft_len: 4 }
   perf: { concurrency: [2], requests: 4, exclusive: false }
+override:
+  - { where: { settings.speculative.method: [eagle3, draft] }, settings: { speculative: { model: ./head } } }
+  - { where: { settings.speculative.method: none }, settings: { speculative: { max_draft_len: null } } }
 exclude:
   - { settings.serve.frontend: triton, settings.speculative.method: [none, ngram, draft] }
 """
@@ -491,7 +494,8 @@ def test_drafts_are_made_by_what_the_matrix_says_and_accepted_ones_are_counted(t
     assert kinds.keys() == {"NGram", "Eagle", draft}
     assert kinds["Eagle"]["speculative_config"]["speculative_model_dir"] == str(head)
     locked = max(lane.workspace.glob("runs/*/lock/matrix.yaml"), key=os.path.getmtime)
-    assert yaml.safe_load(locked.read_text())["settings"]["speculative"]["model"] == str(lane.folder / "head")
+    override = yaml.safe_load(locked.read_text())["override"][0]
+    assert override["settings"]["speculative"]["model"] == str(lane.folder / "head")
 
 
 IMAGES = """\
@@ -526,7 +530,7 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
     (lane.folder / "rows.jsonl").write_text('{"input": "What is it?", "image": "cat.png", "output": "a cat"}\n')
     found = {each.rpartition("=")[2]: cell for each, cell in lane.run().items()}
     assert found["triton"]["status"] == "infeasible"
-    assert "only trtllm-serve takes images" in found["triton"]["reason"]
+    assert "takes text alone; trtllm-serve takes images" in found["triton"]["reason"]
     assert found["trtllm_serve"]["status"] == "done", found["trtllm_serve"]
     (smoke,) = lane.outputs("smoke")
     checks = {check["name"]: check for check in json.loads((smoke / "smoke.json").read_text())["checks"]}

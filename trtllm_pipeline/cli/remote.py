@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress
 
 Url = Annotated[
-    str, options.argument("URL", "Where: s3://BUCKET/FOLDER, gs://..., az://..., https://... (pull only), or a folder.")
+    str,
+    options.argument(
+        "URL",
+        "Where: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, https://HOST/FOLDER (pull only), or a folder.",
+    ),
 ]
 Names = Annotated[
     list[str] | None,

@@ -299,8 +299,10 @@ def proposals(cell: Cell, machine: Machine) -> Iterator[Proposal]:
     if machine.gpus and (fraction is None or (isinstance(fraction, (int, float)) and fraction < _MOST_FRACTION)):
         yield _setting(cell, "repository", "kv_cache_free_gpu_mem_fraction", _MOST_FRACTION)
     rows = cell.settings["quantize"].get("batch_size")
-    if rows is None or (isinstance(rows, int) and rows > 1):
+    if rows is None:
         yield _setting(cell, "quantize", "batch_size", 1)
+    while isinstance(rows, int) and (rows := rows // 2) >= 1:
+        yield _setting(cell, "quantize", "batch_size", rows)
     calibration = cell.settings["quantize"].get("calibration")
     if isinstance(calibration, dict):
         samples = calibration.get("samples")

@@ -266,3 +266,13 @@ def test_a_run_that_its_disk_cannot_hold_leaves_no_run(tmp_path: Path, monkeypat
         flow.run(Request(matrix, until="convert"), store, Observer())
     assert list(store.runs_dir.iterdir()) == []
     store.close()
+
+
+def test_rows_calibrated_at_a_time_are_halved() -> None:
+    made = llama()
+    settings = {**made.settings, "quantize": {**made.settings["quantize"], "batch_size": 5}}
+    proposed = [each.settings for each in needs.proposals(dataclasses.replace(made, settings=settings), H100)]
+    assert [each for each in proposed if "quantize.batch_size" in each[0]] == [
+        ("settings.quantize.batch_size=2",),
+        ("settings.quantize.batch_size=1",),
+    ]
