@@ -276,3 +276,12 @@ def test_rows_calibrated_at_a_time_are_halved() -> None:
         ("settings.quantize.batch_size=2",),
         ("settings.quantize.batch_size=1",),
     ]
+
+
+def test_the_error_of_a_server_of_long_prompts_is_that_of_its_activations() -> None:
+    usual = needs_of(llama(), "launch")
+    changed = {**llama().settings, "build": {**llama().settings["build"], "max_num_tokens": 128_000}}
+    at_once = needs_of(dataclasses.replace(llama(batch=1), isl=127_000, osl=1_000, settings=changed), "launch")
+    assert usual.error == 0.15
+    activations = 22e9  # 40 GB were measured
+    assert at_once.gpu + activations * 0.8 < at_once.gpu * (1 + at_once.error)

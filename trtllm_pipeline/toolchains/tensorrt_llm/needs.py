@@ -36,6 +36,8 @@ _CONTEXT_SHARE: Final = 20
 """Small GPUs have a smaller one: at most a twentieth of the memory."""
 _COLLECTIVES: Final = GIB
 """Buffers of NCCL and of the all-reduce kernels on each of several GPUs: an assumption."""
+_ACTIVATIONS_ERROR: Final = 0.85
+"""How much more activations may take than `activation_bytes`: of 128,000 tokens 40 GB, where it says 22 (docs/memory.md)."""
 _DEFAULT_FRACTION: Final = 0.9
 """Of the memory that is left, which the KV cache takes. Source: memory reference."""
 _LOGITS: Final = {True: 27.0, False: 12.0}
@@ -179,11 +181,14 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     if companions.adapters(cell):
         loaded += ranks * _adapter_cache(cell)
     in_triton = backends.in_triton(cell)
+    gpu_least = rest + int(per_token * request / fraction)
+    uncertain = _ACTIVATIONS_ERROR * activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep)
     return Needs(
         host=ranks * _RUNTIME + loaded + (_TRITON if in_triton else 0),
         gpu=rest + int(per_token * tokens / fraction),
-        gpu_least=rest + int(per_token * request / fraction),
+        gpu_least=gpu_least,
         shared=(_TRITON_SHARED if in_triton else 0) + (ranks * _COLLECTIVES_SHARED if ranks > 1 else 0),
+        error=max(Needs().error, uncertain / gpu_least),
         assumed=("host", "shared"),
     )
 
@@ -202,6 +207,7 @@ def checking(cell: Cell, machine: Machine) -> Needs:
         host=served.host - triton,
         gpu=served.gpu_least or served.gpu,
         shared=served.shared - shared,
+        error=served.error,
         assumed=("host", "shared"),
     )
 
