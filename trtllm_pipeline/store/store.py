@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 INDEX: Final = "state.db"
 LOG: Final = "log"
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
+_CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
 _DURABLE_AFTER_S: Final = 1.0
 """The files of work that took longer are synced before they are published."""
@@ -190,8 +191,12 @@ class Store:
 
     def claimed(self) -> frozenset[Fingerprint]:
         """The stage runs that a process works on now."""
-        locks = [name for name in _names(self.work_dir) if name.endswith(".lock")]  # a killed pipeline leaves some
-        return frozenset(filter(self.is_claimed, (Fingerprint(name.removesuffix(".lock")) for name in locks)))
+        return frozenset(filter(self.is_claimed, self._with_lock()))
+
+    def _with_lock(self) -> list[Fingerprint]:
+        """Those with a file for their claim, which a killed pipeline leaves behind."""
+        found = [_CLAIM.fullmatch(name) for name in _names(self.work_dir)]
+        return [Fingerprint(each[1]) for each in found if each]
 
     def is_claimed(self, fingerprint: Fingerprint) -> bool:
         """Whether a process works on this stage run now."""
@@ -386,6 +391,10 @@ class Store:
         """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the number removed."""
         self.check_writable()
         removed = 0
+        for fingerprint in self._with_lock():  # killed after it had published, before it let go
+            claim = self.claim(fingerprint)
+            if claim is not None:
+                claim.release()
         # Whatever else lies there is not ours: somebody may have named a folder that is no workspace.
         folders = [name for name in _names(self.work_dir) if _ATTEMPT.fullmatch(name)]
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})

@@ -774,6 +774,18 @@ def test_sweep_leaves_alone_what_is_not_the_store_s(store: Store) -> None:
     assert (store.work_dir / "thesis.1").is_dir()
 
 
+def test_sweep_removes_claims_that_nobody_holds(store: Store) -> None:
+    """A pipeline that was killed after it had published and before it let go leaves one, and nobody claims that again."""
+    left, held, other = (store.work_dir / name for name in (f"{'a' * 32}.lock", f"{'b' * 32}.lock", "notes.lock"))
+    left.touch()
+    other.touch()
+    claim = store.claim(Fingerprint("b" * 32))
+    assert claim is not None
+    assert store.sweep() == 0
+    assert sorted(store.work_dir.glob("*.lock")) == [held, other]
+    claim.release()
+
+
 def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(store: Store) -> None:
     dead = store.begin("run", "build", Fingerprint("d" * 32))
     live = store.begin("run", "build", Fingerprint("e" * 32))
