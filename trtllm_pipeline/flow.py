@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Cell, Fingerprint, Scope
+from trtllm_pipeline.domain import Cell, Fingerprint, Scope, StageRunId
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.writing import write_json, write_lines
@@ -337,13 +337,22 @@ def run(
         asked = default_toolchain(request, loaded, plan.machine)
         write_lock(request, loaded, plan, folder / "lock", default_toolchain=asked)
 
-        def execute_(part: Plan, present: Mapping[Fingerprint, Artifact]) -> Outcome:
-            slots = capacity(part.machine)
+        def execute_(
+            part: Plan, present: Mapping[Fingerprint, Artifact], expected_s: Mapping[StageRunId, float] | None = None
+        ) -> Outcome:
             return execute(
-                part, store, Executor(), observer, run_id=run_id, machine=slots, present=present, keep_going=keep_going
+                part,
+                store,
+                Executor(),
+                observer,
+                run_id=run_id,
+                machine=capacity(part.machine),
+                present=present,
+                keep_going=keep_going,
+                expected_s=expected_s,
             )
 
-        outcome = execute_(plan, present)
+        outcome = execute_(plan, present, seen.expected_s)
         pins = Pins(store, guess=False)
         untried = 0
         while not outcome.interrupted:

@@ -126,12 +126,15 @@ def execute(
     machine: scheduling.Capacity,
     present: Mapping[Fingerprint, Artifact],
     keep_going: bool = True,
+    expected_s: Mapping[StageRunId, float] | None = None,
 ) -> Outcome:
     """Bring every stage run of `plan` up to date. Returns when all of them have ended, one way or another.
 
-    `present` are the artifacts that are there already.
+    `present` are the artifacts that are there already, `expected_s` what a forecast of this plan said, where there is one.
     """
-    return _Execution(plan, store, executor, observer, run_id, machine, dict(present), keep_going).loop()
+    return _Execution(
+        plan, store, executor, observer, run_id, machine, dict(present), keep_going, expected_s or {}
+    ).loop()
 
 
 @dataclass(slots=True)
@@ -146,6 +149,7 @@ class _Execution:
     _machine: scheduling.Capacity
     _present: dict[Fingerprint, Artifact]
     _keep_going: bool
+    _expected: Mapping[StageRunId, float]
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
@@ -161,15 +165,15 @@ class _Execution:
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
     _durations: dict[str, float] = field(init=False)
-    _expected: dict[StageRunId, float] = field(init=False)
     _scheduler: scheduling.Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
-        corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
-        durations = Durations(self._durations, self._plan.machine, corrections)
-        self._expected = {run.id: durations.expected(run) for run in self._plan.stage_runs.values()}
+        if not self._expected:
+            corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
+            durations = Durations(self._durations, self._plan.machine, corrections)
+            self._expected = {run.id: durations.expected(run) for run in self._plan.stage_runs.values()}
         self._scheduler = scheduling.Scheduler(
             tasks(self._plan, lambda run: self._expected[run.id]),
             self._machine,
@@ -316,10 +320,8 @@ class _Execution:
             gpus = self._running[StageRunId(run.inputs["service"])].gpus
         else:
             machine = self._plan.machine
-            exclusive, others = (
-                run.stage.resources(run.first_cell, machine).exclusive,
-                [gpu.uuid for gpu in machine.gpus],
-            )
+            exclusive = run.stage.resources(run.first_cell, machine).exclusive
+            others = [gpu.uuid for gpu in machine.gpus]
             leased = lease_machine(gpus, exclusive=exclusive, others=others)
             if leased is None:
                 _release(held)

@@ -9,9 +9,11 @@ names a cause, the most telling lines of all of them are shown.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -165,13 +167,18 @@ class LogText:
         there = [index for index, line in enumerate(self.lines) if line.strip()]
         return [self.at(index) for index in there[-most:]]
 
+    @cached_property
+    def _begins(self) -> list[int]:
+        """Where each line begins in `text`, and where one after the last would."""
+        return list(accumulate((len(line) + 1 for line in self.lines), initial=0))
+
     def position(self, index: int) -> int:
         """Where a line begins in `text`."""
-        return sum(len(line) + 1 for line in self.lines[:index])
+        return self._begins[index]
 
     def line_of(self, position: int) -> int:
         """The place in `lines` of a position in `text`."""
-        return self.text.count("\n", 0, position)
+        return bisect_right(self._begins, position) - 1
 
 
 def _count_lines(file: BinaryIO, size: int) -> int:

@@ -171,6 +171,10 @@ Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 
 Form = Literal["model", "draft", "adapter"]
 """What a folder of weights is: a model with its tokenizer, a draft model, which may come without one, or a LoRA adapter."""
+LoraNames = Annotated[
+    tuple[str, ...],
+    Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
+]
 Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", "eagle"]
 """Who drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; its text so far; heads
 on its last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
@@ -299,10 +303,7 @@ class SmokeParams:
             key_with=ITSELF,
         ),
     ] = None
-    lora_names: Annotated[
-        tuple[str, ...],
-        Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
-    ] = ()
+    lora_names: LoraNames = ()
     max_seq_len: Annotated[
         int | None, Param("tokens of prompt and answer together, where no engine says it", ge=1, runtime=True)
     ] = None
@@ -364,10 +365,7 @@ class PerfParams:
             key_with=ITSELF,
         ),
     ] = None
-    lora_names: Annotated[
-        tuple[str, ...],
-        Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
-    ] = ()
+    lora_names: LoraNames = ()
     protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
     repeats: Annotated[
         int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=MOST_REPEATS)
@@ -407,10 +405,7 @@ class AccuracyParams(ScoreParams):
             "LoRA adapter whose answers are scored; none is the model without one", null="the only one", key_with=ITSELF
         ),
     ] = None
-    lora_names: Annotated[
-        tuple[str, ...],
-        Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
-    ] = ()
+    lora_names: LoraNames = ()
     images: Annotated[
         str | None,
         Param("image made up for each question without one, as 1@384x384", null="none", key_with=ITSELF),

@@ -42,8 +42,13 @@ _AHEAD: Final = 4
 _PARTS: Final = ".parts"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PLACE: Final = re.compile(r"([a-z_]+)/([0-9a-f]{32})/manifest\.json$")
-_BACKENDS: Final = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
-_BACKENDS_MORE: Final = {"http": "aiohttp", "https": "aiohttp"}
+_BACKENDS: Final = {
+    "s3": "s3fs",
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+}
+"""Scheme of a URL -> the package that fsspec needs for it."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -387,7 +392,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         # What others push meanwhile has to be seen.
         found, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        package = {**_BACKENDS, **_BACKENDS_MORE}.get(scheme)
+        package = _BACKENDS.get(scheme)
         hint = f"pip install {package}" if package else None
         raise UsageError(f"{shown(url)}: {scheme}:// needs another package: {error}", hint=hint) from error
     except (ValueError, TypeError) as error:

@@ -38,8 +38,9 @@ logger = logging.getLogger(__name__)
 INDEX: Final = "state.db"
 LOG: Final = "log"
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
-_CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
+_CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
+"""Files there: the claim on a stage run."""
 _DURABLE_AFTER_S: Final = 1.0
 """The files of work that took longer are synced before they are published."""
 

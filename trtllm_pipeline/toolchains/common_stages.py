@@ -38,8 +38,6 @@ from trtllm_pipeline.stages.params import (
 from trtllm_pipeline.toolchains import companions, durations
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
-from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import longest_prompt
 
 ENGINE: Final = ("build", "quantize", "download")
@@ -47,6 +45,8 @@ ENGINE: Final = ("build", "quantize", "download")
 MODEL: Final = "model"
 """The input with the model's own files: tokenizer, chat template. By hand it may be left out where these lie beside the
 engine."""
+_ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
+"""What every stage reads that asks a server."""
 _MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
@@ -74,9 +74,7 @@ def _downloading(cell: Cell, _machine: Machine) -> Needs:
 
     Its memory is not worth a row: what it maps of files to digest them, the kernel takes back when it wants.
     """
-    precision = computed(cell.precision, cell.recipe) if cell.precision == AS_IS else "bf16"
-    shape, source = Shape.of(cell.recipe), cell.recipe.get("source")
-    weights = weights_bytes(shape, precision, 1, 1) + shape.tower_bytes
+    weights, source = durations.source_bytes(cell), cell.recipe.get("source")
     unpacks = isinstance(source, dict) and "package_index" in source
     return Needs(leaves=weights, scratch=weights if unpacks else 0)
 
@@ -228,13 +226,7 @@ SMOKE = Stage(
     summary="talk to the server over every protocol and check the answers",
     program="trtllm_pipeline.stages.smoke:run",
     shared=True,
-    inputs={
-        "service": "launch",
-        "repository": "repository",
-        "engine": ENGINE,
-        MODEL: "download",
-        **{name: name for name in ADAPTERS},
-    },
+    inputs={"service": "launch", "repository": "repository", **_ASKED},
     optional=_MAY_LACK,
     scope=Scope.IN_SERVICE,
     params=SmokeParams,
@@ -304,13 +296,7 @@ PERF = Stage(
     summary="measure latency and throughput over a list of concurrencies or request rates",
     program="trtllm_pipeline.stages.perf:run",
     shared=True,
-    inputs={
-        "service": "launch",
-        "repository": "repository",
-        "engine": ENGINE,
-        MODEL: "download",
-        **{name: name for name in ADAPTERS},
-    },
+    inputs={"service": "launch", "repository": "repository", **_ASKED},
     optional=_MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,
@@ -375,7 +361,7 @@ ACCURACY = Stage(
     summary="score the server's greedy answers against references",
     program="trtllm_pipeline.stages.accuracy:run",
     shared=True,
-    inputs={"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}},
+    inputs=_ASKED,
     optional=_MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS, MODULES
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load
@@ -98,6 +101,15 @@ def rank_of(configuration: Mapping[str, Any]) -> int:
     if not all(type(rank) is int and rank > 0 for rank in ranks):
         raise ValueError(f"its rank r is {configuration.get('r')!r}; expected a whole number")
     return max(int(str(rank)) for rank in ranks)
+
+
+def read_adapter(folder: Path) -> tuple[int, list[str]]:
+    """Rank and layers of the LoRA adapter in a folder. Raises StageError for one that is none."""
+    configuration = Fields.read(folder, "adapter_config.json").values
+    try:
+        return rank_of(configuration), modules_of(configuration)
+    except ValueError as error:
+        raise StageError(f"{folder}: {error}", failure=FailureClass.INFEASIBLE) from error
 
 
 CONFIGURATION: Final = (

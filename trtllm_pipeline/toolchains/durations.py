@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.speeds import FP8, speeds
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token, weight_bits, weights_bytes
@@ -29,11 +30,16 @@ def fetching_s(size_bytes: float) -> float:
     return size_bytes / _NETWORK
 
 
-def downloading(cell: Cell, _machine: Machine) -> float:
-    """A model's files, in 16 bits unless its owner quantized them."""
-    precision = computed(cell.precision, cell.recipe) if cell.precision == "as_is" else "bf16"
+def source_bytes(cell: Cell) -> int:
+    """A model's files as its owner has them: in 16 bits, unless they are quantized."""
+    precision = computed(cell.precision, cell.recipe) if cell.precision == AS_IS else "bf16"
     shape = Shape.of(cell.recipe)
-    return fetching_s(weights_bytes(shape, precision, 1, 1) + shape.tower_bytes)
+    return weights_bytes(shape, precision, 1, 1) + shape.tower_bytes
+
+
+def downloading(cell: Cell, _machine: Machine) -> float:
+    """A model's files from a hub."""
+    return fetching_s(source_bytes(cell))
 
 
 def token_s(cell: Cell, machine: Machine, requests: int) -> float:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.lora import check_width
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
-from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT, modules_of, rank_of
+from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT, read_adapter
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
@@ -158,12 +157,9 @@ def lora(adapters: Sequence[Path], model: Path) -> dict[str, Any]:
     """
     ranks, modules = [], []
     for adapter in adapters:
-        configuration = Fields.read(adapter, "adapter_config.json").values
-        try:
-            ranks.append(rank_of(configuration))
-            modules += modules_of(configuration)
-        except ValueError as error:
-            raise StageError(f"{adapter}: {error}", failure=FailureClass.INFEASIBLE) from error
+        rank, changed = read_adapter(adapter)
+        ranks.append(rank)
+        modules += changed
         check_width(adapter, model)
     several = {"max_loras": len(adapters), "max_cpu_loras": len(adapters)} if len(adapters) > 1 else {}
     config = {

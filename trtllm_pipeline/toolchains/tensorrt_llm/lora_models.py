@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.stages.lora import check_width, number_of_values
-from trtllm_pipeline.toolchains.companions import modules_of, rank_of
+from trtllm_pipeline.toolchains.companions import read_adapter
 from trtllm_pipeline.toolchains.tensorrt_llm.needs import ADAPTER_CACHE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.templates import ENGINE_MODEL, ENSEMBLE
@@ -32,11 +31,7 @@ def check(adapter: Path, engine: Engine, model: Path) -> int:
 
     Source: `loraValidateRequestTensors` of loraUtils.cpp, which says it at the first request.
     """
-    try:
-        configuration = Fields.read(adapter, "adapter_config.json").values
-        rank, modules = rank_of(configuration), modules_of(configuration)
-    except ValueError as error:
-        raise StageError(f"{adapter}: {error}", failure=FailureClass.INFEASIBLE) from error
+    rank, modules = read_adapter(adapter)
     why = None
     if engine.max_lora_rank is None:
         why = "was built without lora_plugin"
