@@ -32,6 +32,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Health
     yield start
     for each in started:
         each.close()
+    for thread in threading.enumerate():  # else one that is about to ask would ask the next test's server
+        if thread.name == "health":
+            thread.join(5)
 
 
 def refuse() -> tuple[int, bytes]:
@@ -55,7 +58,6 @@ def test_one_missed_answer_says_nothing_and_an_answer_is_believed_at_once(asked:
     answers = iter([False, True, False, True, False, False, True])
     seen: list[bool] = []
     given: list[bool] = []
-
     began = threading.Event()
 
     def answer() -> tuple[int, bytes]:
