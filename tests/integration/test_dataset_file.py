@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.hub import dataset_file, hugging_face
+from trtllm_pipeline.hub.hub_errors import OfflineError
 
 pytestmark = pytest.mark.integration
 
@@ -32,9 +33,13 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_a_file_is_fetched_once_and_kept(hub: FakeHub) -> None:
     path = dataset_file.data_file(NAME, Path())
     assert path.read_bytes() == ROWS
-    before = sum(method == "GET" for method, _, _ in hub.requests)
+    before = fetched(hub)
     assert dataset_file.fetch(f"{NAME}@main") == path
-    assert sum(method == "GET" for method, _, _ in hub.requests) == before, "what is there is not fetched again"
+    assert fetched(hub) == before, "what is there is not fetched again"
+
+
+def fetched(hub: FakeHub) -> int:
+    return sum(method == "GET" and path.endswith("train.jsonl") for method, path, _ in hub.requests)
 
 
 def test_without_the_hub_the_copy_serves(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,10 +63,19 @@ def test_what_is_not_there(hub: FakeHub, name: str, message: str, failure: Failu
 
 def test_a_hub_that_is_not_reached_is_worth_another_try(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
-    with pytest.raises(DownloadError, match=r"127\.0\.0\.1:9") as raised:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: pytest.fail("it waits"))
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1:9: .*refused") as raised:
         dataset_file.fetch(NAME)
     assert raised.value.failure is FailureClass.TRANSIENT
+
+
+def test_offline_mode_takes_what_is_there(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dataset_file.fetch(NAME)
+    monkeypatch.setattr(hugging_face, "offline_by_environment", lambda: True)
+    assert dataset_file.fetch(NAME) == path
+    for name in ("hub:org/rows/data/test.jsonl", "hub:org/another"):
+        with pytest.raises(OfflineError, match="offline mode forbids asking"):
+            dataset_file.fetch(name)
 
 
 def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:
@@ -70,7 +84,7 @@ def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:
 
 
 def test_another_form_is_refused() -> None:
-    with pytest.raises(UsageError, match="does not name a data set file"):
+    with pytest.raises(UsageError, match="does not name a data set"):
         dataset_file.fetch("hub:rows")
 
 

@@ -122,13 +122,15 @@ def _data_file(value: str) -> str:
     if value.startswith(dataset_file.PREFIX):
         named = dataset_file.NAME.fullmatch(value)
         if named is None or named["path"] is None:
-            raise ValueError(f"{value!r} is not a file of a data set: write {dataset_file.FORM}")
+            raise ValueError(f"{value!r} is not a file of a data set: write {dataset_file.FILE_FORM}")
         _member(named["path"])
     return value
 
 
 def _data_set(value: str) -> str:
     named = dataset_file.NAME.fullmatch(value)
+    if named is None and value.startswith(dataset_file.PREFIX):
+        raise ValueError(f"{value!r} is not a data set: write {dataset_file.FORM}")
     return value if named is not None and named["path"] is None else _data_file(value)
 
 

@@ -18,7 +18,8 @@ from trtllm_pipeline.hub import hub_errors, hugging_face
 PREFIX: Final = "hub:"
 _DATA: Final = Path(__file__).parents[1] / "data"
 NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<path>[^@\s]+?))?(?:@(?P<revision>[\w./-]+))?")
-FORM: Final = "hub:ORGANISATION/NAME/PATH, and @REVISION for another branch or a commit"
+FORM: Final = "hub:ORGANISATION/NAME"
+FILE_FORM: Final = f"{FORM}/PATH"
 _FILE: Final = re.compile(r"\.[A-Za-z]\w*$")
 """What the path of a file ends with; a folder may be called 3.0.0."""
 _ROWS: Final = (".jsonl", ".parquet", ".csv")
@@ -26,7 +27,7 @@ _SPLITS: Final = ("train", "validation", "valid", "dev", "test")
 
 
 def data_file(name: str, base_dir: Path) -> Path:
-    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME/PATH", or a path from the matrix file's folder.
+    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME", or a path from the matrix file's folder.
 
     Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
     """
@@ -44,31 +45,43 @@ def data_file(name: str, base_dir: Path) -> Path:
 
 
 def fetch(name: str) -> Path:
-    """The local path of the file `name`, downloaded if necessary. Raises UsageError for an invalid name, and DownloadError."""
+    """The local path of the file `name`, downloaded if necessary. Raises UsageError for an invalid name, and DownloadError.
+
+    A copy in the user's cache serves where the hub is not reached.
+    """
     match = NAME.fullmatch(name)
     if match is None:
-        raise UsageError(f"{name!r} does not name a data set file on the Hub", hint=f"write {FORM}")
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
+        raise UsageError(f"{name!r} does not name a data set on the Hub", hint=f"write {FORM}")
     repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
+    try:
+        folder, names = None, _listed(repo, revision)
+    except hub_errors.UnavailableError:
+        folder = _cached(repo, revision)
+        if folder is None:
+            raise
+        names = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+        if path is not None and _FILE.search(path) and path not in names:
+            raise
     if path is None or not _FILE.search(path):
-        path = choose(_names(repo, revision), repo, path)
+        path = choose(names, repo, path)
+    elif path not in names:
+        raise DownloadError(f"the data set {repo} has no file {path}")
+    return _downloaded(repo, path, revision) if folder is None else folder / path
+
+
+def _downloaded(repo: str, path: str, revision: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
     with hugging_face.errors_in_words(repo):
-        try:
-            found = hf_hub_download(
-                repo,
-                path,
-                repo_type="dataset",
-                revision=revision,
-                library_name="trtllm-pipeline",
-                library_version=__version__,
-                endpoint=hugging_face.endpoint(),
-            )
-        except LocalEntryNotFoundError as error:  # neither in the cache nor, for whatever reason, on the hub
-            raise hub_errors.unreachable(hub_errors.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
-        except EntryNotFoundError as error:
-            raise DownloadError(f"the data set {repo} has no file {path}") from error
+        found = hf_hub_download(
+            repo,
+            path,
+            repo_type="dataset",
+            revision=revision,
+            library_name="trtllm-pipeline",
+            library_version=__version__,
+            endpoint=hugging_face.endpoint(),
+        )
     return Path(found)
 
 
@@ -81,7 +94,7 @@ def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
     found = [name for name in names if name.startswith(within) and name.endswith(_ROWS)]
     what = f"the data set {repo}" if folder is None else f"{folder} of the data set {repo}"
     if not found:
-        raise DownloadError(f"{what} has no file of rows: {', '.join(_ROWS)}", hint=f"name a file: {FORM}")
+        raise DownloadError(f"{what} has no file of rows: {', '.join(_ROWS)}", hint=f"name a file: {FILE_FORM}")
     folders = sorted({str(PurePosixPath(name).parent) for name in found})
     if len(folders) > 1:
         listed = ", ".join(folders[:8]) + (", ..." if len(folders) > 8 else "")
@@ -97,24 +110,25 @@ def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
     return min(found, key=order)
 
 
-def _names(repo: str, revision: str) -> list[str]:
-    """The files of a data set: of the hub, or of the user's cache where the hub is not reached. Raises DownloadError."""
-    from huggingface_hub import HfApi, snapshot_download
+def _listed(repo: str, revision: str) -> list[str]:
+    """The files of a data set, as the hub lists them. Raises DownloadError."""
+    from huggingface_hub import HfApi
+
+    if hugging_face.offline_by_environment():
+        raise hub_errors.offline(hub_errors.HUGGING_FACE, repo)
+    with hugging_face.errors_in_words(repo):
+        api = HfApi(endpoint=hugging_face.endpoint(), library_name="trtllm-pipeline", library_version=__version__)
+        info = api.dataset_info(repo, revision=revision, timeout=hub_errors.CONNECT_TIMEOUT_S * 6)
+    return [file.rfilename for file in info.siblings or ()]
+
+
+def _cached(repo: str, revision: str) -> Path | None:
+    """The folder of what the user's cache has of a data set. Raises DownloadError for a name that none has."""
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    try:
-        if hugging_face.offline_by_environment():
-            raise hub_errors.offline(hub_errors.HUGGING_FACE, repo)
-        with hugging_face.errors_in_words(repo):
-            api = HfApi(endpoint=hugging_face.endpoint(), library_name="trtllm-pipeline", library_version=__version__)
-            info = api.dataset_info(repo, revision=revision, timeout=hub_errors.CONNECT_TIMEOUT_S * 6)
-            return [file.rfilename for file in info.siblings or ()]
-    except hub_errors.UnavailableError:
-        with hugging_face.errors_in_words(repo):
-            try:
-                folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision, local_files_only=True))
-            except LocalEntryNotFoundError:
-                folder = None
-        if folder is None:
-            raise
-        return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    with hugging_face.errors_in_words(repo):
+        try:
+            return Path(snapshot_download(repo, repo_type="dataset", revision=revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return None

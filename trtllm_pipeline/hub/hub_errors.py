@@ -29,6 +29,10 @@ class UnavailableError(DownloadError):
     unreachable: str | None = None
 
 
+class OfflineError(UnavailableError):
+    """A source that would have to be asked of a hub, which offline mode forbids."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hub:
     """Names and addresses of one hub for messages."""
@@ -105,9 +109,9 @@ def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> Unavai
     return found
 
 
-def offline(hub: Hub, model: str) -> UnavailableError:
+def offline(hub: Hub, model: str) -> OfflineError:
     """The error for a model that would have to be downloaded in offline mode."""
-    return UnavailableError(
+    return OfflineError(
         f"{model} is not on this machine, and offline mode forbids asking {hub.name}",
         hint="run once without offline mode, or name a local folder as a source",
     )

@@ -26,7 +26,7 @@ from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.hub import files
 from trtllm_pipeline.hub.files import MODEL
-from trtllm_pipeline.hub.hub_errors import UnavailableError
+from trtllm_pipeline.hub.hub_errors import OfflineError, UnavailableError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hub.files import Progress
@@ -89,7 +89,8 @@ def resolve(
     if len(reasons) == 1:
         raise reasons[0]
     transient = any(reason.failure is FailureClass.TRANSIENT for reason in reasons)
-    raise DownloadError(
+    kind_of_error = OfflineError if any(isinstance(reason, OfflineError) for reason in reasons) else DownloadError
+    raise kind_of_error(
         "no source of the model can be used:" + "".join(f"\n  {reason.message}" for reason in reasons),
         failure=FailureClass.TRANSIENT if transient else FailureClass.USER,
         hint="; or ".join(dict.fromkeys(reason.hint for reason in reasons if reason.hint)),

@@ -16,6 +16,7 @@ from trtllm_pipeline.files.quantization import AS_IS, QuantizedWeights
 from trtllm_pipeline.files.user_files import check
 from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
+from trtllm_pipeline.hub.hub_errors import OfflineError
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
 
@@ -49,6 +50,7 @@ class Pins:
         self._guess = guess
         self._reached = True
         """Whether hubs answer, as far as is known."""
+        self._said_offline = False
         self._unreached: dict[str, UnavailableError] = {}
         self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], _Said]] = {}
         self._companions: dict[tuple[str, str, str, int], Mapping[str, Json]] = {}
@@ -170,9 +172,7 @@ class Pins:
                 )
             except DownloadError as error:
                 self._allow(error)
-                if self._reached:
-                    logger.warning("no hub can be reached; models are planned as their recipes list them")
-                self._reached = False
+                self._say_unreached(error)
                 return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
             # A local folder may change under the same name; what it holds is looked at each time.
             if self._index is not None and "local" not in source:
@@ -234,6 +234,8 @@ class Pins:
             try:
                 found = quantized(source, folder=None, offline=offline)
                 known = {} if found is None else {"form": found.form, "said": found.said}
+            except OfflineError:
+                return _UNKNOWN  # it has been said, or the model needs no hub in this plan
             except DownloadError as error:
                 self._reached = error.failure is not FailureClass.TRANSIENT
                 logger.warning("%s: cannot tell now whether its weights are quantized: %s", cell.model, error.message)
@@ -252,7 +254,7 @@ class Pins:
                 path = data_file(name, Path(cell.base_dir))
             except DownloadError as error:
                 self._allow(error)
-                logger.warning("%s is not reached; planned as if it were new", name)
+                logger.warning("%s cannot be read now; planned as if it were new", name)
                 return name, "unknown"
             hint = "the matrix names it; relative paths start at the matrix file's folder"
             check(path, hint=hint)
@@ -264,8 +266,21 @@ class Pins:
 
     def _allow(self, error: DownloadError) -> None:
         """Raise what is no reason to guess."""
-        if not self._guess or error.failure is not FailureClass.TRANSIENT:
+        if not self._guess or not (error.failure is FailureClass.TRANSIENT or isinstance(error, OfflineError)):
             raise error
+
+    def _say_unreached(self, error: DownloadError) -> None:
+        """Say once why models are planned as their recipes list them. In offline mode others may still be on the machine."""
+        if isinstance(error, OfflineError):
+            if not self._said_offline:
+                logger.warning(
+                    "offline mode: models that are not on this machine are planned as their recipes list them"
+                )
+            self._said_offline = True
+        else:
+            if self._reached:
+                logger.warning("no hub can be reached; models are planned as their recipes list them")
+            self._reached = False
 
 
 def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], prefer: str) -> list[Json]:

@@ -10,10 +10,12 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast, durations
+from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.planning.names import about, count, size
 from trtllm_pipeline.planning.needs import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
+from trtllm_pipeline.toolchains import base as toolchains
 
 _ACTIONS: Final = {"run": "run", "up_to_date": "up to date", "skip": "not needed"}
 """What becomes of a stage run, as in a plan's JSON, in words."""
@@ -23,14 +25,14 @@ _LIST_UP_TO: Final = 40
 
 def plan_text(plan: Plan, seen: Forecast, *, verbose: bool) -> str:
     """What a plan comes to: totals by stage, why, and what can never work."""
-    lines = [_cells(plan)]
+    lines = [_cells(plan), *_notes(plan)]
     lines += (_work(plan, seen, verbose=verbose) if plan.feasible else []) + _never(plan, verbose=verbose)
     return "\n".join(lines)
 
 
 def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
     """The same for the summary of a CI job."""
-    blocks: list[Block] = [Heading(title), TextLine(_cells(plan))]
+    blocks: list[Block] = [Heading(title), TextLine(_cells(plan)), *map(TextLine, _notes(plan))]
     if plan.feasible:
         blocks += [Grid(_HEADS, list(_by_stage(plan, seen))), *map(TextLine, _takes(plan, seen))]
         if rows := list(_needs(_tightest(plan, seen))):
@@ -52,6 +54,18 @@ def _cells(plan: Plan) -> str:
         + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
         + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else "")
     )
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What ids do not say: in which form weights are that are taken as they are, and what servers leave out of models."""
+    forms: dict[str, dict[str, None]] = {}
+    caveats: dict[str, None] = {}
+    for cell in plan.cells:
+        if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
+            forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
+        if cell.reason is None and (said := toolchains.load(cell.toolchain).caveat(cell)):
+            caveats[f"{cell.model}: {said}"] = None
+    return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *caveats]
 
 
 def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:

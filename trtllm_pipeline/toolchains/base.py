@@ -45,6 +45,8 @@ class Toolchain:
     instead: Callable[[Mapping[str, Json], Machine], str | None] = lambda _recipe, _machine: None
     """The toolchain of a machine for a model, by its recipe, that this one does not take in any precision; None where it
     does, or no other does either."""
+    caveat: Callable[[Cell], str | None] = lambda _cell: None
+    """What of a cell's model its server leaves out, and what to set instead, or None."""
 
     def stage(self, name: str) -> Stage:
         """The stage called `name`. Raises UsageError when this toolchain has none."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from tests.helpers import fabricated
+from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.execution.forecast import forecast
@@ -38,6 +39,22 @@ def test_every_stage_run_has_a_row_when_asked() -> None:
 
 def test_a_summary_has_the_table_too() -> None:
     assert "| headroom |" in plan_markdown(PLAN, forecast(PLAN, None), "Plan")
+
+
+def test_a_plan_says_what_ids_do_not() -> None:
+    quantized = replace(cell(precision="as_is"), recipe={**cell().recipe, "quantization": "fp8"})
+    seeing = trtllm_cells.cell(toolchain=trtllm_cells.PYTORCH, recipe={"images": True})
+    served = trtllm_cells.cell(
+        toolchain=trtllm_cells.PYTORCH, recipe={"images": True}, settings={"serve.frontend": "trtllm_serve"}
+    )
+    plan = replace(fabricated.plan(cell()), cells=(quantized, quantized, seeing, served))
+    model = quantized.model
+    lines = plan_text(plan, forecast(PLAN, None), verbose=False).splitlines()
+    assert lines[1] == f"as_is (fp8): {model}"
+    assert lines[2].startswith("model: it is asked with text alone")
+    assert lines[2].endswith("settings.serve.frontend: trtllm_serve takes them")
+    assert not lines[3]
+    assert f"as_is (fp8): {model}" in plan_markdown(plan, forecast(PLAN, None), "Plan").replace("\\", "")
 
 
 def shown(*fits: Fit) -> str:

@@ -146,6 +146,15 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
 
 
+def _caveat(cell: Cell) -> str | None:
+    if not cell.recipe.get("images") or not backends.in_triton(cell):
+        return None
+    return (
+        "it is asked with text alone, since Triton's model of the LLM API takes no images; "
+        "settings.serve.frontend: trtllm_serve takes them"
+    )
+
+
 TOOLCHAIN: Final = Toolchain(
     name="tensorrt_llm_pytorch",
     summary="TensorRT-LLM's PyTorch runtime, 1.0 and later, served by Triton or trtllm-serve",
@@ -175,4 +184,5 @@ TOOLCHAIN: Final = Toolchain(
     missing=_missing,
     identity=backends.identity,
     infeasible=_infeasible,
+    caveat=_caveat,
 )

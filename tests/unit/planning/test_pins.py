@@ -1,0 +1,55 @@
+"""Models whose hub may not be asked: planned as their recipes list them, where a plan is all that is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.trtllm_cells import cell
+from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.hub import hugging_face
+from trtllm_pipeline.planning.pins import Pins
+
+HUB = {"hugging_face": "some/model", "revision": "main"}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hugging_face, "offline_by_environment", lambda: True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+
+def listed(*sources: Any) -> Cell:
+    found = cell(recipe={"sources": [*sources]})
+    return replace(found, recipe={name: value for name, value in found.recipe.items() if name != "source"})
+
+
+def test_a_plan_is_made_without_asking(caplog: pytest.LogCaptureFixture) -> None:
+    pins = Pins(None, guess=True)
+    for name in ("some/model", "another/model"):
+        assert pins.pin(listed({**HUB, "hugging_face": name})).recipe["source"]["hugging_face"] == name
+    assert caplog.messages == [
+        "offline mode: models that are not on this machine are planned as their recipes list them"
+    ]
+
+
+def test_what_is_to_run_must_be_there() -> None:
+    with pytest.raises(DownloadError, match="offline mode forbids asking Hugging Face"):
+        Pins(None, guess=False).pin(listed(HUB))
+
+
+def test_a_folder_that_is_not_there_is_no_reason_to_guess(tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="nothing"):
+        Pins(None, guess=True).pin(listed({"local": str(tmp_path / "nothing")}))
+
+
+def test_a_data_set_that_cannot_be_read_now_is_planned_as_new(caplog: pytest.LogCaptureFixture) -> None:
+    asked = listed(HUB)
+    assert Pins(None, guess=True).digest("hub:org/rows", asked) == ("hub:org/rows", "unknown")
+    assert caplog.messages == ["hub:org/rows cannot be read now; planned as if it were new"]
+    with pytest.raises(DownloadError, match="org/rows is not on this machine"):
+        Pins(None, guess=False).digest("hub:org/rows", asked)
