@@ -18,6 +18,7 @@ from maintenance import definitions, record_release
 from maintenance.definitions import DefinitionsError
 from tests.standins import releases, templates
 from tests.standins.installation import install
+from trtllm_pipeline.machine import probe
 from trtllm_pipeline.toolchains.tensorrt_llm import options
 
 pytest.importorskip("click")
@@ -359,6 +360,8 @@ def test_an_installation_is_read_by_its_help(
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.syspath_prepend(str(tmp_path / "trt/site-packages"))
+    # A survey that another test left knows nothing of the installation, and this one's must not be left either.
+    monkeypatch.setattr(probe, "survey", probe.survey.__wrapped__)
     assert record_release.main([RELEASE, "--installed"]) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
     assert "trtllm-build: 70 options" in said
