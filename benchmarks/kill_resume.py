@@ -1,84 +1,250 @@
-"""kill -9 the pipeline at random instants of a whole run, again and again, and look at what is left.
+"""Kill a run at random instants, or cut the power, resume it, again and again, and look at what is left.
 
-    python benchmarks/kill_resume.py --matrix matrices/quickstart.yaml --kills 50
+    python benchmarks/kill_resume.py --matrix matrices/quickstart.yaml --kills 200
+    python benchmarks/kill_resume.py --toy 64 --kills 50 --how power --longest 3
 
-Each round starts `pipeline run`, kills it (-9, the pipeline's process only, or with --group its whole process group)
-after a random time, and checks: no finished artifact was made again, none is torn, no process of the run is left.
-At the end a last run must finish everything; then every artifact's files are read again and compared with their digests.
+Each round starts `pipeline run` (all of `--at-once` of them on one workspace) and does one of these after a random time:
+
+    group      kill -9 of everything: the pipeline, its guardian and all that they started
+    pipeline   kill -9 of the pipeline alone
+    child      kill -9 of one process that it started, directly or not; the run is left to end by itself
+    power      the workspace is on a file system of its own, ext4 on a loop device, which is told to shut down without
+               writing its journal: what was not synced is gone, as in a power cut. Needs root and mkfs.ext4
+
+Then no process may be left, nothing that was finished may be made again, and nothing may be torn: every artifact's files are
+read and compared with their digests. A power cut may lose stage runs that were not synced yet; these are counted. When a
+run has finished everything, the next begins in a new workspace.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+HOW: Final = ("group", "pipeline", "child", "power")
+_SHUTDOWN: Final = 0x8004587D
+"""EXT4_IOC_SHUTDOWN, _IOR('X', 125, __u32). Source: include/uapi/linux/ext4.h."""
+_NO_LOG_FLUSH: Final = 2
+_DISK_BYTES: Final = 3 << 30
+"""Size of the file, most of it never written, that the file system is in."""
+_ENDS_S: Final = 30.0
+"""Seconds in which everything has ended after a kill."""
+_RUN_S: Final = 600.0
+"""Seconds in which a run ends by itself after one of its processes was killed."""
+
+
+class Disk:
+    """A folder whose power can be cut, where that is wanted."""
+
+    def __init__(self, folder: Path, *, real: bool) -> None:
+        self.folder = folder / "disk"
+        self.folder.mkdir()
+        self._image = folder / "image"
+        self._real = real
+        if real:
+            with self._image.open("wb") as file:
+                file.truncate(_DISK_BYTES)
+            subprocess.run(["mkfs.ext4", "-q", "-F", self._image], check=True)
+            self._mount()
+
+    def _mount(self) -> None:
+        subprocess.run(["mount", "-o", "loop", self._image, self.folder], check=True)
+
+    def cut_power(self) -> None:
+        """From now on nothing reaches the disk."""
+        fd = os.open(self.folder, os.O_RDONLY)
+        fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+        os.close(fd)
+
+    def come_back(self) -> None:
+        """Start again with what had reached the disk."""
+        self.close()
+        self._mount()
+
+    def close(self) -> None:
+        """Unmount it."""
+        if self._real:
+            subprocess.run(["umount", self.folder], check=True)
 
 
 def main() -> int:
     """Run the rounds; 0 when nothing was torn, redone or left behind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", default="matrices/quickstart.yaml")
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--toy", type=int, metavar="CELLS", help="a matrix of toy.py instead, 64 cells or more")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--how", default=",".join(HOW[:3]), help="which kills, at random: " + ", ".join(HOW))
+    parser.add_argument("--at-once", type=int, default=1, help="runs at once on the workspace; all are killed")
     parser.add_argument("--longest", type=float, default=12.0, help="seconds from a start to its kill, at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--group", action="store_true", help="kill the process group, not only the pipeline")
     args = parser.parse_args()
-    chance = random.Random(args.seed)
+    kinds = args.how.split(",")
+    if set(kinds) - set(HOW):
+        parser.error(f"--how: expected some of {', '.join(HOW)}")
     folder = Path(tempfile.mkdtemp(prefix="kill-resume-"))
-    command = [sys.executable, "-m", "trtllm_pipeline", "run", "--matrix", str(Path(args.matrix).absolute())]
-    command += ["--workspace", str(folder / "w"), "--progress", "quiet"]
-    finished: dict[str, int] = {}
-    redone = left_behind = kills = 0
+    disk = Disk(folder, real="power" in kinds)
+    try:
+        return rounds(args, kinds, folder, disk)
+    finally:
+        disk.close()
+        shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A published artifact: its folder's inode, and how long it took."""
+
+    inode: int
+    duration_s: float
+
+
+def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk) -> int:
+    """All rounds, and the last run that must finish everything."""
+    chance = random.Random(args.seed)
+    workspace = disk.folder / "w"
+    words = [sys.executable, "-m", "trtllm_pipeline"]
+    matrix = Path(args.matrix).absolute()
+    if args.toy is not None:
+        import toy
+
+        words, matrix = [sys.executable, toy.__file__], toy.write_matrix(args.toy, folder)
+    command = [*words, "run", "--matrix", str(matrix), "--workspace", str(workspace), "--progress", "quiet"]
+    command += [] if args.toy is None else ["--toolchain", "toy"]
+    # Leases of the machine are this benchmark's own: it waits for nobody, and nobody for it.
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    tally = Counter(dict.fromkeys(("kills", "redone", "torn", "left behind", "hung", "failed"), 0))
+    finished: dict[str, Made] = {}
     slowest_end_s = 0.0
-    ended = False
-    while kills < args.kills:
-        if ended:  # everything is done: start again in a new workspace
-            shutil.rmtree(folder / "w")
-            finished, ended = {}, False
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+
+    def verify() -> None:
+        told = subprocess.run(
+            [*words, "store", "verify", "-w", str(workspace), "--format", "json"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
         )
-        try:
-            process.wait(timeout=chance.uniform(0.3, args.longest))
-            ended = True
-        except subprocess.TimeoutExpired:
-            kills += 1
-            if args.group:
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
-            process.wait()
+        tally["torn"] += json.loads(told.stdout)["damaged"]
+
+    while tally["kills"] < args.kills:
+        runs = [
+            subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment
+            )
+            for _ in range(args.at_once)
+        ]
+        until = time.monotonic() + chance.uniform(0.1, args.longest)
+        while time.monotonic() < until and any(run.poll() is None for run in runs):
+            time.sleep(0.005)
+        how = "none"
+        if any(run.poll() is None for run in runs):
+            how = chance.choice(kinds)
+            tally.update(("kills", how))
+        before = artifacts(workspace) if how == "power" else {}
+        kill(how, runs, disk, chance)
         killed_at = time.monotonic()
-        while (left := processes(str(folder))) and time.monotonic() - killed_at < 20:
-            time.sleep(0.05)
-        slowest_end_s = max(slowest_end_s, time.monotonic() - killed_at)
-        left_behind += len(left)
-        now = artifacts(folder / "w")
-        redone += sum(now.get(name) != inode for name, inode in finished.items())
+        for run in runs:
+            try:
+                run.wait(_RUN_S)
+            except subprocess.TimeoutExpired:
+                tally["hung"] += 1
+                run.kill()
+                run.wait()
+        ended_at = time.monotonic() if how == "child" else killed_at
+        while (left := processes(str(folder))) and time.monotonic() - ended_at < _ENDS_S:
+            time.sleep(0.02)
+        slowest_end_s = max(slowest_end_s, time.monotonic() - ended_at)
+        tally["left behind"] += len(left)
+        if how == "power":
+            disk.come_back()
+        now = artifacts(workspace)
+        if how == "power":
+            lost = before.keys() - now.keys()
+            tally["lost"] += len(lost)
+            tally["lost of a second or more"] += sum(before[name].duration_s >= 1 for name in lost)
+            finished = {name: made for name, made in finished.items() if name in now}
+        tally["redone"] += sum(name not in now or now[name].inode != made.inode for name, made in finished.items())
         finished = now
-        print(f"kill {kills}: {len(finished)} artifacts, {len(left)} processes left", flush=True)
-    code = subprocess.call([*command[:-2]])
-    verify = [sys.executable, "-m", "trtllm_pipeline", "store", "verify", "-w", str(folder / "w"), "--format", "json"]
-    torn = json.loads(subprocess.run(verify, check=False, capture_output=True, text=True).stdout)["damaged"]
-    print(
-        f"{kills} kills: {redone} artifacts redone, {torn} torn, {left_behind} processes left behind; "
-        f"everything had ended {slowest_end_s:.1f} s after a kill at the latest; the last run ended with {code}"
-    )
-    shutil.rmtree(folder)
-    return 1 if redone or torn or left_behind or code else 0
+        print(f"{tally['kills']:>4} {how:<8} {len(finished)} artifacts, {len(left)} processes left", flush=True)
+        if how == "none":
+            tally["failed"] += sum(run.returncode != 0 for run in runs)
+            tally["workspaces finished"] += 1
+            verify()
+            shutil.rmtree(workspace)
+            finished = {}
+    tally["failed"] += subprocess.call(command, stdout=subprocess.DEVNULL, env=environment) != 0
+    verify()
+    print(", ".join(f"{number} {what}" for what, number in tally.items()))
+    print(f"everything had ended {slowest_end_s:.1f} s after a kill at the latest")
+    bad = ("redone", "torn", "left behind", "hung", "failed", "lost of a second or more")
+    return 1 if any(tally[each] for each in bad) else 0
 
 
-def artifacts(workspace: Path) -> dict[str, int]:
-    """Folder -> inode of every published artifact."""
-    return {str(path.parent): path.parent.stat().st_ino for path in workspace.glob("store/*/*/manifest.json")}
+def kill(how: str, runs: list[subprocess.Popen[bytes]], disk: Disk, chance: random.Random) -> None:
+    """Do to the runs what `how` says."""
+    if how == "power":
+        disk.cut_power()
+    if how == "child":
+        if children := sorted(descendants([run.pid for run in runs])):
+            stop([chance.choice(children)])
+        return
+    if how in {"group", "power"}:
+        # All at once, as far as signals can: what a killed process leaves has no time to be tidied up.
+        every = [*(run.pid for run in runs), *descendants([run.pid for run in runs])]
+        for pid in every:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        stop(every)
+    elif how == "pipeline":
+        stop([run.pid for run in runs])
+
+
+def stop(pids: list[int]) -> None:
+    """End each that is still there with SIGKILL."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pids: list[int]) -> set[int]:
+    """Processes that these have started, directly or not, as long as those between live."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found, pending = set[int](), list(pids)
+    while pending:
+        children = parents.get(pending.pop(), [])
+        found.update(children)
+        pending += children
+    return found
+
+
+def artifacts(workspace: Path) -> dict[str, Made]:
+    """Every published artifact, by the name of its folder."""
+    found = {}
+    for path in workspace.glob("store/*/*/manifest.json"):
+        with suppress(OSError, ValueError):  # torn by a power cut: not there
+            duration_s = json.loads(path.read_bytes())["provenance"]["duration_s"]
+            found[path.parent.name] = Made(path.parent.stat().st_ino, duration_s)
+    return found
 
 
 def processes(text: str, where: str = "cmdline") -> list[int]:
@@ -86,12 +252,9 @@ def processes(text: str, where: str = "cmdline") -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                found_in = (entry / where).read_bytes()
-            except OSError:
-                continue
-            if text.encode() in found_in:
-                found.append(int(entry.name))
+            with suppress(OSError):
+                if text.encode() in (entry / where).read_bytes():
+                    found.append(int(entry.name))
     return found
 
 
