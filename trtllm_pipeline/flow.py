@@ -231,28 +231,28 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
 
 def fits(request: Request, store: Store | None) -> Fits:
     """Which cells of the request need more memory than the machine has, and with which change they fit. Raises as `plan_of`."""
-    from trtllm_pipeline.planning import needs
+    from trtllm_pipeline.planning import fitting, needs
     from trtllm_pipeline.report.fits import Fit, Fits
 
     machine, loaded = machine_of(request), load(request)
     corrections = needs.Corrections(() if store is None else store.index.peaks(), machine)
     cells = _expanded(request, loaded, machine)
-
-    def lacking(cell: Cell) -> str | None:
-        toolchain = toolchains.load(cell.toolchain)
-        return needs.lacking(cell, toolchain.stages, machine, corrections) or toolchain.infeasible(cell, machine)
-
     roomy = needs.without_limits(machine)
     found = []
+
+    def wrong(cell: Cell) -> bool:
+        toolchain = toolchains.load(cell.toolchain)
+        return bool(needs.lacking(cell, toolchain.stages, machine, corrections) or toolchain.infeasible(cell, machine))
+
     for cell in cells:
-        # What cannot work for another reason is the plan's to tell.
-        if (
-            cell.reason is None
-            and not toolchains.load(cell.toolchain).infeasible(cell, roomy)
-            and (why := lacking(cell))
-        ):
-            proposal = needs.fit(cell, machine, lambda changed: lacking(changed) is not None)
-            found.append(Fit(cell.id, why, None if proposal is None else proposal.settings))
+        toolchain = toolchains.load(cell.toolchain)
+        if cell.reason is not None or toolchain.infeasible(cell, roomy) is not None:
+            continue  # what cannot work for another reason is the plan's to tell
+        need, reason = needs.lacking(cell, toolchain.stages, machine, corrections), toolchain.infeasible(cell, machine)
+        if need is not None or reason is not None:
+            works = reason is None and need is not None and need.verdict == needs.LESS
+            proposal, changed = fitting.fit(cell, machine, wrong, same_batch=works) or (None, None)
+            found.append(Fit(cell, str(reason) if need is None else needs.in_words(need), works, proposal, changed))
     return Fits(len(cells), tuple(found))
 
 

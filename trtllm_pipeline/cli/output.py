@@ -86,7 +86,7 @@ def rendered(content: Any) -> str:
     width = shutil.get_terminal_size((120, 0)).columns if tty else 160
     console = terminal.console(sys.stdout, width=width, force_terminal=tty)
     with console.capture() as capture:
-        console.print(content)
+        console.print(content, crop=False)
     return "".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines())
 
 

@@ -7,7 +7,7 @@ median ratio of the two corrects the next estimate of the same kind, and their s
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -233,29 +233,25 @@ def tightest(needs: Iterable[Need]) -> list[Need]:
 
 def infeasible(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:
     """Why a cell cannot work on a machine for want of memory, whatever the error of the estimates; or None."""
-    return _first(cell, stages, machine, corrections, lambda need: need.impossible)
+    return next((in_words(need) for need in _of_cell(cell, stages, machine, corrections) if need.impossible), None)
 
 
-def lacking(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:
-    """Why a machine has not the memory for all that a cell asks for, by the estimates as they are; or None."""
-    return _first(cell, stages, machine, corrections, lambda need: need.verdict in {LESS, NOT})
+def lacking(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> Need | None:
+    """What a machine has not the memory for, by the estimates as they are: what does not fit before what works on less."""
+    less = None
+    for need in _of_cell(cell, stages, machine, corrections):
+        if need.verdict == NOT:
+            return need
+        if need.verdict == LESS:
+            less = less or need
+    return less
 
 
-def _first(
-    cell: Cell,
-    stages: Iterable[Stage],
-    machine: Machine,
-    corrections: Corrections,
-    counts: Callable[[Need], bool],
-) -> str | None:
+def _of_cell(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> Iterator[Need]:
     for stage in stages:
-        if stage.needs is None or not stage.applies(cell, machine):
-            continue
-        needs = expected(stage, cell, machine)
-        for need in of_stage(needs, stage, cell, machine, corrections, label_of(stage, cell)):
-            if counts(need):
-                return f"{stage.name}: {in_words(need)}"
-    return None
+        if stage.needs is not None and stage.applies(cell, machine):
+            needs = expected(stage, cell, machine)
+            yield from of_stage(needs, stage, cell, machine, corrections, label_of(stage, cell))
 
 
 def without_limits(machine: Machine) -> Machine:
@@ -267,72 +263,10 @@ def in_words(need: Need) -> str:
     """A need that is not met, for people."""
     assert need.has is not None
     value = need.least if need.least is not None and need.impossible else need.estimate.value
-    where = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}", DISK: "of disk"}[
-        need.resource
-    ]
-    return f"needs about {size(value)} {where}, there are {size(need.has)}"
+    where = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
+    return f"{need.stage}: needs about {size(value)} {where}, there are {size(need.has)}"
 
 
 def label_of(stage: Stage, cell: Cell) -> str:
     """As `StageRun.label`, without a plan."""
     return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}"
-
-
-# What would fit
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """The smallest change with which a cell fits, as `--set` takes it."""
-
-    settings: tuple[str, ...]
-    """KEY=VALUE each."""
-    cell: Cell
-    """The cell, changed."""
-
-
-def proposals(cell: Cell, machine: Machine) -> Iterator[Proposal]:
-    """Changes that take less memory, the smallest first: of the KV cache's share, of calibration, of the batch, of the
-    layout over GPUs.
-    """
-    fraction = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
-    if machine.gpus and (fraction is None or (isinstance(fraction, (int, float)) and fraction < _MOST_FRACTION)):
-        yield _setting(cell, "repository", "kv_cache_free_gpu_mem_fraction", _MOST_FRACTION)
-    rows = cell.settings["quantize"].get("batch_size")
-    if rows is None:
-        yield _setting(cell, "quantize", "batch_size", 1)
-    while isinstance(rows, int) and (rows := rows // 2) >= 1:
-        yield _setting(cell, "quantize", "batch_size", rows)
-    calibration = cell.settings["quantize"].get("calibration")
-    if isinstance(calibration, dict):
-        samples = calibration.get("samples")
-        most = samples if isinstance(samples, int) else _ROWS
-        while (most := most // 2) >= _LEAST_ROWS:
-            changed = {**cell.settings["quantize"], "calibration": {**calibration, "samples": most}}
-            settings = {**cell.settings, "quantize": changed}
-            yield Proposal((f"settings.quantize.calibration.samples={most}",), replace(cell, settings=settings))
-    batch = cell.max_batch_size
-    while (batch := batch // 2) >= 1:
-        yield Proposal((f"axes.max_batch_size=[{batch}]",), replace(cell, max_batch_size=batch))
-    tp = cell.tp
-    while (tp := tp * 2) * cell.pp <= len(machine.gpus):
-        layout = f"tp{tp}" + f"pp{cell.pp}" * (cell.pp > 1) + f"ep{cell.ep}" * (cell.ep > 1)
-        batches = (cell.max_batch_size, cell.max_batch_size // 2, cell.max_batch_size // 4, 1)
-        for batch in dict.fromkeys(each for each in batches if each):
-            smaller = () if batch == cell.max_batch_size else (f"axes.max_batch_size=[{batch}]",)
-            yield Proposal((f"axes.parallel=[{layout}]", *smaller), replace(cell, tp=tp, max_batch_size=batch))
-
-
-_MOST_FRACTION: Final = 0.95
-_ROWS: Final = 512
-_LEAST_ROWS: Final = 16
-
-
-def _setting(cell: Cell, section: str, name: str, value: Json) -> Proposal:
-    settings: Mapping[str, Mapping[str, Json]] = {**cell.settings, section: {**cell.settings[section], name: value}}
-    return Proposal((f"settings.{section}.{name}={value}",), replace(cell, settings=settings))
-
-
-def fit(cell: Cell, machine: Machine, wrong: Callable[[Cell], bool]) -> Proposal | None:
-    """The smallest change after which nothing is `wrong` with the cell; None where none helps."""
-    return next((each for each in proposals(cell, machine) if not wrong(each.cell)), None)

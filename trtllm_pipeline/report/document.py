@@ -50,7 +50,14 @@ class Items:
     folded: bool = False
 
 
-Block = Heading | TextLine | Grid | Items
+@dataclass(frozen=True, slots=True)
+class ToPaste:
+    """Words of a command line, which stay on one line."""
+
+    text: str
+
+
+Block = Heading | TextLine | Grid | Items | ToPaste
 
 
 def on_terminal(blocks: Iterable[Block]) -> Group:
@@ -69,6 +76,8 @@ def _shown(block: Block) -> Iterator[Any]:
         yield Text(block.text, "bold")
     elif isinstance(block, TextLine):
         yield Text(block.text, block.style)
+    elif isinstance(block, ToPaste):
+        yield Text(f"  {block.text}", "bold", no_wrap=True, overflow="ignore")
     elif isinstance(block, Grid):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for place, head in enumerate(block.heads):
@@ -96,6 +105,8 @@ def _written(block: Block) -> Iterator[str]:
     elif isinstance(block, TextLine):
         text = escaped(block.text)
         yield from (f"**{text[0].upper()}{text[1:]}**" if "bold" in block.style else text, "")
+    elif isinstance(block, ToPaste):
+        yield from (f"`{block.text}`", "")
     elif isinstance(block, Grid):
         rule = ["---" if place in block.left else "---:" for place in range(len(block.heads))]
         rows = ([value if isinstance(value, str) else value[0] for value in row] for row in block.rows)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtllm_pipeline.domain import CellId, Json
+from trtllm_pipeline.domain import Cell, CellId, Json, layout_name
 from trtllm_pipeline.planning.names import count
-from trtllm_pipeline.report.document import Block, Items, TextLine
+from trtllm_pipeline.report.document import Block, Items, TextLine, ToPaste
 
 SCHEMA = 1
 
@@ -16,10 +17,33 @@ SCHEMA = 1
 class Fit:
     """One cell that does not fit."""
 
-    cell: CellId
+    cell: Cell
     why: str
+    works: bool
+    """On fewer requests or rows at a time than asked for."""
     proposal: tuple[str, ...] | None
-    """The smallest change with which it does, as values of `--set`; None where none helps."""
+    """The smallest change with which it fits, as values of `--set`; None where none helps."""
+    changed: Cell | None
+    """The cell with it."""
+
+    @property
+    def changed_id(self) -> CellId:
+        """The cell's id with the change."""
+        changed = self.changed or self.cell
+        segments = {
+            layout_name(*_layout(self.cell)): layout_name(*_layout(changed)),
+            f"bs{self.cell.max_batch_size}": f"bs{changed.max_batch_size}",
+        }
+        return CellId("/".join(segments.get(each, each) for each in self.cell.id.split("/")))
+
+    def to_json(self) -> dict[str, Json]:
+        """As in the JSON of all."""
+        return {
+            "cell": self.cell.id,
+            "reason": self.why,
+            "works": self.works,
+            "set": None if self.proposal is None else list(self.proposal),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +56,45 @@ class Fits:
 
     def to_json(self) -> dict[str, Json]:
         """As `pipeline plan --fit --format json` prints it."""
-        fits: list[Json] = [
-            {"cell": fit.cell, "reason": fit.why, "set": None if fit.proposal is None else list(fit.proposal)}
-            for fit in self.fits
-        ]
-        return {"schema": SCHEMA, "cells": self.cells, "fits": fits}
+        return {"schema": SCHEMA, "cells": self.cells, "fits": [fit.to_json() for fit in self.fits]}
 
     def blocks(self) -> list[Block]:
         """The same for people: cells that the same change helps, together."""
         if not self.fits:
             return [TextLine(f"the memory of this machine is enough for {_all(self.cells)}")]
-        alike: dict[tuple[str, ...] | None, list[Fit]] = {}
+        alike: dict[tuple[bool, tuple[str, ...] | None], list[Fit]] = {}
         for fit in self.fits:
-            alike.setdefault(fit.proposal, []).append(fit)
-        return [
-            Items(_title(proposal, len(found)), [TextLine(f"{fit.cell}: {fit.why}") for fit in found])
-            for proposal, found in alike.items()
-        ]
+            alike.setdefault((fit.works, fit.proposal), []).append(fit)
+        return [block for found in alike.values() for block in self._together(found)]
+
+    def _together(self, found: Sequence[Fit]) -> list[Block]:
+        title = _title(found[0], len(found))
+        block = Items(title, [TextLine(f"{fit.cell.id}: {fit.why}") for fit in found])
+        if found[0].proposal is None:
+            return [block]
+        words = [word for setting in found[0].proposal for word in ("--set", setting)]
+        if len(found) < self.cells:  # the change is of an axis or of settings, and so of all cells
+            words += [word for cell in dict.fromkeys(fit.changed_id for fit in found) for word in ("--cells", cell)]
+        return [block, ToPaste(shlex.join(words))]
+
+
+def _layout(cell: Cell) -> tuple[int, int, int | None]:
+    return cell.tp, cell.pp, cell.ep if cell.ep > 1 else None
 
 
 def _all(cells: int) -> str:
     return "the cell" if cells == 1 else f"all {cells} cells"
 
 
-def _title(proposal: Sequence[str] | None, number: int) -> str:
-    of = f"{count(number, 'cell')} {'needs' if number == 1 else 'need'} more memory than there is"
-    if proposal is None:
-        return f"{of}, and no smaller batch and no layout over these GPUs is enough"
-    return (
-        f"{of}; with this {'it fits' if number == 1 else 'they fit'}: {' '.join(f'--set {each}' for each in proposal)}"
-    )
+def _title(fit: Fit, number: int) -> str:
+    one = number == 1
+    of = f"{count(number, 'cell')} {'needs' if one else 'need'} more memory than there is"
+    if fit.works:
+        of = f"{count(number, 'cell')} {'works' if one else 'work'}, on fewer requests or rows at a time than asked for"
+    if fit.proposal is None:
+        return (
+            f"{of}, and no layout over these GPUs changes that"
+            if fit.works
+            else f"{of}, and no smaller batch and no layout over these GPUs is enough"
+        )
+    return f"{of}; with this {'it fits' if one else 'they fit'}"

@@ -190,47 +190,6 @@ def test_a_measurement_that_fitted_makes_it_possible_again() -> None:
     assert needs.infeasible(made, stages(made), little, Corrections(took, little)) is None
 
 
-def fitting(made: Cell, machine: Machine) -> tuple[str, ...] | None:
-    def wrong(changed: Cell) -> bool:
-        return needs.lacking(changed, stages(changed), machine, no_measurements(machine)) is not None
-
-    assert wrong(made)
-    found = needs.fit(made, machine, wrong)
-    return None if found is None else found.settings
-
-
-def test_the_smallest_change_that_fits_is_proposed() -> None:
-    gpus = "tensorrt_llm==1.0.0,sm=90,gpus=4,gpu_memory_gib="
-    assert fitting(llama(batch=64), parse(gpus + "24")) == ("axes.max_batch_size=[32]",)
-    assert fitting(llama(batch=2), parse(gpus + "13")) == ("axes.parallel=[tp2]",)
-    assert fitting(llama(batch=2), parse(gpus + "1")) is None
-
-
-def test_a_proposed_layout_keeps_what_the_cell_has_of_others() -> None:
-    machine = parse("tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=13")
-    layout = dataclasses.replace(llama(batch=2), pp=2, ep=1)
-    proposed = [each.settings for each in needs.proposals(dataclasses.replace(layout, tp=2, ep=2), machine)]
-    assert ("axes.parallel=[tp4pp2ep2]",) in proposed
-    assert ("axes.parallel=[tp2pp2]",) in [each.settings for each in needs.proposals(layout, machine)]
-
-
-def test_cells_of_another_toolchain_than_the_usual_one_are_looked_at_too(tmp_path: Path) -> None:
-    """No script converts glm4_moe: without a toolchain in the matrix, it runs on PyTorch."""
-    matrix = tmp_path / "matrix.yaml"
-    axes = "model: [glm-4.5-air], precision: [bf16], max_batch_size: [8], lengths: ['128,32']"
-    matrix.write_text(f"name: other\naxes: {{{axes}}}\n", encoding="utf-8")
-    found = flow.fits(Request(matrix, assume="tensorrt_llm==1.2.0,sm=90,gpus=8,gpu_memory_gib=80"), None)
-    assert [each.proposal for each in found.fits] == [("axes.parallel=[tp4]",)]
-
-
-def test_a_share_of_the_cache_is_the_smallest_change_of_all() -> None:
-    made = llama(batch=16)
-    low = {**made.settings["repository"], "kv_cache_free_gpu_mem_fraction": 0.3}
-    made = dataclasses.replace(made, settings={**made.settings, "repository": low})
-    machine = parse("tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=24")
-    assert fitting(made, machine) == ("settings.repository.kv_cache_free_gpu_mem_fraction=0.95",)
-
-
 def test_what_was_measured_is_kept_and_found_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     run = next(iter(fabricated.plan(cell()).stage_runs.values()))
@@ -268,16 +227,6 @@ def test_a_run_that_its_disk_cannot_hold_leaves_no_run(tmp_path: Path, monkeypat
     store.close()
 
 
-def test_rows_calibrated_at_a_time_are_halved() -> None:
-    made = llama()
-    settings = {**made.settings, "quantize": {**made.settings["quantize"], "batch_size": 5}}
-    proposed = [each.settings for each in needs.proposals(dataclasses.replace(made, settings=settings), H100)]
-    assert [each for each in proposed if "quantize.batch_size" in each[0]] == [
-        ("settings.quantize.batch_size=2",),
-        ("settings.quantize.batch_size=1",),
-    ]
-
-
 def test_the_error_of_a_server_of_long_prompts_is_that_of_its_activations() -> None:
     usual = needs_of(llama(), "launch")
     changed = {**llama().settings, "build": {**llama().settings["build"], "max_num_tokens": 128_000}}
@@ -285,3 +234,19 @@ def test_the_error_of_a_server_of_long_prompts_is_that_of_its_activations() -> N
     assert usual.error == 0.15
     activations = 22e9  # 40 GB were measured
     assert at_once.gpu + activations * 0.8 < at_once.gpu * (1 + at_once.error)
+
+
+def test_rows_that_nobody_asked_for_are_as_many_as_fit() -> None:
+    little = parse("tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=20,examples=no")
+    made = llama("fp8")
+    asked = dataclasses.replace(
+        made, settings={**made.settings, "quantize": {**made.settings["quantize"], "batch_size": 64}}
+    )
+    quantize = toolchains.load(made.toolchain).stage("quantize")
+
+    def verdict(cell: Cell) -> str:
+        shown = needs.of_stage(needs_of(cell, "quantize", little), quantize, cell, little, no_measurements(little), "x")
+        return next(each.verdict for each in shown if each.resource == GPU)
+
+    assert verdict(made) == "tight"
+    assert verdict(asked) == LESS

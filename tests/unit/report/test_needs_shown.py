@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
-from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.cli.output import rendered
 from trtllm_pipeline.execution.forecast import forecast
-from trtllm_pipeline.report.document import as_markdown
+from trtllm_pipeline.report.document import as_markdown, on_terminal
 from trtllm_pipeline.report.fits import Fit, Fits
 from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 
@@ -61,14 +62,38 @@ def shown(*fits: Fit) -> str:
     return as_markdown(Fits(4, fits).blocks())
 
 
-def test_cells_that_the_same_change_helps_stand_together() -> None:
-    change = ("axes.parallel=[tp2]", "axes.max_batch_size=[4]")
-    text = shown(
-        *(Fit(CellId(name), "launch: needs much", change) for name in "ab"), Fit(CellId("c"), "needs more", None)
-    )
+def fit(batch: int, *settings: str, works: bool = False) -> Fit:
+    asked = trtllm_cells.cell("fp16", batch=batch)
+    changed = replace(asked, tp=2, max_batch_size=4) if settings else None
+    return Fit(asked, "launch: needs much", works, settings or None, changed)
+
+
+def test_cells_that_the_same_change_helps_stand_together_with_a_line_to_paste() -> None:
+    change = ("axes.parallel=[tp2pp1]", "axes.max_batch_size=[4]")
+    text = shown(fit(8, *change), fit(16, *change), fit(2))
     assert "2 cells need more memory" in text
-    assert "--set axes.parallel=[tp2] --set axes.max_batch_size=[4]" in text
+    (line,) = (line for line in text.splitlines() if "--set" in line)
+    words = shlex.split(line.strip("`"))
+    assert words[:4] == ["--set", change[0], "--set", change[1]]
+    assert words[4:] == ["--cells", str(fit(8, *change).changed_id)], "the others stay as they are"
+    assert "/tp2pp1/bs4/" in words[5]
     assert "1 cell needs more memory than there is, and no smaller batch" in text
+
+
+def test_the_line_to_paste_stays_one_line_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = rendered(on_terminal(Fits(4, (fit(8, "axes.parallel=[tp2pp1]"),)).blocks())).splitlines()
+    (line,) = (line for line in lines if "--set" in line)
+    assert "axes.parallel=[tp2pp1]" in line
+    assert str(fit(8, "x").changed_id) in line
+
+
+def test_a_cell_that_works_on_less_at_a_time_is_not_said_to_fail() -> None:
+    text = shown(fit(8, works=True), fit(16, "axes.parallel=[tp2pp1]", works=True))
+    assert "1 cell works, on fewer requests or rows at a time than asked for, and no layout" in text
+    assert "1 cell works, on fewer requests or rows at a time than asked for; with this it fits" in text
 
 
 @pytest.mark.parametrize(("cells", "words"), [(1, "the cell"), (4, "all 4 cells")])
@@ -77,9 +102,11 @@ def test_enough_memory_is_said(cells: int, words: str) -> None:
 
 
 def test_the_json_has_settings_to_paste() -> None:
-    found = Fits(1, (Fit(CellId("a"), "why", ("axes.max_batch_size=[2]",)),)).to_json()
-    assert json.loads(json.dumps(found)) == {
+    asked = fit(8, "axes.max_batch_size=[2]")
+    assert json.loads(json.dumps(Fits(1, (asked,)).to_json())) == {
         "schema": 1,
         "cells": 1,
-        "fits": [{"cell": "a", "reason": "why", "set": ["axes.max_batch_size=[2]"]}],
+        "fits": [
+            {"cell": asked.cell.id, "reason": asked.why, "works": False, "set": ["axes.max_batch_size=[2]"]},
+        ],
     }

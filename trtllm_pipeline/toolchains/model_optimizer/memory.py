@@ -60,7 +60,8 @@ def expected_bytes(
         weights + max(2 * table, (2 + rehearsed) * experts, int(_FRAGMENTS * each * longest * token))
         for each in (at_once, min(rows, 1))
     )
-    return planned, least
+    # Who asks for no number gets what fits.
+    return planned if asked else max(least, min(planned, free)), least
 
 
 def expected_host_bytes(weights: int, leaves: int) -> int:

@@ -7,6 +7,7 @@ the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs
@@ -123,22 +124,43 @@ def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
     return int(_LOGITS[engines] * batch * shape.vocab_size)
 
 
-def served_bytes(cell: Cell, machine: Machine) -> tuple[int, int]:
-    """GPU memory of a server: without KV cache, and the KV cache of a token, in bytes on each GPU.
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """What a server takes of each GPU, in bytes."""
 
-    What reads images is on each of them, and so are adapters; a draft model is split as the model is.
+    weights: int
+    """Of the model, of what reads images, of adapters and of what drafts."""
+    activations: int
+    logits: int
+    collectives: int
+    context: int
+    kv_token: int
+    """KV cache of one token, also of what drafts."""
+
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        return self.weights + self.activations + self.logits + self.collectives + self.context
+
+
+def served(cell: Cell, machine: Machine) -> ServerParts:
+    """The parts of a server of one cell.
+
+    What reads images is on each of its GPUs, and so are adapters; a draft model is split as the model is.
     """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
     weights = (engine_bytes if engines else rank_bytes)(shape, weights_of(cell), cell.tp, cell.pp)
-    logits = logits_bytes(cell.max_batch_size, shape, engines=engines)
-    collectives = _COLLECTIVES if cell.tp * cell.pp > 1 else 0
-    activations = activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep)
-    element = kv_element_bytes(weights_of(cell), kv_cache(cell))
-    per_token = kv_bytes_per_token(shape, element, cell.tp, cell.pp)
-    rest = weights + activations + logits + collectives + context_bytes(machine)
-    rest += shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
     drafting, per_drafted = drafting_bytes(cell)
-    return rest + drafting // cell.tp, per_token + per_drafted
+    beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
+    element = kv_element_bytes(weights_of(cell), kv_cache(cell))
+    return ServerParts(
+        weights=weights + beside + drafting // cell.tp,
+        activations=activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep),
+        logits=logits_bytes(cell.max_batch_size, shape, engines=engines),
+        collectives=_COLLECTIVES if cell.tp * cell.pp > 1 else 0,
+        context=context_bytes(machine),
+        kv_token=kv_bytes_per_token(shape, element, cell.tp, cell.pp) + per_drafted,
+    )
 
 
 def drafting_bytes(cell: Cell) -> tuple[int, int]:
@@ -162,7 +184,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
 
     The cache is the fraction of what is left, so that much more than it must be left.
     """
-    rest, per_token = served_bytes(cell, machine)
+    parts = served(cell, machine)
     repository = cell.settings["repository"]
     fraction = _number(repository.get("kv_cache_free_gpu_mem_fraction")) or _DEFAULT_FRACTION
     block = commands.TOKENS_PER_BLOCK
@@ -181,14 +203,13 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     if companions.adapters(cell):
         loaded += ranks * _adapter_cache(cell)
     in_triton = backends.in_triton(cell)
-    gpu_least = rest + int(per_token * request / fraction)
-    uncertain = _ACTIVATIONS_ERROR * activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep)
+    gpu_least = parts.fixed + int(parts.kv_token * request / fraction)
     return Needs(
         host=ranks * _RUNTIME + loaded + (_TRITON if in_triton else 0),
-        gpu=rest + int(per_token * tokens / fraction),
+        gpu=parts.fixed + int(parts.kv_token * tokens / fraction),
         gpu_least=gpu_least,
         shared=(_TRITON_SHARED if in_triton else 0) + (ranks * _COLLECTIVES_SHARED if ranks > 1 else 0),
-        error=max(Needs().error, uncertain / gpu_least),
+        error=max(Needs().error, _ACTIVATIONS_ERROR * parts.activations / gpu_least),
         assumed=("host", "shared"),
     )
 

@@ -1,0 +1,134 @@
+"""The smallest change with which a cell fits into a machine's memory, by what it costs the user."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import trtllm_cells
+from trtllm_pipeline import flow
+from trtllm_pipeline.domain import Cell, CellId, Json
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning import fitting, needs
+from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.report.fits import Fits
+from trtllm_pipeline.toolchains import base as toolchains
+
+MACHINES = {
+    "H100": "sm=90,gpus=8,gpu_memory_gib=80,memory_gib=1024",
+    "one H100": "sm=90,gpus=1,gpu_memory_gib=80,memory_gib=256",
+    "L40S": "sm=89,gpus=4,gpu_memory_gib=48,memory_gib=512",
+    "A10": "sm=86,gpus=4,gpu_memory_gib=24,memory_gib=192",
+    "one A10": "sm=86,gpus=1,gpu_memory_gib=24,memory_gib=64",
+    "T4": "sm=75,gpus=2,gpu_memory_gib=16,memory_gib=64",
+}
+
+
+def llama(batch: int = 8, *, tp: int = 1) -> Cell:
+    return trtllm_cells.cell("fp16", tp=tp, batch=batch, osl=1408)
+
+
+def gpus(number: int, gib: float) -> Machine:
+    return parse(f"tensorrt_llm==1.0.0,sm=90,gpus={number},gpu_memory_gib={gib}")
+
+
+def with_setting(cell: Cell, section: str, **values: Json) -> Cell:
+    return dataclasses.replace(cell, settings={**cell.settings, section: {**cell.settings[section], **values}})
+
+
+def fitted(cell: Cell, machine: Machine, *, same_batch: bool = False) -> tuple[str, ...] | None:
+    def wrong(changed: Cell) -> bool:
+        toolchain = toolchains.load(changed.toolchain)
+        lacks = needs.lacking(changed, toolchain.stages, machine, needs.Corrections((), machine))
+        return lacks is not None or toolchain.infeasible(changed, machine) is not None
+
+    assert wrong(cell)
+    found = fitting.fit(cell, machine, wrong, same_batch=same_batch)
+    assert found is None or not wrong(found[1])
+    return None if found is None else found[0]
+
+
+def test_gpus_that_are_there_cost_less_than_a_smaller_batch() -> None:
+    assert fitted(llama(64), gpus(4, 24)) == ("axes.parallel=[tp2pp1]",)
+    assert fitted(llama(64), gpus(1, 24)) == ("axes.max_batch_size=[32]",)
+
+
+def test_a_share_of_the_cache_costs_nothing() -> None:
+    low = with_setting(llama(16), "repository", kv_cache_free_gpu_mem_fraction=0.3)
+    assert fitted(low, gpus(4, 24)) == ("settings.repository.kv_cache_free_gpu_mem_fraction=0.95",)
+
+
+def test_the_batch_is_halved_no_further_than_is_enough_with_all_gpus() -> None:
+    assert fitted(llama(256), gpus(2, 24)) == (
+        "axes.max_batch_size=[128]",
+        "axes.parallel=[tp2pp1]",
+        "settings.repository.kv_cache_free_gpu_mem_fraction=0.95",
+    )
+
+
+def test_fewer_tokens_at_a_time_cost_less_than_a_smaller_batch() -> None:
+    assert fitted(llama(8), gpus(1, 18.3)) == ("settings.build.max_num_tokens=4096",)
+
+
+def test_nothing_is_proposed_where_nothing_helps() -> None:
+    assert fitted(llama(2), gpus(4, 1)) is None
+
+
+def test_the_same_batch_is_kept_where_a_cell_works_on_less() -> None:
+    assert fitted(llama(64), gpus(1, 24), same_batch=True) is None
+    assert fitted(llama(64), gpus(4, 24), same_batch=True) == ("axes.parallel=[tp2pp1]",)
+
+
+def test_a_layout_that_the_model_cannot_be_divided_over_is_passed_over() -> None:
+    heads = {**llama().recipe, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128}
+    cell = dataclasses.replace(llama(64), recipe=heads)
+    assert fitted(cell, gpus(8, 10)) == ("axes.parallel=[tp2pp2]",), "6 heads cannot be divided over tp4"
+
+
+def test_a_layout_keeps_what_the_cell_has_of_others() -> None:
+    cell = dataclasses.replace(llama(2), tp=2, pp=2, ep=2)
+    assert [change.setting for change in fitting._layouts(cell, gpus(8, 13))] == [
+        "axes.parallel=[tp4pp2ep2]",
+        "axes.parallel=[tp2pp4ep2]",
+    ]
+
+
+def test_rows_calibrated_at_a_time_are_halved() -> None:
+    cell = with_setting(llama(), "quantize", batch_size=5)
+    assert [change.setting for change in fitting._rows(cell)] == [
+        "settings.quantize.batch_size=2",
+        "settings.quantize.batch_size=1",
+    ]
+
+
+def test_cells_of_another_toolchain_than_the_usual_one_are_looked_at_too(tmp_path: Path) -> None:
+    """No script converts glm4_moe: without a toolchain in the matrix, it runs on PyTorch."""
+    axes = "model: [glm-4.5-air], precision: [bf16], max_batch_size: [8], lengths: ['128,32']"
+    found = proposed(tmp_path, axes, "tensorrt_llm==1.2.0,sm=90,gpus=8,gpu_memory_gib=80")
+    assert [each.proposal for each in found.fits] == [("axes.parallel=[tp4pp1]",)]
+
+
+def proposed(folder: Path, axes: str, machine: str, *sets: str, cells: tuple[CellId, ...] = ()) -> Fits:
+    matrix = folder / "matrix.yaml"
+    matrix.write_text(f"name: other\naxes: {{{axes}}}\n", encoding="utf-8")
+    return flow.fits(Request(matrix, assume=machine, sets=sets, cells=cells), None)
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("toolchain", ["tensorrt_llm", "tensorrt_llm_pytorch"])
+def test_what_is_proposed_fits_when_it_is_pasted(machine: str, toolchain: str, tmp_path: Path) -> None:
+    models = ["llama-3.1-8b-instruct", "qwen2-72b-instruct", "qwen2.5-0.5b-instruct", "mixtral-8x7b-instruct-v0.1"]
+    axes = (
+        f"model: [{', '.join(models)}], precision: [fp16, fp8, int4_awq], max_batch_size: [8, 256], "
+        f"lengths: ['1024,512'], toolchain: [{toolchain}]"
+    )
+    assume = f"tensorrt_llm==1.0.0,{machine}"
+    found = proposed(tmp_path, axes, assume)
+    assert found.fits
+    for fit in found.fits:
+        if fit.proposal is not None:
+            pasted = proposed(tmp_path, axes, assume, *fit.proposal, cells=(fit.changed_id,))
+            assert (pasted.cells, pasted.fits) == (1, ()), fit.proposal
