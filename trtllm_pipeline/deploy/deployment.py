@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import provenance
@@ -14,7 +16,7 @@ from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.provenance import Policy
-from trtllm_pipeline.report.rows import CellResult, disk_bytes
+from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.serving.command_lines import BLS_MODEL, ENSEMBLE
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
@@ -278,3 +280,14 @@ def _load_s(served: ServedCell, store: Store) -> float | None:
 def _runs(served: ServedCell) -> list[StageRun]:
     runs = served.plan.stage_runs
     return [runs[run] for run in served.plan.by_cell[served.cell.id]]
+
+
+def disk_bytes(folder: Path) -> int:
+    """Bytes of all regular files below `folder`, each inode counted once; symbolic links count nothing."""
+    sizes: dict[tuple[int, int], int] = {}
+    for base, _, files in os.walk(folder):
+        for name in files:
+            stat = os.lstat(os.path.join(base, name))
+            if not os.path.islink(os.path.join(base, name)):
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(sizes.values())

@@ -17,7 +17,7 @@ from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.needs import TIME, Corrections, Estimate, Need, of_plan
-from trtllm_pipeline.planning.plan import Plan, StageRun, to_run, wanted
+from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.planning.reasons import reasons
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
@@ -139,7 +139,7 @@ def forecast(
         reasons(plan, todo, store),
         expected_s,
         times,
-        simulate(plan, expected_s, capacity(plan.machine), there) if todo else 0.0,
+        simulate(plan, expected_s, capacity(plan.machine), todo),
         sum(not times[run].measured for run in todo),
         tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
         corrections,
@@ -179,12 +179,12 @@ def capacity(machine: Machine) -> scheduling.Capacity:
 
 
 def simulate(
-    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Capacity, present: Collection[StageRunId]
+    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Capacity, among: Collection[StageRunId]
 ) -> float:
-    """Wall-clock seconds that running `plan` on the machine `on` will take, if each stage run `takes` these seconds."""
-    known = list(tasks(plan, lambda run: takes[run.id]))
+    """Wall-clock seconds that running `among` of `plan` on the machine `on` will take, if each `takes` these seconds."""
+    known = list(tasks(plan, among, lambda run: takes[run.id]))
     scopes = {task.id: task.scope for task in known}
-    scheduler = scheduling.Scheduler(known, on, up_to_date=present, wanted=wanted(plan))
+    scheduler = scheduling.Scheduler(known, on)
     now = 0.0
     due: list[tuple[float, int, scheduling.Event]] = []
     events: list[scheduling.Event] = []
@@ -208,15 +208,17 @@ def simulate(
             events.append(heappop(due)[2])
 
 
-def tasks(plan: Plan, takes: Callable[[StageRun], float]) -> Iterator[scheduling.Task]:
-    """The plan as the scheduler sees it."""
-    order = {cell.id: number for number, cell in enumerate(plan.cells)}
+def tasks(plan: Plan, among: Collection[StageRunId], takes: Callable[[StageRun], float]) -> Iterator[scheduling.Task]:
+    """What of the plan is to run, `among`, as the scheduler sees it."""
+    order = {cell.id: number for number, cell in enumerate(plan.cells)} if among else {}
     for run in plan.stage_runs.values():
+        if run.id not in among:
+            continue
         service = next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None)
         settings = section(run)
         yield scheduling.Task(
             id=run.id,
-            needs=run.needs,
+            needs=tuple(each for each in run.needs if each in among),
             scope=run.stage.scope,
             service=service,
             resources=run.stage.resources(run.first_cell, plan.machine),

@@ -28,7 +28,7 @@ from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.probe import here, made_by
 from trtllm_pipeline.planning import needs
-from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
+from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, lease_machine, machine_users
@@ -165,6 +165,8 @@ class _Execution:
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
     _durations: dict[str, float] = field(init=False)
+    _to_run: set[StageRunId] = field(init=False)
+    """All that the scheduler knows of."""
     _scheduler: scheduling.Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,11 +176,10 @@ class _Execution:
             corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
             durations = Durations(self._durations, self._plan.machine, corrections)
             self._expected = {run.id: durations.expected(run) for run in self._plan.stage_runs.values()}
+        self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
         self._scheduler = scheduling.Scheduler(
-            tasks(self._plan, lambda run: self._expected[run.id]),
+            tasks(self._plan, self._to_run, lambda run: self._expected[run.id]),
             self._machine,
-            up_to_date={run.id for run in self._plan.stage_runs.values() if run.fingerprint in self._present},
-            wanted=wanted(self._plan),
             keep_going=self._keep_going,
             observe=self._changed,
         )
@@ -188,7 +189,7 @@ class _Execution:
     def loop(self) -> Outcome:
         """Run until everything has ended."""
         scheduler = self._scheduler
-        statuses = {run: scheduler.status(run) for run in self._plan.stage_runs}
+        statuses = self._statuses()
         self._observer.begin(self._plan, statuses, self._durations)
         self._begun = True
         for run, status in statuses.items():
@@ -220,15 +221,27 @@ class _Execution:
             finally:
                 self._observer.end()
         self._remember_latest()
-        statuses = {run: scheduler.status(run) for run in self._plan.stage_runs}
+        statuses = self._statuses()
         failed = (run for run, status in statuses.items() if status is StageStatus.FAILED)
         return Outcome(
             statuses,
             self._present,
             {run: failure for run in failed if (failure := scheduler.failure(run)) is not None},
-            {run: cause for run in statuses if (cause := scheduler.blocked_by(run)) is not None},
+            {run: cause for run in self._to_run if (cause := scheduler.blocked_by(run)) is not None},
             interrupted=self._interrupts > 0,
         )
+
+    def _statuses(self) -> dict[StageRunId, StageStatus]:
+        """Of all stage runs of the plan; what is not to run is there, or nobody needs it."""
+        status, there = self._scheduler.status, self._present
+        return {
+            run.id: status(run.id)
+            if run.id in self._to_run
+            else StageStatus.UP_TO_DATE
+            if run.fingerprint in there
+            else StageStatus.SKIPPED
+            for run in self._plan.stage_runs.values()
+        }
 
     def _collect(self) -> list[scheduling.Event]:
         """What happened, waiting a moment if nothing has."""
@@ -348,7 +361,7 @@ class _Execution:
     def _done_inside(self, service: StageRun) -> list[scheduling.Event]:
         inside = [
             run
-            for run in self._plan.stage_runs.values()
+            for run in map(self._plan.stage_runs.__getitem__, self._to_run)
             if run.inputs.get("service") == service.id and self._scheduler.status(run.id) is StageStatus.PENDING
         ]
         return [scheduling.Freed(run.id, done=True) for run in inside if self._look(run)]
@@ -549,24 +562,21 @@ class _Execution:
 
     def _remember_latest(self) -> None:
         """Keep what each cell now has, so that the next plan can say what changed."""
-        known = self._store.index.latest(cell.id for cell in self._plan.cells)
-        runs = self._plan.stage_runs
-        made = [run for run in runs.values() if run.fingerprint in self._present]
-        read = {used for run in made for used in run.inputs.values()}
-        used = [runs[each] for each in read if runs[each].stage.scope is Scope.SERVICE]
-
-        of_cells = self._plan.by_cell.items()
-        own = {(cell, runs[each].stage.name): each for cell, of_cell in of_cells for each in of_cell}
-
-        def new(found: list[StageRun]) -> list[tuple[str, StageRun]]:
-            # What was made for a cell's draft model is not the cell's own.
-            pairs = ((cell, run) for run in found for cell in run.cells if own[cell, run.stage.name] == run.id)
-            return [
-                each for each in pairs if known.get((each[0], each[1].stage.name), (None,))[0] != each[1].fingerprint
-            ]
-
-        rows = [(cell, run.stage.name, run.fingerprint) for cell, run in new(made)]
-        services = [(cell, run.stage.name, run.fingerprint, run.key) for cell, run in new(used)]
+        known = self._store.index.latest_fingerprints()
+        runs, there = self._plan.stage_runs, self._present
+        used = {up for run in runs.values() if run.fingerprint in there for up in run.inputs.values()}
+        rows: list[tuple[str, str, Fingerprint]] = []
+        services: list[tuple[str, str, Fingerprint, str]] = []
+        for cell, of_cell in self._plan.by_cell.items():
+            # Of two of the same stage the cell's own is the last; the other was made for its draft model.
+            for stage, run in {runs[each].stage.name: runs[each] for each in of_cell}.items():
+                row = cell, stage, run.fingerprint
+                if row in known:
+                    continue
+                if run.fingerprint in there:
+                    rows.append(row)
+                elif run.stage.scope is Scope.SERVICE and run.id in used:
+                    services.append((*row, run.key))
         if rows or services:
             self._store.index.set_latest(rows, services)
 

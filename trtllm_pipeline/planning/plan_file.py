@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, SettingChange, StageRunId
+from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
@@ -118,7 +119,9 @@ def plan_lines(
     """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
 
     `commands` gives a stage run's command lines, `needs` what it takes of memory; `run_id` is None when nothing was run.
+    The plan of a run has these, and the expected time, of what is to run alone.
     """
+    whole = run_id is None
 
     def cell_entry(cell: Cell) -> Json:
         return {
@@ -131,6 +134,7 @@ def plan_lines(
         }
 
     def run_entry(run: StageRun) -> Json:
+        told = whole or run.id in to_run
         return {
             "id": run.id,
             "stage": run.stage.name,
@@ -140,13 +144,13 @@ def plan_lines(
             "inputs": dict(run.inputs),
             "after": list(run.after),
             "cells": list(run.cells),
-            "argv": [list(command) for command in commands(run)],
+            "argv": [list(command) for command in commands(run)] if told else [],
             "program": run.stage.program,
             "params": to_json(run.params),
             "environment": {},
-            "resources": asdict(run.stage.resources(run.first_cell, plan.machine)),
-            **_expected(times.get(run.id)),
-            "needs": [need.to_json() for need in needs(run)],
+            "resources": _resources(run.stage.resources(run.first_cell, plan.machine)),
+            **_expected(times.get(run.id) if told else None),
+            "needs": [need.to_json() for need in needs(run)] if told else [],
             "action": "run" if run.id in to_run else "up_to_date" if run.id in present else "skip",
             "reason": reasons.get(run.id),
         }
@@ -157,6 +161,11 @@ def plan_lines(
         cells=map(cell_entry, plan.cells),
         stage_runs=map(run_entry, plan.stage_runs.values()),
     )
+
+
+@cache
+def _resources(each: Resources) -> Json:
+    return asdict(each)
 
 
 def _expected(estimate: Estimate | None) -> dict[str, Json]:

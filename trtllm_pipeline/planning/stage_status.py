@@ -32,7 +32,8 @@ class StageState:
     """Failure class, of what failed."""
     message: str | None = None
     hint: str | None = None
-    log: Path | None = None
+    attempt_log: Path | None = None
+    """Where there is no artifact."""
     line: int | None = None
     """Of `log`, where it says why."""
     setting: str | None = None
@@ -44,6 +45,11 @@ class StageState:
     progress: Mapping[str, Json] | None = None
     """done, total and unit, of what runs now and told any."""
 
+    @property
+    def log(self) -> Path | None:
+        """The log of the attempt that made the artifact, or of the last one."""
+        return self.attempt_log if self.artifact is None else self.artifact.folder / LOG
+
     def failed(self, error: StageError) -> StageState:
         """The same with why it failed."""
         return replace(
@@ -51,7 +57,7 @@ class StageState:
             failure=error.failure.value,
             message=error.message,
             hint=error.hint,
-            log=error.log,
+            attempt_log=error.log,
             line=error.line,
             setting=error.setting,
             telling=error.telling,
@@ -77,7 +83,7 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
     """
     runs = outline.stage_runs.values()
     present = store.present({run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE})
-    attempts = store.index.attempts(run.fingerprint for run in runs)
+    attempts = store.index.attempts(run.fingerprint for run in runs if run.fingerprint not in present)
     infeasible = store.index.infeasible()
     claimed = store.claimed()
     needed = _needed(outline, present)
@@ -86,11 +92,11 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
         artifact = present.get(run.fingerprint)
         attempt = attempts.get(run.fingerprint)
         if artifact is not None:
-            found[run.id] = StageState(StageStatus.UP_TO_DATE, artifact, log=artifact.folder / LOG)
+            found[run.id] = StageState(StageStatus.UP_TO_DATE, artifact)
         elif run.fingerprint in claimed:
             found[run.id] = _running(attempt)
         elif run.id not in needed:
-            found[run.id] = StageState(StageStatus.SKIPPED, log=_log(attempt))
+            found[run.id] = StageState(StageStatus.SKIPPED, attempt_log=_log(attempt))
         elif run.fingerprint in infeasible:
             message = infeasible[run.fingerprint]
             hint = "pipeline resume --retry-infeasible tries it again"
@@ -119,7 +125,7 @@ def _running(attempt: AttemptRow | None) -> StageState:
     if attempt is None or attempt.outcome is not None:
         return StageState(StageStatus.RUNNING)
     progress = read_object(attempt.folder / PROGRESS_FILE)
-    return StageState(StageStatus.RUNNING, log=_log(attempt), started_s=attempt.started_s, progress=progress)
+    return StageState(StageStatus.RUNNING, attempt_log=_log(attempt), started_s=attempt.started_s, progress=progress)
 
 
 def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunId, StageState]) -> StageState:
@@ -128,15 +134,17 @@ def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunI
         return failed_attempt(attempt)
     bad = (StageStatus.FAILED, StageStatus.BLOCKED)
     if any(need in found and found[need].status in bad for need in run.needs):
-        return StageState(StageStatus.BLOCKED, log=_log(attempt))
+        return StageState(StageStatus.BLOCKED, attempt_log=_log(attempt))
     if attempt is not None and run.scope is not Scope.SERVICE and attempt.outcome != "succeeded":
-        return StageState(StageStatus.CANCELLED, log=_log(attempt))
-    return StageState(StageStatus.PENDING, log=_log(attempt))
+        return StageState(StageStatus.CANCELLED, attempt_log=_log(attempt))
+    return StageState(StageStatus.PENDING, attempt_log=_log(attempt))
 
 
 def failed_attempt(attempt: AttemptRow) -> StageState:
     """What the index knows of a failed attempt, with what its folder says more as long as it is there."""
-    state = StageState(StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt))
+    state = StageState(
+        StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, attempt_log=_log(attempt)
+    )
     told = None if state.log is None else failure.read(attempt.folder, state.log)
     if told is None or told.message != attempt.message:
         return state

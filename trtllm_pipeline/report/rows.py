@@ -8,7 +8,6 @@ Missing is None, never 0.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -193,8 +192,8 @@ def _rows(
         found.append(_row(cell, seen, made, store.workspace, interrupted=interrupted))
         if (scored := _scored(made)) is not None:
             answers[cell.id] = scored.out
-    drifts = drifts_of({row.id: row.axes for row in found}, answers)
-    return tuple(replace(row, accuracy_drift=drifts.get(row.id)) for row in found)
+    drifts = drifts_of({row.id: row.axes for row in found}, answers) if answers else {}
+    return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in found)
 
 
 def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId]:
@@ -241,6 +240,12 @@ def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
     return found
 
 
+def _written(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
+    """The JSON object in a file of an artifact, where there is one."""
+    there = artifact is not None and any(file == name for file, _ in artifact.files)
+    return read_object(artifact.out / name) if artifact is not None and there else None
+
+
 def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
     """What the stage that scored left: answers of its own, or those that perf timed."""
     return made.get("accuracy") or made.get("score")
@@ -254,7 +259,7 @@ def _row(
     failures = ((run.stage, state) for run, state in seen if state.status is StageStatus.FAILED)
     failed, why = next(failures, (None, StageState(StageStatus.PENDING)))
     # A file that is not what it should be counts as missing: it must not take the report with it.
-    perf = LoadResult.read((read_object(made["perf"].out / PERF) if "perf" in made else None) or {})
+    perf = LoadResult.read(_written(made.get("perf"), PERF) or {})
     levels = perf.levels if perf.valid else ()
     scored = _scored(made)
     scores_in = None if scored is None else scored.out
@@ -275,12 +280,12 @@ def _row(
         changes=tuple(in_words(cell.changes)),
         setting=why.setting,
         seconds={stage: artifact.duration_s for stage, artifact in made.items()},
-        engine_size_bytes=disk_bytes(made[_ENGINE_STAGE].out) if _ENGINE_STAGE in made else None,
+        engine_size_bytes=made[_ENGINE_STAGE].size_bytes if _ENGINE_STAGE in made else None,
         levels=levels,
         accuracy=accuracy.scores,
         accuracy_total=accuracy.total,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
-        smoke=read_object(made["smoke"].out / "smoke.json") if "smoke" in made else None,
+        smoke=_written(made.get("smoke"), "smoke.json"),
         findings=perf.notes,
         conditions=replace(
             perf.conditions,
@@ -301,17 +306,6 @@ def _status(seen: _Seen, *, interrupted: bool) -> CellStatus:
         return CellStatus.INTERRUPTED if interrupted and StageStatus.CANCELLED in every else CellStatus.NOT_RUN
     results = {state.status for run, state in seen if run.scope is not Scope.SERVICE}
     return CellStatus.DONE if StageStatus.SUCCEEDED in results else CellStatus.UP_TO_DATE
-
-
-def disk_bytes(folder: Path) -> int:
-    """Bytes of all regular files below `folder`, each inode counted once; symbolic links count nothing."""
-    sizes: dict[tuple[int, int], int] = {}
-    for base, _, names in os.walk(folder):
-        for name in names:
-            stat = os.lstat(os.path.join(base, name))
-            if not os.path.islink(os.path.join(base, name)):
-                sizes[stat.st_dev, stat.st_ino] = stat.st_size
-    return sum(sizes.values())
 
 
 def _below(path: Path | None, workspace: Path) -> str | None:

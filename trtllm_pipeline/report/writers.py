@@ -47,6 +47,8 @@ _NAME: Final = 24
 _SHORT_NOTES: Final = 3
 _WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highest"}
 _MAX_FAILURES: Final = 20
+_MAX_ROWS: Final = 200
+"""Cells that a table lists: nobody reads more, and JSON and CSV have all."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
 
@@ -188,17 +190,21 @@ def to_table(
 ) -> Group:
     """The rows as a table no wider than `width` columns, why cells failed, and notes: short ones unless `verbose`.
 
-    Reasons in `told` are not repeated. Columns that do not fit are left out, those of the highest rank first; JSON and
-    CSV have all of them.
+    Reasons in `told` are not repeated. Columns that do not fit are left out, those of the highest rank first, as are cells
+    beyond `_MAX_ROWS`; JSON and CSV have all of them.
     """
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
 
     parts = shared_parts([row.id for row in rows])
-    shown, by_model, name_width = _fit(rows, columns(rows), parts, width)
+    listed = rows[:_MAX_ROWS]
+    shown, by_model, name_width = _fit(listed, columns(listed), parts, width)
     said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
-    said += _table(rows, shown, parts, name_width, by_model=by_model)
+    said += _table(listed, shown, parts, name_width, by_model=by_model)
+    if len(rows) > len(listed):
+        more = count(len(rows) - len(listed), "more cell")
+        said.append(Text(f"and {more}: pipeline report --format csv has all", "dim"))
     failures = failures_of(rows, workspace, told)
     for what, ids, details in failures[:_MAX_FAILURES]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]

@@ -84,6 +84,8 @@ _ENDS: Final = {
     "attempts": "UPDATE attempts SET folder = ?, ended_s = ?, outcome = ?, failure = ?, message = ?, hint = ? WHERE id = ?",
 }
 """As to write the whole row again, and faster."""
+_AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
+"""Of a JSON list of any length."""
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -316,22 +318,13 @@ class Index(Database):
 
     def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, Artifact]:
         """Those of `fingerprints` that are published."""
-        wanted = list(fingerprints)
-        found: list[Artifact] = []
-        for start in range(0, len(wanted), 500):
-            part = wanted[start : start + 500]
-            found += self._artifacts(f"WHERE fingerprint IN ({','.join('?' * len(part))})", part)
+        found = self._artifacts(f"WHERE {_AMONG}", (json.dumps(list(fingerprints)),))
         return {artifact.fingerprint: artifact for artifact in found}
 
     def keys(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, str]:
         """The keys of those of `fingerprints` that are published."""
-        wanted = list(fingerprints)
-        found: dict[Fingerprint, str] = {}
-        for start in range(0, len(wanted), 500):
-            part = wanted[start : start + 500]
-            marks = ",".join("?" * len(part))
-            found |= self._rows(f"SELECT fingerprint, key FROM artifacts WHERE fingerprint IN ({marks})", part)  # noqa: S608
-        return found
+        query = f"SELECT fingerprint, key FROM artifacts WHERE {_AMONG}"  # noqa: S608 - our own words
+        return dict(self._rows(query, (json.dumps(list(fingerprints)),)))
 
     def all_artifacts(self) -> list[Artifact]:
         """Every published artifact, by stage and label."""
@@ -343,10 +336,11 @@ class Index(Database):
 
     def _artifact(self, row: Row) -> Artifact:
         files = _decoded(row[3], list)
-        if not all(isinstance(pair, list) and [type(part) for part in pair] == [str, int] for pair in files):
-            raise DamagedError(f"no files with sizes: {row[3][:80]}")
+        for pair in files:  # plain, since a large plan has many
+            if pair.__class__ is not list or [part.__class__ for part in pair] != [str, int]:
+                raise DamagedError(f"no files with sizes: {row[3][:80]}")
         path = f"{self._workspace}/store/{row[1]}/{row[0]}"
-        return Artifact(*[*row[:3], tuple(map(tuple, files)), *row[4:], path])
+        return Artifact(row[0], row[1], row[2], tuple(map(tuple, files)), row[4], row[5], row[6], path)
 
     def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> Artifact:
         """Record a published artifact, whose manifest file has this size."""
@@ -401,11 +395,9 @@ class Index(Database):
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
         """The latest attempt at each of `fingerprints` that has one."""
-        wanted = set(fingerprints)
-        if not wanted:
-            return {}
-        latest = self._attempts("id IN (SELECT max(id) FROM attempts GROUP BY fingerprint)", ())
-        return {attempt.fingerprint: attempt for attempt in latest if attempt.fingerprint in wanted}
+        newest = f"SELECT max(id) FROM attempts WHERE {_AMONG} GROUP BY fingerprint"  # noqa: S608 - our own words
+        latest = self._attempts(f"id IN ({newest})", (json.dumps(list(fingerprints)),))
+        return {attempt.fingerprint: attempt for attempt in latest}
 
     def attempts_of(self, run: str) -> tuple[AttemptRow, ...]:
         """All attempts of a run, in the order of their start."""
@@ -443,6 +435,10 @@ class Index(Database):
         wanted = set(cells)
         rows = self._rows("SELECT cell, stage, fingerprint, key FROM latest WHERE key IS NOT NULL")
         return {(row[0], row[1]): (row[2], row[3]) for row in rows if row[0] in wanted}
+
+    def latest_fingerprints(self) -> set[tuple[str, str, Fingerprint]]:
+        """The same, as (cell, stage, fingerprint) of all cells."""
+        return set(self._rows("SELECT cell, stage, fingerprint FROM latest WHERE key IS NOT NULL"))
 
     def set_latest(
         self, rows: Iterable[tuple[str, str, Fingerprint]], services: Iterable[tuple[str, str, Fingerprint, str]] = ()
@@ -532,11 +528,11 @@ def _add_artifact(db: sqlite3.Connection, manifest: Manifest, manifest_bytes: in
 
 def _typed(rows: sqlite3.Cursor) -> list[Row]:
     """All rows. Raises DamagedError for a value of another type than its column has."""
-    types = [_TYPES[name] for name, *_ in rows.description]
+    names = [name for name, *_ in rows.description]
     found = rows.fetchall()
-    for row in found:
-        if not all(map(isinstance, row, types)):
-            raise DamagedError(f"a row of other types: {str(row)[:80]}")
+    for name, column in zip(names, zip(*found, strict=True), strict=False):  # no columns of no rows
+        if other := set(map(type, column)).difference(_TYPES[name]):
+            raise DamagedError(f"{name} of another type: {', '.join(sorted(each.__name__ for each in other))}")
     return found
 
 

@@ -283,8 +283,8 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     plan = plan_of("fp16", "fp8")
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     # One download, both builds side by side, then two services one after the other.
-    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
-    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0
+    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), plan.stage_runs) == pytest.approx(10 + 4 + 2 * (1 + 2))
+    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), set()) == 0.0
 
 
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from trtllm_pipeline.planning.needs import Estimate
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan
 from trtllm_pipeline.planning.stage_status import stage_states
-from trtllm_pipeline.report.rows import CellResult, CellStatus, disk_bytes, rows, rows_of
+from trtllm_pipeline.report.rows import CellResult, CellStatus, rows, rows_of
 from trtllm_pipeline.report.writers import client_error_of, to_markdown
 from trtllm_pipeline.store.store import Store
 
@@ -199,15 +198,6 @@ def test_results_that_cannot_be_read_count_as_missing(store: Store, content: byt
     assert row.accuracy == {}
 
 
-def test_hard_links_count_once(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "weights").write_bytes(b"x" * 100)
-    os.link(tmp_path / "a" / "weights", tmp_path / "same")
-    (tmp_path / "config").write_bytes(b"y" * 10)
-    (tmp_path / "link").symlink_to("config")
-    assert disk_bytes(tmp_path) == 110
-
-
 def test_rows_survive_json(store: Store) -> None:
     plan = fabricated.plan(FP16, NEVER)
     fabricated.publish_all(store, plan, FP16)
@@ -242,11 +232,12 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
     by_id = {run["id"]: run for run in data["stage_runs"]}
     assert by_id[download.id]["action"] == "up_to_date"
     assert by_id[download.id]["cells"] == [FP16.id, INT8.id]
-    assert by_id[download.id]["argv"] == [["pipeline", "download"]]
+    assert (by_id[download.id]["argv"], by_id[download.id]["expected_s"]) == ([], None), "a run's plan: not to run"
     assert by_id[download.id]["resources"]["downloads"] == 1
     assert by_id[fabricated.stage_run(plan, FP16, "smoke").id]["action"] == "skip"
     build = by_id[fabricated.stage_run(plan, FP16, "build").id]
     assert (build["action"], build["reason"]) == ("run", "not made yet")
+    assert build["argv"] == [["pipeline", "build"]]
     assert build["inputs"] == {"checkpoint": fabricated.stage_run(plan, FP16, "convert").id}
     path = tmp_path / "plan.json"
     path.write_text(text)
