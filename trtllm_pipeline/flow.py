@@ -161,14 +161,14 @@ def _with_retries(plan: Plan, store: Store, pins: Pins, until: str | None) -> Pl
 
 
 def _judged_again(cell: Cell, machine: Machine) -> Cell:
-    """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized, and what its
-    draft model is.
+    """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized, what its
+    draft model is, and what code loads it.
     """
     drafter = None if cell.reason is not None else toolchains.load(cell.toolchain).drafter(cell)
     if drafter is not None:
         reason = toolchains.load(cell.toolchain).infeasible(drafter, machine)
         return replace(cell, reason=None if reason is None else f"settings.speculative.model {drafter.model}: {reason}")
-    if cell.precision != AS_IS or cell.reason is not None:
+    if (cell.precision != AS_IS and "code" not in cell.recipe) or cell.reason is not None:
         return cell
     return replace(cell, reason=toolchains.load(cell.toolchain).infeasible(cell, machine))
 

@@ -49,7 +49,8 @@ DRAFT: Final[dict[str, Any]] = {
 }
 MIXTRAL: Final[dict[str, Any]] = {"family": "mixtral", "num_experts": 8}
 QWEN2_VL: Final[dict[str, Any]] = {"family": "qwen2_vl", "images": True, "vocab_size": 152064}
-PHI3: Final[dict[str, Any]] = {"family": "phi3", "code": {"configuration_phi3.py": "0" * 64}}
+CODE: Final = {"configuration_phi3.py": "0" * 64}
+PHI3: Final[dict[str, Any]] = {"family": "phi3", "source": {}, "code": {"files": CODE, "page": "https://hub/phi3"}}
 
 
 class Example(NamedTuple):
@@ -82,8 +83,8 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM103": Example(cell(lane=PYTORCH), cell(lane=PYTORCH), on("0.21.0"), on("1.0.0")),
     "TLM104": Example(some_cell(recipe={"precisions": ["bf16"]}), cell(), on()),
     "TLM105": Example(
-        some_cell(recipe=PHI3, settings={"download.trust_remote_code": False}),
-        some_cell(recipe=PHI3, settings={"download.trust_remote_code": True}),
+        some_cell(recipe=PHI3),
+        some_cell(recipe={**PHI3, "source": {"code": CODE}}),
         on("0.10.0"),
     ),
     "TLM106": Example(
@@ -560,3 +561,29 @@ def test_the_builder_s_stand_in_refuses_as_recorded(
     build.check(
         replace(work, facts={**work.facts, "refusals": {"trtllm-build": []}}), {"quantization": quantization}, {}
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "trusted", "said"),
+    [
+        (None, {}, "and its hub, which tells the files' SHA-256, cannot be asked now"),
+        (None, {"a.py": "0" * 64}, None),
+        ({}, {}, "and https://hub/m has no Python file; take another copy of the model"),
+        ({"a.py": "0" * 64, "b.py": "1" * 64}, {}, "which is not trusted yet"),
+        ({"a.py": "0" * 64, "b.py": "1" * 64}, {"a.py": "0" * 64}, None),
+        ({"a.py": "0" * 64}, {"a.py": "1" * 64}, "and a.py is not the file that settings.download.trust_remote_code"),
+        ({"a.py": "0" * 64}, {"a.py": "0" * 64, "b.py": "1" * 64}, "and b.py is not the file that"),
+    ],
+)
+def test_code_is_trusted_file_by_file(code: dict[str, str] | None, trusted: dict[str, str], said: str | None) -> None:
+    """InternLM2, which no transformers has."""
+    found = None if code is None else {"files": code, "page": "https://hub/m"}
+    recipe = {"family": "internlm2", "source": {"code": trusted}, "code": found}
+    refused = infeasible(some_cell(recipe=recipe), on())
+    assert (refused is None) == (said is None), refused
+    assert said is None or f"Python code of the model's repository loads it, {said}" in str(refused)
+    assert said is None or not code or all(f"{name}: '{digest}'" in str(refused) for name, digest in code.items())
+
+
+def test_a_draft_model_that_only_code_loads_is_refused() -> None:
+    assert infeasible(some_cell(recipe={"family": "internlm2", "source": {}}), on()) is not None

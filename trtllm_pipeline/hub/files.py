@@ -1,10 +1,10 @@
-"""Which files of a model's repository are needed: names that are safe, weights, and code that a recipe trusts."""
+"""Which files of a model's repository are needed: names that are safe, weights, and code that is trusted."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -20,6 +20,7 @@ Progress = Callable[[float, float | None, str], None]
 _CHUNK_BYTES: Final = 1 << 20
 CODE: Final = "code"
 """Key of a pinned source: file name -> SHA-256 of trusted code."""
+_PYTHON: Final = re.compile(r"[A-Za-z0-9_][\w.-]*\.py")
 _NAMES_CODE: Final = "auto_map"
 _CONFIGURATIONS: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 MODEL: Final = "model"
@@ -149,8 +150,13 @@ def trusted_code(pinned: Mapping[str, Json]) -> dict[str, str]:
     return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
 
 
+def code_files(names: Iterable[str]) -> list[str]:
+    """The Python files in a repository's own folder, sorted: what transformers may load a model by."""
+    return sorted(name for name in names if _PYTHON.fullmatch(name))
+
+
 def listed_code(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], model: str) -> list[RemoteFile]:
-    """The code files of a pinned source in the hub's listing, to be verified by the recipe's digests.
+    """The code files of a pinned source in the hub's listing, to be verified by the trusted digests.
 
     Raises DownloadError for a file that the hub does not have.
     """
@@ -161,7 +167,7 @@ def listed_code(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], mod
 
 
 def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
-    """Copy the code files of a pinned source from `folder`. Raises DownloadError for one that differs from the recipe."""
+    """Copy the trusted code files of a pinned source from `folder`. Raises DownloadError for one that is not the trusted one."""
     for name, digest in sorted(trusted_code(pinned).items()):
         source = model_files.find(folder, name)
         if source is None:
@@ -169,8 +175,8 @@ def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -
         wrong = mismatch(source, RemoteFile(name, source.stat().st_size, digest, ""))
         if wrong is not None:
             raise DownloadError(
-                f"{model}: {name} is not the code that the recipe pins: {wrong}",
-                hint="review the file, then put its SHA-256 into the recipe",
+                f"{model}: {name} is not the code that is trusted: {wrong}",
+                hint="read the file; `pipeline plan` shows its SHA-256 for settings.download.trust_remote_code",
             )
         model_files.copy(source, out / name)
 
@@ -193,6 +199,6 @@ def drop_code_references(out: Path) -> None:
 
 def _missing(model: str, name: str) -> DownloadError:
     return DownloadError(
-        f"{model} has no file {name}, which the recipe lists under `code`",
-        hint="list the files of the revision that the recipe pins",
+        f"{model} has no file {name}, which settings.download.trust_remote_code names",
+        hint="name the files of the revision that the recipe pins",
     )

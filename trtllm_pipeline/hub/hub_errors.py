@@ -40,15 +40,25 @@ class Hub:
     name: str
     page: str
     """Address of a model's page, with {model}."""
+    files: str
+    """Of its files, with {revision} too where the hub takes one."""
     log_in: str
     endpoint_variable: str
 
 
 HUGGING_FACE: Final = Hub(
-    "Hugging Face", "https://huggingface.co/{model}", "run `hf auth login` or set HF_TOKEN", "HF_ENDPOINT"
+    "Hugging Face",
+    "https://huggingface.co/{model}",
+    "https://huggingface.co/{model}/tree/{revision}",
+    "run `hf auth login` or set HF_TOKEN",
+    "HF_ENDPOINT",
 )
 MODELSCOPE: Final = Hub(
-    "ModelScope", "https://modelscope.cn/models/{model}", "set MODELSCOPE_API_TOKEN", "MODELSCOPE_ENDPOINT"
+    "ModelScope",
+    "https://modelscope.cn/models/{model}",
+    "https://modelscope.cn/models/{model}/files",
+    "set MODELSCOPE_API_TOKEN",
+    "MODELSCOPE_ENDPOINT",
 )
 
 

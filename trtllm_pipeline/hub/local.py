@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.files import model_files
-from trtllm_pipeline.hub.files import CONFIGURATION, MODEL, Progress, described, weight_files
+from trtllm_pipeline.hub.files import CONFIGURATION, MODEL, Progress, code_files, described, hex_digest, weight_files
 from trtllm_pipeline.hub.hub_errors import UnavailableError
 from trtllm_pipeline.hub.verify import check_folder
 
@@ -31,6 +31,12 @@ def contents(folder: Path, digest: Callable[[Path], str], *, form: str = MODEL) 
     files = needed_files(folder, folder.name, form=form)
     check_folder(folder, folder.name, form=form)
     return {name: digest(path) for name, path in files.items()}
+
+
+def code(folder: Path) -> dict[str, str]:
+    """SHA-256 of the Python files in `folder`, by name. Raises DownloadError for a link that leads elsewhere."""
+    found = {name: model_files.find(folder, name) for name in code_files(model_files.names(folder))}
+    return {name: hex_digest(path) for name, path in found.items() if path is not None}
 
 
 def content_digest(digests: Mapping[str, str]) -> str:

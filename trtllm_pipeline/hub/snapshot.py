@@ -6,8 +6,8 @@ import logging
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from trtllm_pipeline.hub.files import (
     MODEL,
     Progress,
     RemoteFile,
+    code_files,
     copy_code,
     described,
     hex_digest,
@@ -92,13 +93,9 @@ def content(pinned: Mapping[str, Json], *, offline: bool, form: str = MODEL) -> 
     except DownloadError:
         return None
     # Small files are in git itself, which tells another digest. The index also says which files the weights are.
-    read = [file for file in small if _listed_sha256(file) is None or file.path == INDEX]
-    if sum(file.size for file in read) > _MOST_READ_BYTES:
-        return None
-    with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as temporary:
-        folder = Path(temporary)
-        with _transfer(repository, folder, progress=lambda *_: None, max_workers=_WORKERS) as transfer:
-            transfer.fetch(read)
+    with _read(repository, [file for file in small if _listed_sha256(file) is None or file.path == INDEX]) as folder:
+        if folder is None:
+            return None
         try:
             weights = [repository.files[name] for name in weight_files(folder, repository.files, repository.model)]
         except DownloadError:
@@ -106,6 +103,29 @@ def content(pinned: Mapping[str, Json], *, offline: bool, form: str = MODEL) -> 
         if not all(map(_listed_sha256, weights)):
             return None
         return {file.path: _listed_sha256(file) or hex_digest(folder / file.path) for file in (*small, *weights)}
+
+
+def code(pinned: Mapping[str, Json], *, offline: bool) -> dict[str, str] | None:
+    """See `sources.code_of`."""
+    cached = _cached(pinned, offline=offline)
+    if cached is not None:
+        return local.code(cached)
+    repository = _repository(pinned)
+    found = [repository.files[name] for name in code_files(repository.files)]
+    with _read(repository, found) as folder:
+        return None if folder is None else {file.path: hex_digest(folder / file.path) for file in found}
+
+
+@contextmanager
+def _read(repository: _Repository, files: Sequence[RemoteFile]) -> Iterator[Path | None]:
+    """A folder with these files while the context lasts; None where they are too large to be read for their digests."""
+    if sum(file.size for file in files) > _MOST_READ_BYTES:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as temporary:
+        with _transfer(repository, Path(temporary), progress=lambda *_: None, max_workers=_WORKERS) as transfer:
+            transfer.fetch(files)
+        yield Path(temporary)
 
 
 def _listed_sha256(file: RemoteFile) -> str | None:

@@ -26,7 +26,7 @@ from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.hub import files
 from trtllm_pipeline.hub.files import MODEL
-from trtllm_pipeline.hub.hub_errors import OfflineError, UnavailableError
+from trtllm_pipeline.hub.hub_errors import HUGGING_FACE, MODELSCOPE, OfflineError, UnavailableError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hub.files import Progress
@@ -118,6 +118,25 @@ def content_of(pinned: Mapping[str, Json], *, offline: bool = False, form: str =
     from trtllm_pipeline.hub import snapshot
 
     return snapshot.content(pinned, offline=offline, form=form)
+
+
+def code_of(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool = False) -> dict[str, str] | None:
+    """SHA-256 by name of the Python files beside a model's weights, which transformers may load it by; nothing is run.
+
+    `folder` is where a local source lies. None where they are too large to be looked at. Raises DownloadError when the hub
+    cannot be asked now.
+    """
+    from trtllm_pipeline.hub import local, snapshot
+
+    return snapshot.code(pinned, offline=offline) if folder is None else local.code(folder)
+
+
+def page_of(pinned: Mapping[str, Json], *, folder: Path | None) -> str:
+    """Where people read the files of a pinned source: the page of its hub, or the folder."""
+    if folder is not None:
+        return str(folder)
+    hub, kind = (HUGGING_FACE, "hugging_face") if "hugging_face" in pinned else (MODELSCOPE, "modelscope")
+    return hub.files.format(model=pinned[kind], revision=pinned["revision"])
 
 
 def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:

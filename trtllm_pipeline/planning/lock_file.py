@@ -55,13 +55,13 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
     """The recipe of a planned cell, with its model's one source."""
     source = known["source"]
     assert isinstance(source, dict)
-    # The code that a source is fetched with is the recipe's own.
+    # The code that a source is fetched with is named by the matrix.
     source = {"local": known["folder"]} if "local" in source else {**source}
     source.pop("code", None)
     if "files" in known and "local" not in source:  # a folder is looked at each time
         source["files"] = known["files"] or {}
     return {
-        **{name: known[name] for name in known if name not in {"source", "folder", "files", "copies"}},
+        **{name: known[name] for name in known if name not in {"source", "folder", "files", "copies", "code"}},
         "sources": [source],
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 
@@ -18,6 +18,14 @@ def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
 def without(cell: str, parts: Sequence[str]) -> str:
     """A cell's id without some of its segments; never empty."""
     return "/".join(part for part in cell.split("/") if part not in parts) or cell
+
+
+def said_once(texts: Iterable[str]) -> Iterator[str]:
+    """Each text, of one that comes again its first line alone."""
+    told = set()
+    for text in texts:
+        yield text.partition("\n")[0] if text in told else text
+        told.add(text)
 
 
 def shorten(text: str, width: int) -> str:

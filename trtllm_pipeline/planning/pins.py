@@ -19,6 +19,8 @@ from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
 from trtllm_pipeline.hub.hub_errors import OfflineError
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import brings_code
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hub.hub_errors import UnavailableError
@@ -52,7 +54,7 @@ class Pins:
         """Whether hubs answer, as far as is known."""
         self._said_offline = False
         self._unreached: dict[str, UnavailableError] = {}
-        self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], _Said]] = {}
+        self._recipes: dict[tuple[int, int, bool], tuple[Mapping[str, Json], _Said]] = {}
         self._companions: dict[tuple[str, str, str, int], Mapping[str, Json]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -62,12 +64,15 @@ class Pins:
         It has a reason where that source's weights rule it out: what is quantized already is served as it is or not at
         all. What their files say of them is the recipe's `quantization`.
         """
-        same = (id(cell.recipe), id(cell.settings["download"]))
+        by_code = cell.toolchain == ENGINES and brings_code(str(cell.recipe["family"]))
+        same = (id(cell.recipe), id(cell.settings["download"]), by_code)
         if same not in self._recipes:
             recipe = self._recipe(cell)
             said = self._said_of_weights(cell, recipe)
             if said.found is not None:
                 recipe = {**recipe, "quantization": said.found.form}
+            if by_code:
+                recipe = {**recipe, "code": self._code_of(cell, recipe)}
             self._recipes[same] = recipe, said
         recipe, said = self._recipes[same]
         pinned = dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, said))
@@ -113,7 +118,7 @@ class Pins:
                 sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
             except UsageError as error:
                 raise UsageError(f"{companions.SETTINGS[name]} {error.message}", hint=error.hint) from error
-            settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": False}}
+            settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": {}}}
             asked = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
             found = self._recipe(asked, form=companions.form(name))
             self._companions[same] = {part: found[part] for part in ("source", "files", "folder") if part in found}
@@ -244,6 +249,33 @@ class Pins:
                 self._index.set_pin(about, known)
         return _Said(QuantizedWeights(str(known["form"]), str(known["said"])) if known else None)
 
+    def _code_of(self, cell: Cell, recipe: Mapping[str, Json]) -> dict[str, Json] | None:
+        """`files`, the Python files beside the model's weights with their SHA-256, and `page`, where people read them.
+
+        None where nobody can tell now.
+        """
+        from trtllm_pipeline.hub.sources import code_of, page_of
+
+        folder = None if recipe.get("folder") is None else Path(str(recipe["folder"]))
+        source = {name: value for name, value in recipe["source"].items() if name != "code"}  # type: ignore[union-attr]
+        if folder is None and not source.keys() & _HUBS:
+            return None  # out of a package, or generated: such a model brings none
+        about = canonical({"code_of": source})
+        known = None if self._index is None or folder is not None else self._index.pin(about)
+        if known is None:
+            if not self._reached and folder is None:
+                return None
+            try:
+                found = code_of(source, folder=folder, offline=bool(cell.settings["download"]["offline"]))
+            except DownloadError as error:
+                logger.warning("%s: cannot tell now what code it brings: %s", cell.model, error.message)
+                return None
+            known = {"files": None if found is None else {**found}}
+            if self._index is not None and folder is None:
+                self._index.set_pin(about, known)
+        files = known.get("files")
+        return None if files is None else {"files": files, "page": page_of(source, folder=folder)}
+
     def digest(self, name: str, cell: Cell) -> tuple[str, str]:
         """Path and digest of `name`; see `hub.dataset_file`. A guess where a hub is not reached and guesses are allowed."""
         from trtllm_pipeline.hub.dataset_file import data_file
@@ -294,9 +326,10 @@ def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], pref
 
 
 def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:
-    """A source with the code that the recipe names, where the matrix trusts it."""
-    code = cell.recipe.get("code")
-    if not code or not cell.settings["download"]["trust_remote_code"]:
+    """A source with the code of its model that the matrix trusts."""
+    trusted = cell.settings["download"]["trust_remote_code"]
+    code = trusted.get(cell.model) if isinstance(trusted, dict) else None
+    if not code:
         return dict(source)
     return {**source, "code": code} if source.keys() & {"hugging_face", "modelscope", "local"} else dict(source)
 

@@ -812,10 +812,10 @@ SIGNATURES: Final = (
         r"requires you to execute the (?:\w+ )?\w+ file in that repo|custom code which must be executed to correctly load the model"
         r"|set the option `?trust_remote_code=True",
         _USER,
-        "the model has Python code of its own: read it, then let it be fetched and run",
+        "the model has Python code of its own: read it, then name its files and their SHA-256 in "
+        "settings.download.trust_remote_code, which lets them be fetched and run",
         ("contains custom code which must be executed to correctly load the model",),
         ("transformers",),
-        settings=(("", "settings.download.trust_remote_code=true"),),
     ),
     Signature(
         "model-file-missing",

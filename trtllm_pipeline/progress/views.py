@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, StageStatus, in_words
 from trtllm_pipeline.errors import StageError, in_brackets
-from trtllm_pipeline.planning.names import amount, count, duration, shorten
+from trtllm_pipeline.planning.names import amount, count, duration, said_once, shorten
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.plan_file import OutlineCell
 from trtllm_pipeline.planning.stage_status import StageState
@@ -137,7 +137,8 @@ def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, most: int
     cells = [cell for cell in every if cell.reason is not None]
     told |= {str(cell.reason) for cell in cells[:most]}
     lines = [f"{count(len(cells), 'cell')} can never work:"] if cells else []
-    lines += [f"  {cell.id}: {cell.reason}" for cell in cells[:most]]
+    reasons = said_once(str(cell.reason) for cell in cells[:most])
+    lines += [f"  {cell.id}: {reason}" for cell, reason in zip(cells[:most], reasons, strict=True)]
     more = len(cells) - len(cells[:most])
     return [*lines, f"  and {more} more: pipeline status"] if more > 0 else lines
 

@@ -11,7 +11,7 @@ from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.files.quantization import AS_IS, shown
-from trtllm_pipeline.planning.names import about, count, size
+from trtllm_pipeline.planning.names import about, count, said_once, size
 from trtllm_pipeline.planning.needs import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
@@ -156,7 +156,8 @@ def _never(plan: Plan, *, verbose: bool) -> list[str]:
     if infeasible:
         lines += ["", f"{count(len(infeasible), 'cell')} can never work:"]
         shown = infeasible if verbose else infeasible[:10]
-        lines += [f"  {cell.id}: {cell.reason}" for cell in shown]
+        reasons = said_once(str(cell.reason) for cell in shown)
+        lines += [f"  {cell.id}: {reason}" for cell, reason in zip(shown, reasons, strict=True)]
         if len(shown) < len(infeasible):
             lines.append(f"  and {len(infeasible) - len(shown)} more; --verbose lists them")
     return lines

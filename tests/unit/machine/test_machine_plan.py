@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app
-from trtllm_pipeline.config.recipes import recipes_folder
 from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.execution.forecast import capacity, forecast, simulate
@@ -193,16 +191,14 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
 
 
 def test_a_plan_without_a_hub_shows_the_code_that_it_trusts(matrix: Path) -> None:
-    (matrix.parent / "recipes").mkdir()
-    recipe = yaml.safe_load((recipes_folder() / "qwen2-7b-instruct.yaml").read_text())
-    code = {"modeling.py": "0" * 64}
-    (matrix.parent / "recipes" / "qwen2-7b-instruct.yaml").write_text(yaml.safe_dump({**recipe, "code": code}))
-    for trusted in ("true", "false"):
-        request = Request(matrix, sets=(f"settings.download.trust_remote_code={trusted}",), assume=LINE)
+    digest = "0" * 64
+    for trusted in ("qwen2-7b-instruct", "another"):
+        value = f"{{{trusted}: {{modeling.py: '{digest}'}}}}"
+        request = Request(matrix, sets=(f"settings.download.trust_remote_code={value}",), assume=LINE)
         plan = flow.plan_of(request, None, guess=True)
         (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
         assert isinstance(source := download.params.source, dict)
-        assert source.get("code") == (code if trusted == "true" else None)
+        assert source.get("code") == ({"modeling.py": digest} if trusted == "qwen2-7b-instruct" else None)
 
 
 def test_nothing_is_guessed_for_a_run_or_where_the_user_has_something_to_do(

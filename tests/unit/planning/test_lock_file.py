@@ -169,10 +169,10 @@ def test_a_branch_that_moved_on_moves_nothing(
 ) -> None:
     """With a model's own code, which a pinned source carries too. Neither hub is asked by the plan of a lock."""
     kind = next(iter(pinned))
-    path = write(tmp_path / "home", settings={"download": {"trust_remote_code": True}})
+    path = write(tmp_path / "home", settings={"download": {"trust_remote_code": {"small": {"modeling.py": "f" * 64}}}})
     recipe = tmp_path / "home" / "recipes" / "small.yaml"
     data = yaml.safe_load(recipe.read_text())
-    recipe.write_text(yaml.safe_dump({**data, "sources": [{kind: "org/small"}], "code": {"modeling.py": "f" * 64}}))
+    recipe.write_text(yaml.safe_dump({**data, "sources": [{kind: "org/small"}]}))
     with monkeypatch.context() as reached:
         reached.setattr("trtllm_pipeline.hub.sources.resolve", lambda *_sources, **_how: dict(pinned))
         reached.setattr("trtllm_pipeline.hub.sources.content_of", lambda *_source, **_how: files)

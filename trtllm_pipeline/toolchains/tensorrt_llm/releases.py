@@ -67,6 +67,12 @@ FAMILIES: Final = {
 }
 
 
+def brings_code(family: str) -> bool:
+    """Whether repositories of a family have code that a transformers may need to load it."""
+    known = FAMILIES.get(family)
+    return known is not None and known.transformers != ""
+
+
 _TRANSFORMERS: Final = {"0.10": "4.38.2"}
 """What releases pin, where it is known and older than what a family of ours needs."""
 

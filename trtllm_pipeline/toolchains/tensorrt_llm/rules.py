@@ -8,7 +8,7 @@ stand-ins refuse, so that this table and they can disagree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
@@ -18,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.hub.files import trusted_code
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.lora import NO_ADAPTER
@@ -28,6 +29,7 @@ from trtllm_pipeline.toolchains.model_optimizer.checkpoint import uneven, unwrit
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
+from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import to_yaml
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
@@ -225,29 +227,48 @@ def not_in_recipe(case: Case) -> str | None:
     return None
 
 
-@rule(
-    "TLM105",
-    "name the files under `code` in the recipe, with their SHA-256, read them, and set "
-    "settings.download.trust_remote_code: true; or take a release with a newer transformers",
-)
+@rule("TLM105")
 def needs_code(case: Case) -> str | None:
-    """A model whose repository brings code that transformers needs to load it, and that nobody has said to trust. Source:
-    the converters, which load with `trust_remote_code=True`; wheels of transformers, for what they have themselves.
+    """A model whose repository brings code that transformers needs to load it, and that `settings.download.trust_remote_code`
+    does not name; the words have its files and the lines to add. Source: the converters, which load with
+    `trust_remote_code=True`; wheels of transformers, for what they have themselves.
     """
-    family = FAMILIES.get(case.family)
-    trusted = case.cell.recipe.get("code") and case.cell.settings["download"].get("trust_remote_code")
-    if family is None or family.transformers == "" or trusted:
+    family, recipe = FAMILIES.get(case.family), case.cell.recipe
+    # Which files there are is known of a model that is pinned.
+    if family is None or family.transformers == "" or "source" not in recipe:
         return None
-    if family.transformers is None:
-        return f"family {case.family}: no transformers has it, it is loaded by Python code of the model's repository"
-    # Where transformers has the architecture itself, the download takes the references to code away.
-    found = case.installed.transformers or transformers_of(case.release)
-    if found is None or parse(found) >= parse(family.transformers):
+    why = f"family {case.family}: no transformers has it"
+    if family.transformers is not None:
+        # Where transformers has the architecture itself, the download takes the references to code away.
+        found = case.installed.transformers or transformers_of(case.release)
+        if found is None or parse(found) >= parse(family.transformers):
+            return None
+        why = f"family {case.family}: transformers has it since {family.transformers}, here is {found}"
+    source = recipe["source"]
+    assert isinstance(source, dict)
+    untrusted = _untrusted(case.cell.model, trusted_code(source), recipe.get("code"))
+    return None if untrusted is None else f"{why}; Python code of the model's repository loads it, {untrusted}"
+
+
+def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None:
+    """Which code of a model is not trusted, and what to do; None where all that is `trusted` is what is there.
+
+    `code` has `files` and `page`, see `planning.pins`; None where nobody can tell now, and the download decides.
+    """
+    if not isinstance(code, dict):
+        return None if trusted else "and its hub, which tells the files' SHA-256, cannot be asked now"
+    files, page = code["files"], code["page"]
+    assert isinstance(files, dict)
+    if not files:
+        return f"and {page} has no Python file; take another copy of the model"
+    other = sorted(name for name in trusted if trusted[name] != files.get(name))
+    if trusted and not other:
         return None
-    return (
-        f"family {case.family}: transformers has it since {family.transformers}, here is {found}, which loads it by Python "
-        "code of the model's repository"
-    )
+    said = "which is not trusted yet"
+    if other:
+        said = f"and {other[0]} is not the file that settings.download.trust_remote_code names"
+    lines = to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
+    return f"{said}; read {page}, then let the matrix say:\n{lines}"
 
 
 @rule(
