@@ -267,6 +267,8 @@ class Pins:
                 return None
             try:
                 found = code_of(source, folder=folder, offline=bool(cell.settings["download"]["offline"]))
+            except OfflineError:
+                return None  # it has been said, as of its weights
             except DownloadError as error:
                 logger.warning("%s: cannot tell now what code it brings: %s", cell.model, error.message)
                 return None
