@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import pytest
 import yaml
 
 from tests.helpers.adapters import random_pairs, write_adapter
+from tests.helpers.bundles import started
 from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
@@ -46,49 +43,10 @@ def pipeline(*words: str, code: int = 0, **variables: str) -> subprocess.Complet
     return done
 
 
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def ask(port: int, path: str = "/v2/models/ensemble/generate", body: object = BODY) -> dict[str, Any]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=30) as answer:
         return dict(json.loads(answer.read()))
-
-
-@contextmanager
-def started(folder: Path, environment: dict[str, str]) -> Iterator[int]:
-    """A bundle's `start` on free ports, ready; ended in order afterwards. Gives the port of HTTP."""
-    ports = free_ports(3)
-    names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT")
-    (folder.parent / "ports.json").write_text(json.dumps(dict(zip(names, ports, strict=True))))
-    with (folder.parent / "start.log").open("w") as log:
-        process = subprocess.Popen(
-            [str(folder / "start")],
-            cwd=folder,
-            env={**environment, **{name: str(port) for name, port in zip(names, ports, strict=True)}},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/v2/health/ready", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(0.2)
-        assert process.poll() is None, (folder.parent / "start.log").read_text()
-        yield ports[0]
-        process.terminate()
-        assert process.wait(30) == 0, (folder.parent / "start.log").read_text()
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.bundles import started
 from tests.helpers.trtllm_runs import Lane, cells
 from trtllm_pipeline.client.images import png
 
@@ -87,20 +90,32 @@ def test_an_engine_is_asked_with_images_in_smoke_perf_and_accuracy(
     records = [json.loads(line) for line in (perf / "events.jsonl").read_text().splitlines()]
     assert {record["images"] for record in records if record["type"] == "prompt"} == {1}
     assert cell["accuracy"]["exact"] == 1.0
-    (tmp_path / "bundle").mkdir()
-    words = (
-        "export",
-        cell["id"],
-        "--to",
-        "bundle",
-        "--workspace",
-        str(made.workspace),
-        "--output-dir",
-        str(tmp_path / "bundle"),
-    )
-    exporting = made.start(*words)
-    said = exporting.communicate(timeout=120)[1]
-    assert (exporting.returncode, "has a visual engine, which is not exported" in said) == (2, True), said
+    exported(made, cell["id"], tmp_path)
+
+
+def exported(made: Lane, cell: str, folder: Path) -> None:
+    """The cell's bundle has its visual engine, and answers elsewhere as its card asks it."""
+    words = ("export", cell, "--to", "bundle,compose,kubernetes", "--workspace", str(made.workspace))
+    refused = made.start(*words, "--openai", "--output-dir", str(folder / "no"))
+    said = refused.communicate(timeout=120)[1]
+    assert (refused.returncode, "each question to this server has an image" in said) == (2, True), said
+    made.pipeline(*words, "--output-dir", str(folder / "out"))
+    bundle = folder / "a b"
+    shutil.move(folder / "out" / "bundle", bundle)
+    assert (bundle / "visual" / "model.engine").is_file()
+    assert (bundle / "model" / "preprocessor_config.json").is_file()
+    written = [path.read_text() for path in (bundle / "repository").glob("*/config.pbtxt")]
+    assert sum("@BUNDLE@/visual" in text for text in written) == 2
+    assert not any(str(made.workspace) in text for text in written)
+    assert "--cuda-memory-pool-byte-size=0:" in (bundle / "start").read_text()
+    (asking,) = (line for line in (bundle / "README.md").read_text().splitlines() if "curl" in line)
+    (folder / "image.jpg").write_bytes(png(300, 300, 1))
+    shutil.rmtree(made.workspace)
+    path = f"{Path(sys.executable).parent}:{made.environment['PATH']}"
+    with started(bundle, {**made.environment, "PATH": path}) as port:
+        ask = asking.replace(":8000", f":{port}")
+        answer = subprocess.run(["sh", "-c", ask], cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(answer.stdout)["text_output"], answer.stdout
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """The bundle: a folder with all that serves one cell, which can be moved to any host and checked there.
 
     engine/        the engine, or model/ alone with the weights
-    draft/         the model that drafts tokens, drafter/ its engine, and adapter/ (adapter2/, ...) a LoRA adapter, where
-                   there is one; for an engine in Triton with the tensors that a client sends of it
+    draft/         the model that drafts tokens, drafter/ its engine, visual/ the engine for images, and adapter/
+                   (adapter2/, ...) a LoRA adapter, where there is one; for an engine in Triton with the tensors that a
+                   client sends of it
     model/         tokenizer, chat template, generation_config.json; config.json
     repository/    what the server is started from; @BUNDLE@ stands for the bundle's folder
     provenance/    of each artifact that it was made of: manifest, statement, signature; and what was measured
@@ -28,7 +29,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.deploy import card, start_script
-from trtllm_pipeline.deploy.deployment import Deployment
+from trtllm_pipeline.deploy.deployment import BESIDE, Deployment
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.digest import sha256_of_file
 from trtllm_pipeline.files.user_files import decode_yaml
@@ -64,12 +65,12 @@ def write(deployment: Deployment, folder: Path) -> None:
         _copy(weights, folder / "model")
     else:
         _copy(served.model_folder, folder / "model", small=True)
-    for name in (*companions.NAMES, DRAFTER):
+    for name in BESIDE:
         if name in served.inputs:
             _copy(served.inputs[name], folder / name)
     write_tensors(deployment, folder)
     places = {"build": "engine", "download": "model", "quantize": "model", "repository": "repository"}
-    places |= {name: name for name in companions.NAMES}
+    places |= {name: name for name in BESIDE}
     moved: dict[str, str] = {
         served.artifacts[stage].fingerprint: f"{start_script.BUNDLE}/{name}"
         for stage, name in places.items()
@@ -86,6 +87,7 @@ def write(deployment: Deployment, folder: Path) -> None:
             world_size=max(1, deployment.world_size),
             release=deployment.release,
             command=command,
+            images=deployment.sees,
         ),
         encoding="utf-8",
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
+from trtllm_pipeline.client.triton import IMAGE_INPUT
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.files.writing import read_object
@@ -104,6 +105,10 @@ def ask(deployment: Deployment, address: str) -> str:
         return f"curl -s http://{address}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     body = {"text_input": "The capital of France is", "max_tokens": 8}
     body |= {} if deployment.kind == "llmapi" else {"bad_words": "", "stop_words": ""}
+    if deployment.sees:  # longer than a word of a command line may be
+        body |= {"text_input": "Name one colour of the image.", IMAGE_INPUT: "data:image/jpeg;base64,%s"}
+        asked = f'printf {shlex.quote(json.dumps(body))} "$(base64 -w0 image.jpg)"'
+        return f"{asked} | curl -s http://{address}/v2/models/{deployment.model}/generate -d @-"
     return f"curl -s http://{address}/v2/models/{deployment.model}/generate -d {shlex.quote(json.dumps(body))}"
 
 

@@ -22,7 +22,7 @@ from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, EMBEDDED
+from trtllm_pipeline.toolchains.base import DRAFTER, EMBEDDED, VISUAL
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
 
@@ -30,6 +30,8 @@ DEFAULT_LOAD_S: Final = 200.0
 """Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""
 _GIB: Final = 1 << 30
 _LABEL_DOMAIN: Final = "app.kubernetes.io"
+BESIDE: Final = (*companions.NAMES, DRAFTER, VISUAL)
+"""What a server may be started from beside its engine or weights: a folder of the bundle for each, called the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,11 @@ class Deployment:
         if self.kind == "llmapi":
             return LLMAPI_MODEL
         return ENSEMBLE if self.served.drafter is None else BLS_MODEL
+
+    @property
+    def sees(self) -> bool:
+        """Whether each question to it has an image."""
+        return VISUAL in self.served.launch.inputs
 
     @property
     def nodes(self) -> int:
@@ -201,10 +208,10 @@ def describe(
             "what Triton's own OpenAI front end serves is not exported",
             hint="--set settings.serve.frontend=triton; --openai puts the gateway in front of it",
         )
-    if "visual" in served.launch.inputs:
+    if openai and VISUAL in served.launch.inputs:
         raise UsageError(
-            f"{cell.id} has a visual engine, which is not exported",
-            hint="pipeline serve start keeps it served on this machine",
+            "--openai: the gateway hands on text alone, and each question to this server has an image",
+            hint="leave it out",
         )
     if openai and kind == "trtllm_serve":
         raise UsageError("--openai: trtllm-serve is an OpenAI server already", hint="leave it out")
@@ -214,7 +221,7 @@ def describe(
         )
     bundle_bytes = sum(
         disk_bytes(folder)
-        for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *companions.NAMES, DRAFTER)))
+        for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *BESIDE)))
         if folder is not None
     )
     memory_bytes, memory_from = _memory(served, store, bundle_bytes)

@@ -34,8 +34,12 @@ _VARIABLES: Final = {
 _PARTS: Final = re.compile("|".join(map(re.escape, _VARIABLES)))
 
 
-def script(kind: str, *, world_size: int = 1, release: str | None = None, command: Sequence[str] = ()) -> str:
-    """The text of `start` for a server of this kind (see `Deployment.kind`); `command` is that of trtllm-serve."""
+def script(
+    kind: str, *, world_size: int = 1, release: str | None = None, command: Sequence[str] = (), images: bool = False
+) -> str:
+    """The text of `start` for a server of this kind (see `Deployment.kind`), with a visual engine if it takes `images`;
+    `command` is that of trtllm-serve.
+    """
     if kind == "embedded":
         words = ["pipeline", "launch", "--toolchain", "embedded", "--repository", "@repository@", "--host", "@host@"]
         words += [f"--{name}-port=@{name}@" for name in Ports._fields]
@@ -59,6 +63,7 @@ def script(kind: str, *, world_size: int = 1, release: str | None = None, comman
         log=None,
         host="@host@",
         options=["@closing@", f"--exit-timeout-secs={_EXIT_S}"],
+        images=images,
     )
     return _text(
         _TRITON.replace("@needs@", "tritonserver mpirun" if needs_mpirun(ranks, since) else "tritonserver"), words

@@ -15,7 +15,7 @@ DRAFT_MODEL: Final = "tensorrt_llm_draft"
 """Drafts tokens for the model before it; who asks BLS_MODEL gets what they make together."""
 ENCODERS_MODEL: Final = "multimodal_encoders"
 """Of a repository with images: runs the visual engine on rank 0, and is loaded by every rank."""
-_IMAGE_POOL: Final = 300_000_000
+IMAGE_POOL: Final = 300_000_000
 """Bytes of GPU 0 in which Triton hands features of images from model to model. Source: docs/multimodal.md of the templates."""
 THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
 """Tells the embedded engine model how many threads to use, 0 or unset for its own choice: a repository is the same for
@@ -113,7 +113,7 @@ def argv(
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
     # finishes loading there; a rank that did would accept requests it cannot answer.
-    first = (*address_options(host, ports), *([f"--cuda-memory-pool-byte-size=0:{_IMAGE_POOL}"] if images else []))
+    first = (*address_options(host, ports), *([f"--cuda-memory-pool-byte-size=0:{IMAGE_POOL}"] if images else []))
     other = (
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in (ENGINE_MODEL, *([ENCODERS_MODEL] if images else []))),

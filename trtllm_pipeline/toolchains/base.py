@@ -14,6 +14,8 @@ from trtllm_pipeline.stages.base import Stage
 
 DRAFTER: Final = "drafter"
 """Input of the stages that take the engine of another cell, see `Toolchain.drafter`."""
+VISUAL: Final = "visual"
+"""Input of the stages that take a visual engine, and the stage that builds it."""
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"
 EMBEDDED: Final = "embedded"

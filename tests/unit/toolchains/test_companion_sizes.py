@@ -61,6 +61,8 @@ TOWERS = {
     "qwen2.5-vl-7b-instruct": (8_292_166_656, 7_615_616_512),
     "gemma-3-27b-it": (27_432_406_640, 27_009_346_304),
     "llama-4-scout-17b-16e-instruct": (108_641_793_536, 107_769_861_120),
+    "qwen2-vl-7b-instruct": (8_291_375_616, 7_615_616_512),
+    "llava-v1.6-mistral-7b": (7_566_747_648, 7_242_256_384),
 }
 
 
@@ -78,6 +80,32 @@ def test_what_reads_images_is_fetched_and_served(name: str) -> None:
     assert DOWNLOAD.needs(with_images, machine()).leaves == 2 * whole
     added = needs.serving(with_images, machine()).gpu - needs.serving(text_only, machine()).gpu
     assert added == 2 * (whole - language), "whole on each GPU"
+
+
+def seeing(family: str, batch: int) -> Cell:
+    return cell(batch=batch, recipe={"family": family, "vision_parameters": 600_000_000, "images": True})
+
+
+@pytest.mark.parametrize(
+    ("family", "activations"),
+    # patches x 2 x (4 x width of the MLP + 7 x width), and the mask of all patches with all
+    [
+        ("llava_onevision", 4 * 37 * 729 * 2 * (4 * 4304 + 7 * 1152)),
+        ("qwen2_vl", 4 * 5184 * 2 * (4 * 5120 + 7 * 1280) + 2 * (4 * 5184) ** 2),
+    ],
+)
+def test_a_visual_engine_takes_memory_where_it_is_built_and_served(family: str, activations: int) -> None:
+    wanted, text_only = seeing(family, 4), dataclasses.replace(cell(batch=4), recipe=RECIPE)
+    tower = 1_200_000_000
+    building = needs.building_visual(wanted, machine())
+    assert (building.leaves, building.gpu) == (tower, 2 * tower + activations + needs.CONTEXT)
+    assert building.host > 2 * 8_030_261_248 * (2 if family == "qwen2_vl" else 1), "the whole model is loaded"
+    assert {"host", "gpu"} <= set(building.assumed), "nothing is refused for it"
+    served, without = needs.serving(wanted, machine()), needs.serving(text_only, machine())
+    features = 2 * 4096 * 4 * 128
+    assert served.gpu - without.gpu == tower + activations + 300_000_000 + features
+    more = needs.serving(seeing(family, 64), machine())
+    assert more.error > 0.5, "most of it is what nobody measured"
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (1, 3)])

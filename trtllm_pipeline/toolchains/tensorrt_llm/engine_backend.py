@@ -23,7 +23,7 @@ from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, PYTORCH, Toolchain
+from trtllm_pipeline.toolchains.base import DRAFTER, PYTORCH, VISUAL, Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
 from trtllm_pipeline.toolchains.companions import ADAPTER
 from trtllm_pipeline.toolchains.model_optimizer import job
@@ -360,8 +360,8 @@ BUILD: Final = Stage(
     timeout_s=6 * 3600.0,
 )
 
-VISUAL: Final = Stage(
-    name="visual",
+BUILD_VISUAL: Final = Stage(
+    name=VISUAL,
     version=1,
     summary="build the engine of a model that turns images into features for the language engine",
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run_visual",
@@ -374,6 +374,7 @@ VISUAL: Final = Stage(
     section="build",
     identity=("tensorrt_llm", "sm"),
     expected_s=120.0,
+    needs=needs.building_visual,
     timeout_s=3 * 3600.0,
 )
 
@@ -406,8 +407,8 @@ REPOSITORY: Final = Stage(
     version=1,
     summary="fill the release's five Triton models for an engine, and lint them",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
-    inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL.name)}},
-    optional=frozenset({*ADAPTERS, DRAFTER, VISUAL.name}),
+    inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)}},
+    optional=frozenset({*ADAPTERS, DRAFTER, VISUAL}),
     after=("check",),
     params=EngineRepository,
     read=_repository,
@@ -497,7 +498,7 @@ TOOLCHAIN: Final = Toolchain(
         QUANTIZE,
         CONVERT,
         BUILD,
-        VISUAL,
+        BUILD_VISUAL,
         CHECK,
         REPOSITORY,
         backends.launching(
@@ -505,13 +506,13 @@ TOOLCHAIN: Final = Toolchain(
             {
                 "repository": "repository",
                 "engine": "build",
-                **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL.name)},
+                **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)},
             },
             _server,
             needs.serving,
             expected_s=30.0,
             takes=durations.loading,
-            optional=frozenset({"visual"}),
+            optional=frozenset({VISUAL}),
         ),
         SMOKE,
         PERF,

@@ -23,7 +23,7 @@ from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import LaunchFrontend
-from trtllm_pipeline.toolchains.base import DRAFTER
+from trtllm_pipeline.toolchains.base import DRAFTER, VISUAL
 from trtllm_pipeline.toolchains.companions import DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, TRITON_OPENAI, installed
@@ -44,7 +44,7 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
     if context.params.frontend != TRITON:
         _write_serving(context, found)
         return
-    engine, model, visual = inputs["engine"], inputs["model"], inputs.get("visual")
+    engine, model, visual = inputs["engine"], inputs["model"], inputs.get(VISUAL)
     write_engine(
         context.out,
         found,

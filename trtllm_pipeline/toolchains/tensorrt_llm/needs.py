@@ -12,13 +12,14 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.serving.command_lines import IMAGE_POOL
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.companion_sizes import draft_kv_bytes_per_token
 from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache, num_tokens
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
     Shape,
@@ -131,6 +132,7 @@ class ServerParts:
     weights: int
     """Of the model, of what reads images, of adapters and of what drafts."""
     activations: int
+    """And of a visual engine, with what hands its features on."""
     logits: int
     collectives: int
     context: int
@@ -155,12 +157,23 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
     return ServerParts(
         weights=weights + beside + drafting // cell.tp,
-        activations=activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep),
+        activations=activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep) + visual_bytes(cell),
         logits=logits_bytes(cell.max_batch_size, shape, engines=engines),
         collectives=_COLLECTIVES if cell.tp * cell.pp > 1 else 0,
         context=context_bytes(machine),
         kv_token=kv_bytes_per_token(shape, element, cell.tp, cell.pp) + per_drafted,
     )
+
+
+def visual_bytes(cell: Cell) -> int:
+    """What a visual engine takes on a GPU beside its weights, in bytes: activations, the pool by which Triton hands features
+    on, and the features of all prompts in flight.
+    """
+    family = str(cell.recipe["family"])
+    if cell.toolchain != ENGINES or family not in vision.FAMILIES:
+        return 0
+    features = 2 * Shape.of(cell.recipe).hidden_size * cell.max_batch_size * cell.isl
+    return vision.activation_bytes(family, cell.max_batch_size) + IMAGE_POOL + features
 
 
 def drafting_bytes(cell: Cell) -> tuple[int, int]:
@@ -245,6 +258,25 @@ def building(cell: Cell, machine: Machine) -> Needs:
     """
     ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
     return Needs(host=ranks * build_host_bytes(engine), gpu=engine + context_bytes(machine), leaves=ranks * engine)
+
+
+def building_visual(cell: Cell, machine: Machine) -> Needs:
+    """The script that builds a visual engine: assumptions, by the way it works.
+
+    It loads the whole model, in 16 bits, or 32 where all is done on the host; exports what sees as ONNX, which is removed
+    again; and builds from that. Host: `5 GiB + the model + 3 * what sees`. GPU: what sees, in PyTorch and as an engine, and
+    the engine's activations.
+    """
+    shape, family = Shape.of(cell.recipe), str(cell.recipe["family"])
+    tower, widened = shape.tower_bytes, 2 if vision.FAMILIES[family].mixed else 1
+    model = weights_bytes(shape, "bf16", 1, 1) + tower
+    return Needs(
+        host=_BUILDER + widened * (model + 3 * tower),
+        gpu=2 * tower + vision.activation_bytes(family, cell.max_batch_size) + context_bytes(machine),
+        leaves=tower,
+        scratch=widened * tower,
+        assumed=("host", "gpu"),
+    )
 
 
 def checkpoint_bytes(cell: Cell) -> int:

@@ -24,6 +24,10 @@ PRECISIONS: Final = ("fp16", "int8_wo", "int4_wo")
 """The templates hand features on in FP16, so it is what the engine computes in."""
 
 
+_ENGINE_PATCHES: Final = (128, 5184)
+"""Least and most that a visual engine of Qwen2-VL takes: defaults of --min_hw_dims and --max_hw_dims."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vision:
     """A family whose images Triton's templates take."""
@@ -32,16 +36,26 @@ class Vision:
     """First release whose templates do."""
     image: str
     """Made up where a question has none: `WIDTHxHEIGHT`."""
+    hidden: int
+    """Width of its visual engine."""
+    wide: int
+    """Of the MLP in it."""
+    patches: int
+    """Most tokens inside it, of one image that it encodes."""
     parts: int = 1
-    """Most images that the visual engine encodes for one of a request."""
+    """Most images that it encodes for one of a request."""
+    mixed: bool = False
+    """Its script computes in 32 bits on the host, and all images of a batch are one row of patches, with a mask."""
     vocabulary: int | None = None
     """The only one that preprocessing counts right, as it is written in it."""
 
 
 FAMILIES: Final[Mapping[str, Vision]] = {
     # An image is cut into at most 6 x 6 squares, as image_grid_pinpoints of the models say, and encoded whole as well.
-    "llava_onevision": Vision("0.16", "384x384", parts=37),
-    "qwen2_vl": Vision("0.19", "224x224", vocabulary=152064),
+    "llava_onevision": Vision("0.16", "384x384", hidden=1152, wide=4304, patches=729, parts=37),
+    "qwen2_vl": Vision(
+        "0.19", "224x224", hidden=1280, wide=5120, patches=_ENGINE_PATCHES[1], mixed=True, vocabulary=152064
+    ),
 }
 ENGINES_WITHOUT: Final[Mapping[str, str]] = {
     "llava": "Triton's templates take its images only as pixels that the client has prepared, which ours does not do",
@@ -57,13 +71,23 @@ _MERGED: Final = 2 * _PATCH
 """Pixels along the edge of what is one token of Qwen2-VL."""
 _PIXELS: Final = (56 * 56, 12_845_056)
 """Least and most of Qwen2-VL's preprocessor_config.json."""
-_ENGINE_PATCHES: Final = (128, 5184)
-"""Least and most that a visual engine of Qwen2-VL takes: defaults of --min_hw_dims and --max_hw_dims."""
 _SQUARE: Final = 384
 _SIDE: Final = 27
 """Tokens along the edge of a square of LLaVA-OneVision."""
 _MOST_SQUARES: Final = 9
 _GRID: Final = 6
+
+
+def activation_bytes(family: str, batch: int) -> int:
+    """Activations of a visual engine built for `batch` requests, in bytes: of `N` patches `2 N (4 i + 7 h)`, as of an engine of
+    language, and the mask, `2 N^2`.
+
+    TensorRT sets aside what the largest input takes, whatever is asked. Scores of attention, `2 N^2` for each head where all
+    images are one row, are taken to be fused: an assumption.
+    """
+    found = FAMILIES[family]
+    rows = batch * found.parts * found.patches
+    return 2 * rows * (4 * found.wide + 7 * found.hidden) + (2 * rows**2 if found.mixed else 0)
 
 
 def image_tokens(family: str, width: int, height: int) -> int:
