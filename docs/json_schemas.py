@@ -106,6 +106,7 @@ _NEVER_SEEN: Final = {
     "steady": "object",
     "commit": "string",
     "comparison": "object",
+    "run.forecast.expected_s": "number",
     **dict.fromkeys(("set", "agreement_interval"), "array"),
     **dict.fromkeys(
         ("kv_cache_use", "p50", "p99", "saved_s_per_token", "requests_per_s", "errors_per_s", "queued"), "number"
@@ -114,10 +115,10 @@ _NEVER_SEEN: Final = {
 """A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
-    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|fits\[\]\.set|findings\[\]\.(toolchain|family|precision))$"
+    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|run\.forecast(\.expected_s)?|fits\[\]\.set|findings\[\]\.(toolchain|family|precision))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
-short, a program that was examined instead of a cell."""
+short, a program that was examined instead of a cell, a run that did nothing or not all."""
 _SUMMARY: Final = {"n", "min", "mean", "p50", "p99", "max"}
 _NUMBER_OR_NULL: Final = {"type": ["number", "null"]}
 _DEFINITIONS: Final = {

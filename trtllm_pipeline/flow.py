@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.machine.model import Machine
     from trtllm_pipeline.report.fits import Fits
+    from trtllm_pipeline.report.forecast_check import ForecastCheck
     from trtllm_pipeline.report.plan_difference import PlanDifference
     from trtllm_pipeline.report.rows import CellResult
 
@@ -298,6 +299,8 @@ class Result:
     rows: tuple[CellResult, ...]
     untried: int = 0
     """Cells that ran out of memory and were not tried with the next change of `settings.retry`: nothing new was to be started."""
+    forecast: ForecastCheck | None = None
+    """What was expected of it beside what it took; None where nothing ran."""
 
 
 def run(
@@ -317,6 +320,7 @@ def run(
     from trtllm_pipeline.execution.forecast import capacity, forecast
     from trtllm_pipeline.execution.loop import execute
     from trtllm_pipeline.planning.lock_file import write_lock
+    from trtllm_pipeline.report.forecast_check import checked
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
 
@@ -352,6 +356,7 @@ def run(
                 expected_s=expected_s,
             )
 
+        started = time.monotonic()
         outcome = execute_(plan, present, seen.expected_s)
         pins = Pins(store, guess=False)
         untried = 0
@@ -368,10 +373,12 @@ def run(
             observer.retrying(changed)
             part = planning.part(plan, changed)
             outcome = outcome.then(execute_(part, _present(part, store)), plan)
+        took_s, taken = time.monotonic() - started, store.index.taken(run_id)
+        forecast_check = checked(plan, seen, taken, took_s, all_done=outcome.exit_code == 0)
         table = rows(plan, store, outcome)
-        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
+        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))
         code = outcome.exit_code
-        return Result(run_id, plan, outcome, table, untried)
+        return Result(run_id, plan, outcome, table, untried, forecast_check)
     except OSError as error:
         if store.artifacts_dir.is_dir():
             raise

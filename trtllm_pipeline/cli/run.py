@@ -87,6 +87,7 @@ def run(
         workspace=store.workspace,
         told=seen.told if terminal.same_place(sys.stdout, sys.stderr) else (),
         verbose=verbose,
+        forecast=result.forecast,
     )
     if result.untried:
         note(f"--fail-fast: not tried again as settings.retry allows: {count(result.untried, 'cell')}")

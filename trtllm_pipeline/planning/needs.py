@@ -23,7 +23,7 @@ GPU: Final = "GPU memory"
 SHARED: Final = "/dev/shm"  # noqa: S108  a name in a table
 DISK: Final = "disk"
 TIME: Final = "time"
-_KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves", TIME: "ms"}
+KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves", TIME: "ms"}
 """Resource -> its name in `Needs` and in records of peaks."""
 LESS: Final = "less at a time"
 """Verdict: it works, on fewer requests or rows at a time than asked for."""
@@ -75,7 +75,7 @@ class Corrections:
 
     def of(self, label: str, resource: str, expected: int, error: float) -> Estimate:
         """`expected` bytes, corrected by the most similar stage runs that were measured; `error` where there were none."""
-        key = label, _KINDS[resource]
+        key = label, KINDS[resource]
         if key not in self._known:
             self._known[key] = self._similar(*key)
         known = self._known[key]
@@ -189,7 +189,7 @@ def of_stage(
         (SHARED, needs.shared, machine.shared_bytes),
     ):
         if value:
-            assumed = _KINDS[resource] in needs.assumed
+            assumed = KINDS[resource] in needs.assumed
             estimate = corrections.of(label, resource, value, _ASSUMED_ERROR if assumed else needs.error)
             least = None
             if resource == GPU and needs.gpu_least is not None:

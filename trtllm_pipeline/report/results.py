@@ -9,6 +9,7 @@ from typing import TextIO
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.runs import NewestCells, newest_cells
+from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
 from trtllm_pipeline.report.rows import CellResult, rows_of
 from trtllm_pipeline.report.writers import NAME, print_report, read_report
@@ -25,21 +26,31 @@ class Results:
     finished: bool
     """Whether the newest of the runs has written its report."""
     rows: tuple[CellResult, ...]
+    forecast: ForecastCheck | None = None
+    """Of the newest of the runs."""
 
 
 def read_results(store: Store, wanted: str | None = None) -> Results:
     """The results of the latest run's matrix, or of the run that is `wanted`. Raises UsageError, StateError."""
     runs = newest_cells(store, wanted)
     saved: dict[CellId, CellResult] = {}
+    forecast = None
     matrix = next((known.matrix for known in store.index.runs() if known.id == runs.newest.name), "")
     for folder in runs.folders:
         if (folder / NAME).is_file():
             rows, about = read_report(folder / NAME)
             saved |= {row.id: row for row in rows if runs.origins.get(row.id) == folder}
-            matrix = str(about["matrix"]) if folder == runs.newest else matrix
+            if folder == runs.newest:
+                matrix, forecast = str(about["matrix"]), about.get("forecast")
     if len(saved) < len(runs.outline.cells):
         saved = {row.id: saved.get(row.id, row) for row in rows_of(runs.outline, store)}
-    return Results(runs, matrix, (runs.newest / NAME).is_file(), tuple(saved[cell.id] for cell in runs.outline.cells))
+    return Results(
+        runs,
+        matrix,
+        (runs.newest / NAME).is_file(),
+        tuple(saved[cell.id] for cell in runs.outline.cells),
+        forecast,
+    )
 
 
 def write_results(
@@ -71,6 +82,7 @@ def write_results(
             stream=stream,
             workspace=store.workspace,
             verbose=verbose,
+            forecast=results.forecast,
         )
 
 

@@ -23,6 +23,7 @@ from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.document import Grid, Heading, Items, TextLine, as_markdown
+from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.tables import csv_table
 
@@ -56,24 +57,40 @@ _SIMILAR: Final = ", or similar"
 # JSON
 
 
-def to_json(rows: Sequence[CellResult], run_id: str, matrix: str, *, finished: bool = True) -> Iterator[str]:
+def to_json(
+    rows: Sequence[CellResult],
+    run_id: str,
+    matrix: str,
+    *,
+    finished: bool = True,
+    forecast: ForecastCheck | None = None,
+) -> Iterator[str]:
     """Lines of the report as JSON, see docs/formats.md. `finished` is False while the run has not written its own."""
     counts = Counter(row.status.value for row in rows)
     return json_lines(
         schema=SCHEMA,
-        run={"id": run_id, "matrix": matrix, "finished": finished, "counts": dict(sorted(counts.items()))},
+        run={
+            "id": run_id,
+            "matrix": matrix,
+            "finished": finished,
+            "counts": dict(sorted(counts.items())),
+            "forecast": None if forecast is None else forecast.to_json(),
+        },
         metrics=({"name": metric.name, "unit": metric.unit, "formula": metric.formula} for metric in METRICS),
         cells=(row.to_json() for row in rows),
     )
 
 
 def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
-    """Rows and `run` of a report file. Raises StateError when it is not one."""
+    """Rows and `run` of a report file, its `forecast` read. Raises StateError when it is not one."""
     try:
         data = decode_mapping(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
-        return tuple(CellResult.from_json(cell) for cell in data["cells"]), dict(data["run"])
+        run = dict(data["run"])
+        if (forecast := run.get("forecast")) is not None:  # older reports have none
+            run["forecast"] = ForecastCheck.from_json(forecast)
+        return tuple(CellResult.from_json(cell) for cell in data["cells"]), run
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(f"{path}: not a report: {error}", hint="`pipeline run` writes one when it ends") from error
 
@@ -149,7 +166,9 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
 # Markdown
 
 
-def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") -> str:
+def to_markdown(
+    rows: Sequence[CellResult], run_id: str = "", matrix: str = "", forecast: ForecastCheck | None = None
+) -> str:
     """A table for a pull request: what failed and the definitions of the metrics below it."""
     parts = shared_parts([row.id for row in rows])
     shown = columns(rows)
@@ -173,6 +192,7 @@ def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") 
             Items("notes", notes),
             *tested,
             Items("definitions", definitions, folded=True),
+            *([] if forecast is None else [Items(forecast.line(), _checked(forecast), folded=True)]),
         ]
     )
 
@@ -187,6 +207,7 @@ def to_table(
     workspace: Path | None = None,
     told: Collection[str] = (),
     verbose: bool = False,
+    forecast: ForecastCheck | None = None,
 ) -> Group:
     """The rows as a table no wider than `width` columns, why cells failed, and notes: short ones unless `verbose`.
 
@@ -213,7 +234,11 @@ def to_table(
         said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
     if len(failures) > _MAX_FAILURES:
         said.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: --format json has all", "dim"))
-    for lines in _below(rows, shown) if verbose else [_in_short(rows, shown, width)]:
+    checked = [] if forecast is None else [TextLine(forecast.line(), "dim")]
+    below = [_in_short(rows, shown, width, checked)]
+    if verbose:
+        below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
+    for lines in below:
         said += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
     return Group(*said)
 
@@ -229,8 +254,15 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[Tex
     ]
 
 
-def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -> list[TextLine]:
-    """The same in few lines no wider than `width`: notes, how to read the table, on what it was measured."""
+def _checked(forecast: ForecastCheck | None) -> list[TextLine]:
+    """Forecast and truth of each stage."""
+    return [] if forecast is None else [TextLine(line, "dim") for line in forecast.lines()]
+
+
+def _in_short(
+    rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[TextLine]
+) -> list[TextLine]:
+    """The same in few lines no wider than `width`: notes, how to read the table, on what it was measured, and `checked`."""
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
     legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
@@ -242,8 +274,10 @@ def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+    lines += checked
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
-    lines += [TextLine(f"-v: {more}definitions, system and load in full", "dim")] if legend or notes else []
+    full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
+    lines += [TextLine(f"-v: {more}{full}", "dim")] if legend or notes or checked else []
     return [TextLine(_cut(line.text, width), line.style) for line in lines]
 
 
@@ -456,6 +490,7 @@ def print_report(
     workspace: Path | None = None,
     told: Collection[str] = (),
     verbose: bool = False,
+    forecast: ForecastCheck | None = None,
 ) -> None:
     """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown".
 
@@ -463,15 +498,16 @@ def print_report(
     """
     stream = sys.stdout if stream is None else stream
     if form == "json":
-        stream.writelines(f"{line}\n" for line in to_json(rows, run_id, matrix, finished=finished))
+        stream.writelines(f"{line}\n" for line in to_json(rows, run_id, matrix, finished=finished, forecast=forecast))
         return
     if form != "table":
-        stream.write(terminal.clean(to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix)))
+        text = to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix, forecast)
+        stream.write(terminal.clean(text))
         return
     width = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
     console = terminal.console(stream, width=width)
     with console.capture() as capture:
-        console.print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose))
+        console.print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast))
     terminal.raw(stream).write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
 
 

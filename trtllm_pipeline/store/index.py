@@ -376,6 +376,11 @@ class Index(Database):
         query = "SELECT label, system, expected, taken FROM peaks ORDER BY attempt DESC LIMIT 2000"
         return self._read(query, (), peak)
 
+    def taken(self, run: str) -> dict[Fingerprint, Mapping[str, int]]:
+        """What the stage runs that succeeded in a run took, as `Peak.taken`."""
+        query = "SELECT fingerprint, taken FROM peaks JOIN attempts ON id = attempt WHERE run = ? ORDER BY attempt"
+        return dict(self._read(query, (run,), lambda row: (row[0], _decoded(row[1], dict))))
+
     # attempts
 
     def last_attempt(self, fingerprint: Fingerprint) -> int:

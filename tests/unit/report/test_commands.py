@@ -68,6 +68,7 @@ def test_report_of_a_run_that_was_killed(pipeline: Pipeline) -> None:
         "matrix": "/m/quick.yaml",
         "finished": False,
         "counts": {"failed": 1, "infeasible": 1, "not_run": 1, "up_to_date": 1},
+        "forecast": None,
     }
 
 

@@ -212,7 +212,8 @@ def test_json_is_stable_and_reads_back(tmp_path: Path) -> None:
     text = "\n".join(to_json(ROWS, "r1", "m.yaml"))
     data = json.loads(text)
     assert list(data) == ["schema", "run", "metrics", "cells"]
-    assert data["run"] == {"id": "r1", "matrix": "m.yaml", "finished": True, "counts": {"done": 2, "failed": 2}}
+    counts = {"done": 2, "failed": 2}
+    assert data["run"] == {"id": "r1", "matrix": "m.yaml", "finished": True, "counts": counts, "forecast": None}
     (cell, *_) = data["cells"]
     assert cell["perf"][0]["ttft_ms"]["p50"] == 30.4
     assert {"name": "e2e_ms", "unit": "ms", "formula": "end-to-end latency: last content - sent"} in data["metrics"]

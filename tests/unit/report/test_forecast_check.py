@@ -1,0 +1,108 @@
+"""What a run was expected to take beside what it took."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import fabricated
+from tests.unit.execution.test_forecast import cell
+from tests.unit.report.test_writers import row
+from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.execution.forecast import forecast
+from trtllm_pipeline.planning.needs import GPU, HOST, TIME
+from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast, checked
+from trtllm_pipeline.report.writers import print_report, read_report, to_json, to_markdown
+from trtllm_pipeline.store.index import Peak
+from trtllm_pipeline.store.store import Store
+
+PLAN = fabricated.plan(cell(), cell(precision="int8_wo"))
+SEEN = forecast(PLAN, None)
+CHECK = ForecastCheck(
+    121.0,
+    100.0,
+    (
+        StageForecast("convert", TIME, 2, 30_000, 60_000),
+        StageForecast("convert", HOST, 2, 1_100_000_000, 1_000_000_000),
+        StageForecast("build", TIME, 2, 50_000, 10_000),
+        StageForecast("build", GPU, 2, 970_000_000, 1_000_000_000),
+    ),
+)
+
+
+def test_time_is_added_up_and_memory_is_that_of_the_largest() -> None:
+    first, second = (fabricated.stage_run(PLAN, each, "convert") for each in PLAN.cells)
+    taken = {
+        first.fingerprint: {"ms": 1000, "host": 400_000_000, "gpu": 0},
+        second.fingerprint: {"ms": 3000, "host": 300_000_000, "gpu": 0},
+    }
+    found = checked(PLAN, SEEN, taken, 5.0, all_done=True)
+    assert found is not None
+    assert (found.expected_s, found.took_s) == (SEEN.total_s, 5.0)
+    time, host = found.stages
+    assert (time.resource, time.stage_runs, time.taken) == (TIME, 2, 4000)
+    assert time.expected == SEEN.times[first.id].value + SEEN.times[second.id].value
+    (needed,) = (
+        need for need in SEEN.needs if (need.stage, need.cell, need.resource) == ("convert", PLAN.cells[0].id, HOST)
+    )
+    assert (host.resource, host.taken, host.expected) == (HOST, 400_000_000, needed.estimate.value)
+
+
+def test_a_run_that_did_nothing_or_not_all_is_not_compared_as_a_whole() -> None:
+    assert checked(PLAN, SEEN, {}, 0.1, all_done=True) is None
+    run = fabricated.stage_run(PLAN, PLAN.cells[0], "build")
+    failed = checked(PLAN, SEEN, {run.fingerprint: {"ms": 1}}, 5.0, all_done=False)
+    assert failed is not None
+    assert failed.expected_s is None
+    assert failed.line().startswith("Took 5.0 s; furthest off: time of build (")
+
+
+def test_one_line_names_what_was_furthest_off() -> None:
+    line = "Expected 2:01, took 1:40 (+21%); furthest off: time of build (5 times too much), memory of convert (+10%)"
+    assert CHECK.line() == line
+    half = dataclasses.replace(CHECK, stages=(CHECK.stages[0], StageForecast("perf", TIME, 1, 19, 10)))
+    assert "time of convert (-50%)" in half.line(), "half of it is further off than almost twice"
+
+
+def test_every_stage_has_a_line() -> None:
+    assert CHECK.lines() == [
+        "convert: expected 30 s, took 1:00 (-50%); expected 1.1 GB of host memory, took 1.0 GB (+10%)",
+        "build: expected 50 s, took 10 s (5 times too much); expected 970 MB of GPU memory, took 1.0 GB (-3%)",
+    ]
+
+
+def test_a_report_has_it_in_every_format_and_reads_it_back(tmp_path: Path) -> None:
+    rows = [row("fp16")]
+    (tmp_path / "report.json").write_text("\n".join(to_json(rows, "run-1", "m.yaml", forecast=CHECK)), encoding="utf-8")
+    assert read_report(tmp_path / "report.json")[1]["forecast"] == CHECK
+    short, full = io.StringIO(), io.StringIO()
+    print_report(rows, stream=short, forecast=CHECK)
+    print_report(rows, stream=full, forecast=CHECK, verbose=True)
+    assert CHECK.line() in short.getvalue()
+    assert CHECK.lines()[0] not in short.getvalue()
+    assert all(line in " ".join(full.getvalue().split()) for line in CHECK.lines())
+    assert CHECK.lines()[1] in to_markdown(rows, forecast=CHECK)
+
+
+@pytest.mark.parametrize("stages", [[{"stage": "build"}], [{**dataclasses.asdict(CHECK.stages[0]), "taken": 0}], 3])
+def test_a_damaged_forecast_is_a_damaged_report(stages: object, tmp_path: Path) -> None:
+    told = json.loads("\n".join(to_json([row("fp16")], "run-1", "m.yaml", forecast=CHECK)))
+    told["run"]["forecast"]["stages"] = stages
+    (tmp_path / "report.json").write_text(json.dumps(told), encoding="utf-8")
+    with pytest.raises(StateError, match="not a report"):
+        read_report(tmp_path / "report.json")
+
+
+def test_the_index_knows_what_stage_runs_of_a_run_took(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for run, stage_run, taken in zip(("run-1", "run-2"), PLAN.stage_runs.values(), (5, 7), strict=False):
+        attempt = store.begin(run, stage_run.stage.name, stage_run.fingerprint)
+        store.index.add_peak(attempt.id, Peak(stage_run.label, "x", {}, {"ms": taken}))
+    first = next(iter(PLAN.stage_runs.values()))
+    assert store.index.taken("run-1") == {first.fingerprint: {"ms": 5}}
+    assert store.index.taken("run-3") == {}
+    store.close()

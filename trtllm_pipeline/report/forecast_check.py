@@ -1,0 +1,132 @@
+"""What a run was expected to take beside what it took: how far the forecast can be trusted here.
+
+checked(plan, seen, taken)     at the end of a run, from its forecast and what the index has of it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Fingerprint, Json
+from trtllm_pipeline.execution.forecast import Forecast
+from trtllm_pipeline.planning.names import duration, size
+from trtllm_pipeline.planning.needs import KINDS, TIME, of_run
+from trtllm_pipeline.planning.plan import Plan
+
+_TIMES: Final = 3
+"""From there on a share is no longer said in percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """What the stage runs of one stage that ran were expected to take of one resource, and took.
+
+    Of time the sum, in milliseconds; of memory the stage run that took most, in bytes.
+    """
+
+    stage: str
+    resource: str
+    stage_runs: int
+    expected: int
+    taken: int
+
+    @property
+    def distance(self) -> float:
+        """How far off the forecast was: as far for half of what was taken as for twice that."""
+        return abs(math.log(self.expected / self.taken))
+
+    def __str__(self) -> str:
+        of = "" if self.resource == TIME else f" of {self.resource}"
+        expected, taken = self._in_words(self.expected), self._in_words(self.taken)
+        return f"expected {expected}{of}, took {taken} ({_off_by(self.expected, self.taken)})"
+
+    def _in_words(self, value: int) -> str:
+        return duration(value / 1000) if self.resource == TIME else size(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastCheck:
+    """Of one run."""
+
+    expected_s: float | None
+    """Wall-clock seconds of all of it; None where it did not do all that it was to do."""
+    took_s: float
+    stages: tuple[StageForecast, ...]
+    """In the order of the plan, time first."""
+
+    def to_json(self) -> dict[str, Json]:
+        """As in a report."""
+        return {
+            "expected_s": None if self.expected_s is None else round(self.expected_s, 3),
+            "took_s": round(self.took_s, 3),
+            "stages": [asdict(stage) for stage in self.stages],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ForecastCheck:
+        """Read back. Raises KeyError, TypeError, ValueError for what is none."""
+        stages = tuple(StageForecast(**stage) for stage in data["stages"])
+        numbers = (number for stage in stages for number in (stage.stage_runs, stage.expected, stage.taken))
+        if not all(type(number) is int and number > 0 for number in numbers):
+            raise ValueError("a forecast without numbers")
+        expected_s = data["expected_s"]
+        return ForecastCheck(None if expected_s is None else float(expected_s), float(data["took_s"]), stages)
+
+    def line(self) -> str:
+        """In one line: all of it, and the stages that were furthest off."""
+        took = duration(self.took_s)
+        if self.expected_s is None:
+            whole = f"Took {took}"
+        else:
+            whole = f"Expected {duration(self.expected_s)}, took {took} ({_off_by(self.expected_s, self.took_s)})"
+        return f"{whole}; furthest off: {', '.join(_furthest(self.stages))}"
+
+    def lines(self) -> list[str]:
+        """One line for each stage."""
+        by_stage: dict[str, list[str]] = {}
+        for each in self.stages:
+            by_stage.setdefault(each.stage, []).append(str(each))
+        return [f"{stage}: {'; '.join(found)}" for stage, found in by_stage.items()]
+
+
+def _furthest(stages: Iterable[StageForecast]) -> list[str]:
+    """Of time and of memory, the stage whose forecast was furthest off."""
+    worst: dict[bool, StageForecast] = {}
+    for each in sorted(stages, key=lambda each: each.distance):
+        worst[each.resource != TIME] = each
+    return [
+        f"{'memory' if of_memory else 'time'} of {each.stage} ({_off_by(each.expected, each.taken)})"
+        for of_memory, each in sorted(worst.items())
+    ]
+
+
+def _off_by(expected: float, taken: float) -> str:
+    """By which share a forecast was too high, negative for too low."""
+    ratio = expected / max(taken, 1e-3)
+    return f"{ratio - 1:+.0%}" if ratio < _TIMES else f"{ratio:.0f} times too much"
+
+
+def checked(
+    plan: Plan, seen: Forecast, taken: Mapping[Fingerprint, Mapping[str, int]], took_s: float, *, all_done: bool
+) -> ForecastCheck | None:
+    """The forecast `seen` beside what stage runs of a plan have `taken`, in bytes and milliseconds by kind; None where none ran."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for run in plan.stage_runs.values():
+        if run.fingerprint not in taken or run.id not in seen.times:
+            continue
+        took = taken[run.fingerprint]
+        expected = [(TIME, seen.times[run.id].value)]
+        expected += [(need.resource, need.estimate.value) for need in of_run(run, plan.machine, seen.corrections)]
+        for resource, value in expected:
+            if value and took.get(KINDS[resource]):
+                found.setdefault((run.stage.name, resource), []).append((value, took[KINDS[resource]]))
+    if not found:
+        return None
+    stages = []
+    for (stage, resource), pairs in found.items():
+        total = tuple(map(sum, zip(*pairs, strict=True))) if resource == TIME else max(pairs, key=lambda pair: pair[1])
+        stages.append(StageForecast(stage, resource, len(pairs), *total))
+    return ForecastCheck(seen.total_s if all_done else None, took_s, tuple(stages))
