@@ -28,7 +28,7 @@ OTHER_NAMES: Final = {
     "arrival-smoothness": "burstiness",
     "request-timeout-seconds": "request-timeout-s",
     "profile-export-file": "event-file",
-    "tokenizer-path": "tokenizer",
+    **options.TOKENIZER_NAMES,
 }
 """What genai-perf, aiperf and other load clients call options that mean the same."""
 
@@ -242,6 +242,9 @@ def analyze(
     result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
     emit_as(format, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
     raise typer.Exit(0 if result.valid else 1)
+
+
+vars(analyze)["aliases"] = options.TOKENIZER_NAMES
 
 
 def self_test(

@@ -93,6 +93,9 @@ def answers(
     found.check_least(names[0], min_score)
 
 
+vars(answers)["aliases"] = options.TOKENIZER_NAMES
+
+
 def drift(
     reference: Annotated[Path, options.argument("ANSWERS_A", "The answers.jsonl, or the folder it is in.")],
     other: Annotated[Path, options.argument("ANSWERS_B", "The same of the other model.")],
@@ -174,3 +177,6 @@ def lm_eval(
         folder = None if output_dir is None else options.empty_folder(output_dir)
         found = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
     emit_as(format, found, json=AccuracyResult.to_json, table=scores.scores_text, csv=scores.scores_csv)
+
+
+vars(lm_eval)["aliases"] = options.TOKENIZER_NAMES

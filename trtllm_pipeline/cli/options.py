@@ -33,6 +33,10 @@ def switch(flags: str, text: str, **more: Any) -> Any:
     return option(f"{flags}/--no-{flags.rpartition('--')[2]}", None, text, **more)
 
 
+TOKENIZER_NAMES: Final = {"tokenizer-path": "tokenizer"}
+"""What other tools call the option."""
+
+
 def argument(metavar: str, text: str, *, complete: Any = None) -> Any:
     """A word without a flag."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=complete)

@@ -42,6 +42,22 @@ def test_other_tools_names_mean_the_same(own: str, value: str, others: tuple[str
         assert parsed(other, value) == meant
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "analyze", "e.jsonl"),
+        ("evaluate", "answers", *SERVER, "--input-data", "rows.jsonl"),
+        ("evaluate", "lm-eval", *SERVER, "--tasks", "arc_easy"),
+    ],
+)
+def test_a_tokenizer_has_its_other_name_everywhere(words: tuple[str, ...]) -> None:
+    group, name, *rest = words
+    command: Any = get_command(build([group, name]))
+    command = command.commands[group].commands[name]
+    for option in ("--tokenizer", "--tokenizer-path"):
+        assert str(command.make_context(name, [*rest, option, "model"]).params["tokenizer"]) == "model"
+
+
 def test_names_that_are_the_same_everywhere() -> None:
     words = ("--concurrency", "1,4", "--endpoint-type", "chat", "--streaming", "--extra-inputs", "ignore_eos:true")
     found = parsed(*words, "--num-prompts", "8", "--random-seed", "1", "--tokenizer", "t", "--request-rate", "5")
