@@ -1,9 +1,10 @@
 """How long plans take under the scheduler, beside a lower bound, first come first served, and one after another.
 
-    python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold] [--tries 60] [--gpus 1 2 4 8] [--format json]
+    python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold] [--tries 60] [--gpus 1 2 4 8] [--exclusive gpu] [--format json]
 
 Random plans in the shape of matrices: a few models, precisions and batch sizes; downloads, quantizing, builds of one to
-all GPUs, and servers that are measured alone on the machine. With `--cold` durations are wrongly expected, as in a first
+all GPUs, and servers, which seven of ten plans measure as `--exclusive` says, `settings.perf.exclusive` of a matrix: alone on
+the machine, or side by side on GPUs of their own; `over_machine` is the time of these plans over that with their servers alone. With `--cold` durations are wrongly expected, as in a first
 run: each stage by a factor of its own (log-normal, median 1.35, a third of them beyond 3.3 or below 0.55), each stage run
 by a little more. Without, all take exactly as long as expected.
 
@@ -26,7 +27,7 @@ from itertools import count
 
 import numpy as np
 
-from trtllm_pipeline.domain import Resources, Scope, StageRunId
+from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId
 from trtllm_pipeline.execution.scheduler import (
     Capacity,
     Event,
@@ -40,7 +41,7 @@ from trtllm_pipeline.execution.scheduler import (
 )
 
 
-def plan(rng: random.Random, gpus: int) -> list[Task]:
+def plan(rng: random.Random, gpus: int, rule: Exclusive = Exclusive.MACHINE) -> list[Task]:
     """A matrix: each model downloaded once, quantized for each precision, built for each batch size, then served.
 
     A third of them have one model that takes the whole machine again and again beside many that take one GPU.
@@ -48,14 +49,16 @@ def plan(rng: random.Random, gpus: int) -> list[Task]:
     tasks: list[Task] = []
     orders = count()
 
-    def add(name: str, *needs: str, s: float, scope: Scope = Scope.ARTIFACT, of: str | None = None, **what: int) -> str:
+    def add(
+        name: str, *needs: str, s: float, scope: Scope = Scope.ARTIFACT, of: str | None = None, **what: object
+    ) -> str:
         needed = tuple(map(StageRunId, needs))
         service = None if of is None else StageRunId(of)
         resources = Resources(**what)  # type: ignore[arg-type]  # names of its fields, given below
         tasks.append(Task(StageRunId(name), needed, scope, service, resources, expected_s=s, order=next(orders)))
         return name
 
-    exclusive = rng.random() < 0.7
+    exclusive = rule if rng.random() < 0.7 else Exclusive.NONE
     uneven = rng.random() < 0.33
     for model in range(rng.randint(8, 24) if uneven else rng.randint(1, 5)):
         billions = (1.0 if model else 70.0) if uneven else rng.choice([0.5, 1, 3, 8, 14, 32, 70])
@@ -98,7 +101,8 @@ def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Cap
     """Seconds that no schedule can undercut: the largest of `before + work + after` over sets of stage runs.
 
     A set has all that cannot begin before, and has as much after it. Its work is what it takes of a resource, over what
-    there is of that; what must be alone takes all of it.
+    there is of that; what must be alone takes all of it. What is measured side by side adds to that: it is never done
+    beside other work.
     """
     seconds, needs = units(tasks, takes)
     what = {task.id: task.resources for task in tasks if task.service is None}
@@ -114,13 +118,18 @@ def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Cap
     heads, tails = (np.array([times[unit] for unit in order]) for times in (before, after))
     late = heads[None, :] >= np.unique(heads)[:, None]
     early = tails[None, :] >= np.unique(tails)[:, None]
-    for name, limit in (("cpus", machine.cpus), ("gpus", len(machine.gpus)), ("downloads", machine.downloads)):
-        shares = [1.0 if what[unit].exclusive else getattr(what[unit], name) / limit for unit in order]
-        work = np.array([seconds[unit] * share for unit, share in zip(order, shares, strict=True)])
-        there = (late * work) @ early.T.astype(float)
-        whole = there + np.unique(heads)[:, None] + np.unique(tails)[None, :]
-        longest = max(longest, float(whole[there > 0].max(initial=0.0)))
-    return longest
+    alone = np.array([what[unit].exclusive is Exclusive.MACHINE for unit in order])
+    measuring = np.array([what[unit].exclusive is Exclusive.GPU for unit in order])
+    takes_s = np.array([seconds[unit] for unit in order])
+    there = np.zeros((len(late), len(early)))
+    for kind in (~measuring, measuring):
+        of_kind = np.zeros_like(there)
+        for name, limit in (("cpus", machine.cpus), ("gpus", len(machine.gpus)), ("downloads", machine.downloads)):
+            shares = np.where(alone, 1.0, [getattr(what[unit], name) / limit for unit in order])
+            of_kind = np.maximum(of_kind, (late * (takes_s * shares * kind)) @ early.T.astype(float))
+        there += of_kind
+    whole = there + np.unique(heads)[:, None] + np.unique(tails)[None, :]
+    return max(longest, float(whole[there > 0].max(initial=0.0)))
 
 
 def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity) -> float:
@@ -148,6 +157,11 @@ def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capa
             happened = (event,)
 
 
+def may_run_beside(one: Exclusive, other: Exclusive) -> bool:
+    """Whether what is measured by these rules may run at the same time."""
+    return one is other is not Exclusive.MACHINE
+
+
 def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, *, blocks: bool) -> float:
     """Seconds where the first in the order of the matrix that is ready and fits starts; with `blocks`, none before it."""
     seconds, needs = units(tasks, takes)
@@ -163,8 +177,8 @@ def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine
                 continue
             need = what[unit]
             asked = (need.cpus, need.gpus, need.downloads)
-            alone = any(what[other].exclusive for _, other in running)
-            if alone or (need.exclusive and running) or any(a > b for a, b in zip(asked, free, strict=True)):
+            beside = all(may_run_beside(need.exclusive, what[other].exclusive) for _, other in running)
+            if not beside or any(a > b for a, b in zip(asked, free, strict=True)):
                 if blocks:
                     break
                 continue
@@ -202,14 +216,19 @@ def best_found(
     return found
 
 
-def measure(number: int, seed: int, gpus: int, *, cold: bool = False, tries: int = 0) -> dict[str, float]:
+def measure(
+    number: int, seed: int, gpus: int, *, cold: bool = False, tries: int = 0, rule: Exclusive = Exclusive.MACHINE
+) -> dict[str, float]:
     """Ratios over `number` random plans on a machine of `gpus`."""
     names = tuple(f"GPU-{index}" for index in range(gpus))
-    rows = []
+    rows, times = [], []
     for index in range(number):
         rng = random.Random(seed * 1_000_003 + index)
         machine = Capacity(4 + 4 * gpus, names)
-        tasks = plan(rng, gpus)
+        state = rng.getstate()
+        alone = plan(rng, gpus)
+        rng.setstate(state)
+        tasks = plan(rng, gpus, rule)
         kinds = {task.id: task.id.partition("/")[0] for task in tasks}
         of_kind = {kind: wrong(rng, 0.3, 0.9) for kind in dict.fromkeys(kinds.values())}
         factor = {task.id: of_kind[kinds[task.id]] * wrong(rng, 0.0, 0.3) if cold else 1.0 for task in tasks}
@@ -218,6 +237,8 @@ def measure(number: int, seed: int, gpus: int, *, cold: bool = False, tries: int
         first = first_come(tasks, takes, machine, blocks=False)
         best = min(made, best_found(tasks, takes, machine, rng, tries))
         rows.append((made / bound(tasks, takes, machine), made / first, sum(takes.values()) / made, made / best))
+        if any(task.resources.exclusive is not Exclusive.NONE for task in alone):
+            times.append((made, ours(alone, takes, machine)))
     over, first_ratio, serial, over_best = (sorted(column) for column in zip(*rows, strict=True))
 
     def at(column: Sequence[float], share: float) -> float:
@@ -236,6 +257,9 @@ def measure(number: int, seed: int, gpus: int, *, cold: bool = False, tries: int
         "over_first_come_worst": first_ratio[-1],
         "over_first_come_by_5_percent": sum(each > 1.05 for each in first_ratio) / number,
         "one_after_another_median": statistics.median(serial),
+        "over_machine_total": sum(made for made, _ in times) / sum(alone for _, alone in times),
+        "over_machine_median": statistics.median(made / alone for made, alone in times),
+        "over_machine_worst": max(made / alone for made, alone in times),
     }
 
 
@@ -246,9 +270,13 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="durations are wrongly expected")
     parser.add_argument("--tries", type=int, default=60, help="random schedules that the best of is compared with")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--exclusive", type=Exclusive, choices=list(Exclusive), default=Exclusive.MACHINE)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
-    rows = [measure(args.plans, args.seed, gpus, cold=args.cold, tries=args.tries) for gpus in args.gpus]
+    rows = [
+        measure(args.plans, args.seed, gpus, cold=args.cold, tries=args.tries, rule=args.exclusive)
+        for gpus in args.gpus
+    ]
     if args.format == "json":
         json.dump(rows, sys.stdout, indent=1)
         print()

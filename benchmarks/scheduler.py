@@ -20,7 +20,7 @@ import time
 from heapq import heappop, heappush
 from itertools import count
 
-from trtllm_pipeline.domain import Resources, Scope, StageRunId
+from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId
 from trtllm_pipeline.execution.scheduler import (
     Capacity,
     Event,
@@ -42,9 +42,7 @@ def plan(cells: int, *, mixed: bool = False) -> list[Task]:
     tasks = []
     rng = random.Random(cells)
 
-    def add(
-        name: str, *needs: str, s: float, order: int, scope: Scope = Scope.ARTIFACT, **resources: int | bool
-    ) -> str:
+    def add(name: str, *needs: str, s: float, order: int, scope: Scope = Scope.ARTIFACT, **resources: object) -> str:
         service = StageRunId(f"serve/{order}") if scope is Scope.IN_SERVICE else None
         needed = tuple(map(StageRunId, needs))
         what = Resources(**resources)  # type: ignore[arg-type]  # names of its fields, given below
@@ -61,7 +59,7 @@ def plan(cells: int, *, mixed: bool = False) -> list[Task]:
             seconds = rng.lognormvariate(5, 1) if mixed else 200 + cell % 300
             build = add(f"build/{cell}", quantize, s=seconds, order=cell, gpus=gpus, cpus=cpus)
         repository = add(f"repository/{cell}", build, s=2, order=cell)
-        serving = {"gpus": gpus, "cpus": cpus, "exclusive": True} if mixed else {"gpus": 1, "cpus": 4}
+        serving = {"gpus": gpus, "cpus": cpus, "exclusive": Exclusive.MACHINE} if mixed else {"gpus": 1, "cpus": 4}
         add(f"serve/{cell}", repository, s=30, order=cell, scope=Scope.SERVICE, **serving)
         smoke = add(f"smoke/{cell}", s=10, order=cell, scope=Scope.IN_SERVICE)
         add(f"perf/{cell}", smoke, s=120, order=cell, scope=Scope.IN_SERVICE)

@@ -61,6 +61,17 @@ class Scope(str, Enum):
     """Runs while its service runs; leaves a folder with results."""
 
 
+class Exclusive(str, Enum):
+    """What runs beside a measurement, of all that pipelines run on its machine."""
+
+    MACHINE = "machine"
+    """Nothing."""
+    GPU = "gpu"
+    """Other such measurements, each on GPUs of its own, and nothing else."""
+    NONE = "none"
+    """Whatever there is room for. It is also the rule of what measures nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a stage run occupies while it runs."""
@@ -68,8 +79,7 @@ class Resources:
     cpus: int = 1
     gpus: int = 0
     downloads: int = 0
-    exclusive: bool = False
-    """Alone on the machine, so that nothing disturbs what it measures."""
+    exclusive: Exclusive = Exclusive.NONE
 
 
 @dataclass(frozen=True, slots=True)

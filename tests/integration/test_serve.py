@@ -32,8 +32,9 @@ from trtllm_pipeline.serving.triton import busy_ports
 pytestmark = pytest.mark.integration
 FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")
 MEASURING = """
+from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.store.claims import lease_machine
-held = lease_machine((), exclusive=True)
+held = lease_machine((), exclusive=Exclusive.MACHINE)
 print(held is not None, flush=True)
 input()
 """

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from trtllm_pipeline.domain import Cell, CellId, Resources, Scope
+from trtllm_pipeline.domain import Cell, CellId, Exclusive, Resources, Scope
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import Param
@@ -84,7 +84,7 @@ STAGES = (
         scope=Scope.SERVICE,
         params=Serve,
         read=lambda _cell: Serve(),
-        resources=lambda _cell, _machine: Resources(exclusive=True),
+        resources=lambda _cell, _machine: Resources(exclusive=Exclusive.MACHINE),
     ),
     Stage(
         name="look",

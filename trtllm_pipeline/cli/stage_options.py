@@ -94,9 +94,11 @@ def flag(name: str) -> str:
 
 
 def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ParamField]]:
-    """The parameters of a class, each by its path: some are classes themselves."""
+    """The parameters of a class that can be typed, each by its path: some are classes themselves."""
     for each in table(cls):
         inner = (*path, each.name)
+        if each.about.of_matrix:
+            continue
         if is_dataclass(each.type):
             yield from _flat(each.type, inner)
         else:

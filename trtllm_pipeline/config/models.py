@@ -538,7 +538,7 @@ class Speculative(Strict):
     """Nodes of a level of the tree that have children, at most, for eagle; null is 10."""
 
 
-@derived(params.LaunchFrontend, leave=("restarts",))
+@derived(params.LaunchFrontend, leave=("restarts", "exclusive"))
 class Serve(Strict):
     """How the server runs."""
 
@@ -574,8 +574,9 @@ class Perf(Section):
     """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
     max_tokens: Annotated[int, Field(ge=1, le=params.MOST_TOKENS)] | None = None
     """Length of answers; null is the cell's output length."""
-    exclusive: bool = True
-    """Nothing else of ours runs on this machine meanwhile."""
+    exclusive: Literal["machine", "gpu", "none"] = "machine"
+    """What may run beside a measurement, of all that pipelines run on its machine. machine: nothing. gpu: other measurements,
+    each on GPUs and CPUs of its own; what has no GPU has the machine. none: anything."""
 
     @model_validator(mode="after")
     def _has_a_level(self) -> Perf:

@@ -1,4 +1,7 @@
-"""One stage, or the commands of a job file again, for a person who waits: no store, no claims, no retries."""
+"""One stage, or the commands of a job file again, for a person who waits: no store, no retries.
+
+GPUs are leased as in a run, so that nothing else of the pipeline uses them, and nothing is started beside a measurement.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +23,10 @@ from typing import Any, Final
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.executor import failure_of, read_job
 from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
+from trtllm_pipeline.store.claims import lease_machine, machine_users
 from trtllm_pipeline.worker import run_program, write_job
 
 _POLL_S: Final = 0.1
@@ -29,14 +36,16 @@ _STDERR: Final = 2
 
 def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]], None]) -> None:
     """Run other programs of a stage, each told to `show`, their output to stderr; then its own. Raises StageError."""
-    if stage.commands is not None:
-        write_job(stage.name, stage.program, context)  # which programs of ours among them read
-        for command in stage.commands(context, probe.machine()):
-            show(command)
-            if code := _call(stage.name, command, {}):
-                raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
-    if stage.program is not None:
-        run_program(stage.program, stage.name, context)
+    with _leased(stage.gpus(context), stage.name, {}) as (environment, held):
+        if stage.commands is not None:
+            write_job(stage.name, stage.program, context)  # which programs of ours among them read
+            for command in stage.commands(context, probe.machine()):
+                show(command)
+                if code := _call(stage.name, command, environment, held):
+                    raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
+        if stage.program is not None:
+            os.environ.update(environment)
+            run_program(stage.program, stage.name, context)
 
 
 def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:
@@ -67,19 +76,46 @@ def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable
         attempt=str(attempt),
     )
     job.write(attempt / JOB)
-    for command in job.commands:
-        show(command)
-        before = out_of_memory.counts()
-        if code := _call(job.stage, command, job.environment):
-            failure = failure_of(job, code, timed_out=False, before=before)
-            failure.log = None  # what it said went to stderr
-            raise failure
+    with _leased(len(job.gpus), job.stage, job.environment) as (environment, held):
+        for command in job.commands:
+            show(command)
+            before = out_of_memory.counts()
+            if code := _call(job.stage, command, environment, held):
+                failure = failure_of(job, code, timed_out=False, before=before)
+                failure.log = None  # what it said went to stderr
+                raise failure
     return Path(job.out)
 
 
-def _call(stage: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
+@contextmanager
+def _leased(
+    gpus: int | None, stage: str, environment: Mapping[str, str]
+) -> Iterator[tuple[Mapping[str, str], Sequence[int]]]:
+    """Leases on this machine and on so many of its GPUs, None for all, waiting for them if need be.
+
+    Gives `environment` with these GPUs, and the file descriptors that the stage's processes are to inherit.
+    """
+    known = [] if gpus == 0 else [gpu.uuid for gpu in probe.machine().gpus]
+    wanted = tuple(known[:gpus])
+    told = False
+    while (leased := lease_machine(wanted, others=known)) is None:
+        if not told:
+            who = " and ".join(machine_users(known)) or "another invocation or a kept server"
+            print(f"{stage} waits: {who} is using {'these GPUs' if known else 'this machine'}", file=sys.stderr)  # noqa: T201
+            told = True
+        time.sleep(_POLL_S)
+    claims, names = leased
     try:
-        return subprocess.call(command, stdout=_STDERR, env={**os.environ, **environment})
+        shown = {MASK_VARIABLE: ",".join(names)} if names else {}
+        yield {**environment, **shown}, [claim.fd for claim in claims]
+    finally:
+        for claim in claims:
+            claim.release()
+
+
+def _call(stage: str, command: Sequence[str], environment: Mapping[str, str], held: Sequence[int]) -> int:
+    try:
+        return subprocess.call(command, stdout=_STDERR, env={**os.environ, **environment}, pass_fds=held)
     except OSError as error:
         why = f"{stage}: {command[0]} cannot be started: {error.strerror}"
         raise StageError(why, failure=FailureClass.USER) from error

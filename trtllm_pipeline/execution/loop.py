@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Cell, Exclusive, Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError, StateError
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution import views
@@ -340,7 +340,7 @@ class _Execution:
                 _release(held)
                 users = machine_users(others if gpus else (), exclusive=exclusive)
                 who = " and ".join(users) or "another invocation or a kept server"
-                what = "GPUs are" if gpus and not exclusive else "this machine is"
+                what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
                 return self._busy(run, f"{what} in use by {who}")
             claims, gpus = leased
             held += claims

@@ -10,7 +10,12 @@ remaining path as long as all the work that is left: for each second that it wai
 reservation, and what comes after it starts only if that does not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
 scheduling system", 1995). A reservation for everything that does not fit would leave GPUs idle for durations that were
 wrongly expected (`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits
-does not. An exclusive task is one that takes every slot of the machine.
+does not.
+
+A task that must be alone takes every slot of the machine (`Exclusive.MACHINE`). Those of `Exclusive.GPU` run beside each
+other and beside nothing else: there are slots for work and slots for measurements, and while any of one kind is taken,
+none of the other is free. What runs is joined by its own kind as long as that fits, so the machine changes seldom from
+one to the other.
 
 A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
 they run in it one after another, then it is stopped. Only the service occupies resources.
@@ -29,13 +34,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.domain import Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 
 BACKOFF_S: Final = 2.0
@@ -158,9 +163,13 @@ RUNNING or ELSEWHERE: another invocation published it first."""
 ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
 """The statuses nothing leaves."""
 _THERE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
+_NO_SHARE: Final = (0.0, 0.0, 0.0)
 
-# Slots, CPUs, GPUs, downloads. One slot each; all there is for a task that must be alone.
-_Amounts: TypeAlias = tuple[int, int, int, int]
+# Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all there is for a task that must be alone.
+_Amounts: TypeAlias = tuple[int, int, int, int, int]
+_WORK: Final = 0
+_MEASURING: Final = 4
+_NOTHING: Final[_Amounts] = (0, 0, 0, 0, 0)
 
 
 class _Phase(Enum):
@@ -187,7 +196,7 @@ class _TaskNode:
     failures: int = 0
     failure: StageError | None = None
     cause: _TaskNode | None = None  # the failed node that blocks this one; itself if it failed
-    amounts: _Amounts = (0, 0, 0, 0)  # held while it runs
+    amounts: _Amounts = _NOTHING  # held while it runs
     gpus: tuple[int, ...] = ()
     end: float = 0.0  # when it is expected to end
 
@@ -212,8 +221,14 @@ def _entry(node: _TaskNode) -> _Entry:
     return (-node.priority, node.task.order, node.index, node)
 
 
-def _fits(amounts: _Amounts, free: list[int]) -> bool:
-    return amounts[0] <= free[0] and amounts[1] <= free[1] and amounts[2] <= free[2] and amounts[3] <= free[3]
+def _fits(amounts: _Amounts, free: Sequence[int]) -> bool:
+    work, cpus, gpus, downloads, measuring = amounts
+    return work <= free[0] and cpus <= free[1] and gpus <= free[2] and downloads <= free[3] and measuring <= free[4]
+
+
+def _measures(node: _TaskNode) -> bool:
+    """Whether it runs beside measurements, and beside nothing else."""
+    return node.task.resources.exclusive is Exclusive.GPU and not node.alone
 
 
 def backoff_s(task_id: str, failures: int) -> float:
@@ -255,9 +270,13 @@ class Scheduler:
             if task.id in self._nodes:
                 raise ValueError(f"{task.id} is in the plan twice")
             node_type = _Service if task.scope is Scope.SERVICE else _TaskNode
-            self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive)
-        self._capacity: _Amounts = (len(self._nodes), machine.cpus, len(machine.gpus), machine.downloads)
-        self._free = list(self._capacity)
+            self._nodes[task.id] = node_type(
+                index, task, task.expected_s, task.resources.exclusive is Exclusive.MACHINE
+            )
+        slots = len(self._nodes)
+        self._capacity: _Amounts = (slots, machine.cpus, len(machine.gpus), machine.downloads, slots)
+        self._held = list(_NOTHING)
+        self._free = self._beside(self._held)
         self._free_gpus = list(range(len(machine.gpus)))
         self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
         self._queues: dict[_Amounts, list[_Entry]] = {}  # what is ready, by what must be free for it
@@ -324,7 +343,7 @@ class Scheduler:
         if not (self._open or self._halted):
             self._halt()
         self._steer()
-        if self._room and self._open and self._free[0]:  # no slot is free while a task runs alone
+        if self._room and self._open and (self._free[_WORK] or self._free[_MEASURING]):  # none is while a task is alone
             self._dispatch()
         instructions, self._instructions = self._instructions, []
         return [one for one in instructions if not isinstance(one, Cancel) or self.status(one.id) is _S.RUNNING]
@@ -448,10 +467,11 @@ class Scheduler:
                 node.priority = node.duration + after(node, None)
 
     def _share(self, node: _TaskNode) -> tuple[float, ...]:
-        """Seconds for which `node` takes the whole machine, as far as CPUs, GPUs and downloads go."""
+        """Seconds for which `node` takes the whole machine, as far as CPUs, GPUs and downloads go; as work, then as measurement."""
         need = node.task.resources
-        asked = zip((need.cpus, need.gpus, need.downloads), self._capacity[1:], strict=True)
-        return tuple(node.duration * (1.0 if node.alone else amount / (have or 1)) for amount, have in asked)
+        asked = zip((need.cpus, need.gpus, need.downloads), self._capacity[1:4], strict=True)
+        taken = tuple(node.duration * (1.0 if node.alone else amount / (have or 1)) for amount, have in asked)
+        return (*_NO_SHARE, *taken) if _measures(node) else (*taken, *_NO_SHARE)
 
     def _excess(self, resources: Resources) -> str | None:
         """What this asks for beyond the machine, in words."""
@@ -636,41 +656,43 @@ class Scheduler:
     def _demand(self, node: _TaskNode) -> _Amounts:
         """What must be free for `node` to start: all there is where it must be alone."""
         need = node.task.resources
-        return self._capacity if node.alone else (1, need.cpus, need.gpus, need.downloads)
+        if node.alone:
+            return self._capacity
+        work, measuring = (0, 1) if _measures(node) else (1, 0)
+        return (work, need.cpus, need.gpus, need.downloads, measuring)
 
     def _dispatch(self) -> None:
         """Start all that fits, best first; hold a place for the first that does not and that the end of the run waits for."""
         self._room = False
         heads: list[tuple[_Entry, _Amounts]] = []
         waiting: tuple[_Entry, _Amounts] | None = None  # the best that does not fit
-        free = self._free
         for demand, queue in list(self._queues.items()):
             while queue and queue[0][3].status is not _S.PENDING:
                 heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
             if not queue:
                 del self._queues[demand]
-            elif _fits(demand, free):
+            elif _fits(demand, self._free):
                 heads.append((queue[0], demand))
             elif waiting is None or queue[0] < waiting[0]:
                 waiting = queue[0], demand
         heapify(heads)
         shadow = math.inf
-        spare: list[int] | None = None  # beside what a place is held for
+        held: list[int] | None = None  # from then on, by what a place is held for and what will still run
         while heads:
             entry, demand = heads[0]
             node = entry[3]
-            if not _fits(demand, free):
+            if not _fits(demand, self._free):
                 if waiting is None or entry < waiting[0]:
                     waiting = entry, demand
                 heappop(heads)
                 continue
-            if spare is None and waiting and waiting[0] < entry and self._is_critical(waiting[0][3]):
-                shadow, spare = self._reservation(waiting[1])
-            if spare and self._now + node.duration > shadow:  # it will still run then: it must fit beside
-                if not _fits(demand, spare):
+            if held is None and waiting and waiting[0] < entry and self._is_critical(waiting[0][3]):
+                shadow, held = self._reservation(waiting[1])
+            if held and self._now + node.duration > shadow:  # it will still run then: it must fit beside
+                if not _fits(demand, self._beside(held)):
                     heappop(heads)
                     continue
-                spare = [have - take for have, take in zip(spare, demand, strict=True)]
+                held = [taken + more for taken, more in zip(held, demand, strict=True)]
             queue = self._queues[demand]
             heappop(queue)
             self._start(node)
@@ -682,29 +704,40 @@ class Scheduler:
                 heappop(heads)
 
     def _is_critical(self, node: _TaskNode) -> bool:
-        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left."""
-        return node.priority >= max(self._work)
+        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left.
+
+        Work and measurements are never done at the same time.
+        """
+        return node.priority >= max(self._work[:3]) + max(self._work[3:])
 
     def _reservation(self, head: _Amounts) -> tuple[float, list[int]]:
-        """When `head` can start if all that runs ends as expected, and what is free beside it from then on.
+        """When `head` can start if all that runs ends as expected, and what is held from then on, by it too.
 
         While what it waits for is overdue that time has passed, and nothing gets in that would still run then.
         """
-        free = list(self._free)
+        held = list(self._held)
         shadow = self._now
         for node in sorted(self._running, key=lambda node: node.end):
-            if _fits(head, free):
+            if _fits(head, self._beside(held)):
                 break
             shadow = node.end
-            free = [have + back for have, back in zip(free, node.amounts, strict=True)]
-        return shadow, [have - take for have, take in zip(free, head, strict=True)]
+            held = [taken - back for taken, back in zip(held, node.amounts, strict=True)]
+        return shadow, [taken + more for taken, more in zip(held, head, strict=True)]
+
+    def _beside(self, held: Sequence[int]) -> list[int]:
+        """What is free beside these amounts."""
+        free = [have - taken for have, taken in zip(self._capacity, held, strict=True)]
+        if held[_WORK]:
+            free[_MEASURING] = 0
+        if held[_MEASURING]:
+            free[_WORK] = 0
+        return free
 
     def _start(self, node: _TaskNode) -> None:
         node.amounts = self._demand(node)
         node.end = self._now + node.duration
         node.gpus = tuple(heappop(self._free_gpus) for _ in range(node.task.resources.gpus))
-        for which, amount in enumerate(node.amounts):
-            self._free[which] -= amount
+        self._hold(node.amounts, 1)
         self._running[node] = None
         if isinstance(node, _Service):
             node.phase = _Phase.STARTING
@@ -724,11 +757,15 @@ class Scheduler:
             node.phase = _Phase.OFF
         del self._running[node]
         self._room = True
-        for which, amount in enumerate(node.amounts):
-            self._free[which] += amount
+        self._hold(node.amounts, -1)
         for gpu in node.gpus:
             heappush(self._free_gpus, gpu)
-        node.amounts, node.gpus = (0, 0, 0, 0), ()
+        node.amounts, node.gpus = _NOTHING, ()
+
+    def _hold(self, amounts: _Amounts, sign: int) -> None:
+        for which, amount in enumerate(amounts):
+            self._held[which] += sign * amount
+        self._free = self._beside(self._held)
 
     def _steer(self) -> None:
         """Start the next task inside each service where something has changed, or stop it when none is left.

@@ -442,7 +442,7 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
             raise StateError(
                 f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"
             )
-    found = claims.lease_machine(tuple(known[:gpus]), exclusive=False, others=known)
+    found = claims.lease_machine(tuple(known[:gpus]), others=known)
     if found is not None:
         return found
     folder = claims.machine_leases()

@@ -110,7 +110,7 @@ def _matrix(
         ],
         "settings": {
             "quantize": {"calibration": {"samples": 16}},
-            "perf": {"exclusive": False},  # nothing is measured: servers side by side, on GPUs of their own
+            "perf": {"exclusive": "none"},  # nothing is measured: servers side by side, on GPUs of their own
             "accuracy": {"metrics": ["exact"], "max_tokens": MAX_TOKENS},
         },
     }

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope
+from trtllm_pipeline.domain import CellId, Exclusive, Fingerprint, Json, Scope
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import shared_parts
@@ -94,7 +94,9 @@ class StageRecord(OutlineRun):
     server_log: str
     """The end of the server's own log, for a service."""
     resources: Mapping[str, int]
-    """cpus, gpus, downloads: what the schedule gave it; exclusive: 1 when it had the machine alone."""
+    """cpus, gpus, downloads: what the schedule gave it."""
+    exclusive: str
+    """What might run beside it, see `domain.Exclusive`."""
     gpus: tuple[str, ...]
     """UUIDs of the GPUs it had."""
     provenance: Mapping[str, Json]
@@ -184,7 +186,8 @@ def _stage(
         folder=folder,
         log="" if folder is None else _tail(folder / LOG, tail),
         server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / _SERVER_LOG, tail),
-        resources={name: int(resources.get(name) or 0) for name in ("cpus", "gpus", "downloads", "exclusive")},
+        resources={name: int(resources.get(name) or 0) for name in ("cpus", "gpus", "downloads")},
+        exclusive=str(resources.get("exclusive") or Exclusive.NONE.value),
         gpus=tuple(map(str, job.get("gpus") or ())),
         # The page's head says what system it was.
         provenance={} if made is None else {k: each for k, each in made.provenance.items() if k not in _NOT_SHOWN},

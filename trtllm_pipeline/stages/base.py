@@ -99,6 +99,8 @@ class Stage:
     """The parameters once the paths of `files` are known: what depends on how much a file holds."""
     resources: Callable[[Cell, Machine], Resources] = lambda _cell, _machine: Resources()
     """What it occupies on a machine."""
+    gpus: Callable[[StageContext[Any]], int | None] = lambda _context: 0
+    """How many GPUs it takes by hand, where no cell says it; None for all that are visible."""
     commands: Callable[[StageContext[Any], Machine], Sequence[Sequence[str]]] | None = None
     """Command lines of other programs that do the work, run one after another; ours then checks what they left."""
     starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]] | None = None

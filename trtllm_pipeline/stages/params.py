@@ -51,6 +51,8 @@ class Param:
     """In the key, and in job.json, only where the field of this name is set: neither None nor empty."""
     key_without: str = ""
     """In the key only where the field of this name is None."""
+    of_matrix: bool = False
+    """Said by a matrix, and by no option of the stage's verb."""
 
     @property
     def unset(self) -> str:
@@ -164,6 +166,15 @@ def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], A
 
 # ------------------------------------------------------------------------------------- stages of every toolchain
 
+Beside = Annotated[
+    Literal["gpu", "none"] | None,
+    Param(
+        "what may run beside it while it is measured: other measurements on GPUs of their own, or anything",
+        null="nothing",
+        key_with=ITSELF,
+        of_matrix=True,
+    ),
+]
 Frontend = Literal["triton", "trtllm_serve", "triton_openai"]
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 """Limits of latencies of a request."""
@@ -248,6 +259,7 @@ class LaunchParams:
         float, Param("limit for a polite stop, before the server is killed", gt=0, le=1e9, runtime=True)
     ] = 3.0
     restarts: Annotated[int, Param("how often a server that died is started again", ge=0, runtime=True)] = 3
+    exclusive: Beside = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,6 +383,7 @@ class PerfParams:
         int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=MOST_REPEATS)
     ] = 1
     declared: Annotated[dict[str, Any], Param("settings that the server must have")] = field(default_factory=dict)
+    exclusive: Beside = None
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 
     def __post_init__(self) -> None:

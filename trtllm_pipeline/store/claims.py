@@ -12,11 +12,17 @@ import os
 import stat
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import StateError
+
+CLAIMS: Final = "work"
+"""Folder of a workspace's claims on stage runs, and of the attempts at them."""
 
 
 class Claim:
@@ -101,18 +107,18 @@ def machine_leases() -> Path:
 
 
 def lease_machine(
-    gpus: tuple[str, ...], *, exclusive: bool, others: Sequence[str] = ()
+    gpus: tuple[str, ...], *, exclusive: Exclusive = Exclusive.NONE, others: Sequence[str] = ()
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
-    """Claims on the machine (shared, or exclusive) and on as many GPUs as in `gpus`, with the GPUs' names.
+    """Claims on the machine, as `exclusive` says, and on as many GPUs as in `gpus`, with the GPUs' names.
 
     GPUs that another invocation holds are replaced by `others`; None if too few are left. So two invocations, also on
-    different workspaces, never share a GPU, and nothing runs beside a measurement.
+    different workspaces, never share a GPU, and nothing runs beside a measurement but what may.
     """
     folder = machine_leases()
-    machine = take(folder / "machine", shared=not exclusive, remove=False)
-    if machine is None:
+    held = _enter(folder, exclusive)
+    if held is None:
         return None
-    held, names = [machine], list[str]()
+    names = list[str]()
     for gpu in dict.fromkeys((*gpus, *others)):
         if len(names) == len(gpus):
             break
@@ -127,16 +133,51 @@ def lease_machine(
     return held, tuple(names)
 
 
-def machine_users(gpus: Sequence[str], *, exclusive: bool) -> tuple[str, ...]:
-    """The processes that `lease_machine` waits for, as their command lines; those that the kernel tells of, perhaps none."""
+_WORK: Final = "machine"
+_MEASURING: Final = "measuring"
+_SHARED: Final = {Exclusive.NONE: _WORK, Exclusive.GPU: _MEASURING}
+"""The claim that those of one kind share. Who must be alone takes both for itself."""
+_LOOKS: Final = 4
+_LOOK_S: Final = 0.002
+"""How long others' looks at a claim, each of some microseconds, may be in the way."""
+
+
+def _enter(folder: Path, exclusive: Exclusive) -> list[Claim] | None:
+    """Claims on the machine, beside those only that `exclusive` allows; None if others are there."""
+    shared = _SHARED.get(exclusive)
+    held: list[Claim] = []
+    for name in sorted((_WORK, _MEASURING), key=lambda name: name != shared):
+        claim = _take_soon(folder / name, shared=name == shared)
+        if claim is None:
+            for other in held:
+                other.release()
+            return None
+        if shared is None or name == shared:
+            held.append(claim)
+        else:  # nobody has it, and whoever takes it from now on sees ours
+            claim.release()
+    return held
+
+
+def _take_soon(path: Path, *, shared: bool) -> Claim | None:
+    for _ in range(_LOOKS):
+        claim = take(path, shared=shared, remove=False)
+        if claim is not None:
+            return claim
+        time.sleep(_LOOK_S)
+    return None
+
+
+def machine_users(gpus: Sequence[str], *, exclusive: Exclusive = Exclusive.NONE) -> tuple[str, ...]:
+    """The processes that `lease_machine` waits for: id, command line, workspace; those that the kernel tells of, perhaps none."""
     folder = machine_leases()
     found: dict[int, None] = {}
-    for name in ("machine", *(f"gpu-{gpu}" for gpu in gpus)):
-        # Those that share the machine are in nobody's way who shares it too.
-        alone = name == "machine" and not exclusive
-        found |= dict.fromkeys(pid for pid, shared in _holders(folder / name) if not (alone and shared))
+    for name in (_WORK, _MEASURING, *(f"gpu-{gpu}" for gpu in gpus)):
+        # Those that share a claim are in nobody's way who shares it too.
+        shares = name == _SHARED.get(exclusive)
+        found |= dict.fromkeys(pid for pid, shared in _holders(folder / name) if not (shares and shared))
     found.pop(os.getpid(), None)
-    return tuple(filter(None, map(_command_line, found)))
+    return tuple(filter(None, map(_said_of, found)))
 
 
 def _holders(path: Path) -> Iterator[tuple[int, bool]]:
@@ -157,11 +198,26 @@ _PLACE: Final = 5
 """Of a lock's device and inode, in a line of /proc/locks."""
 
 
-def _command_line(pid: int) -> str | None:
+def _said_of(pid: int) -> str | None:
     """None of a process that has ended, or belongs to another user."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return None
     line = b" ".join(words).decode(errors="replace").strip()
-    return f"process {pid} ({textwrap.shorten(line, 100)})" if line else None
+    workspace = _workspace_of(pid)
+    where = "" if workspace is None else f" in workspace {workspace}"
+    return f"process {pid} ({textwrap.shorten(line, 100)}){where}" if line else None
+
+
+def _workspace_of(pid: int) -> Path | None:
+    """The workspace in which a process has claimed a stage run; None where none can be seen."""
+    try:
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                claim = each.readlink()
+                if claim.suffix == ".lock" and claim.parent.name == CLAIMS:
+                    return claim.parent.parent
+    except OSError:
+        pass
+    return None

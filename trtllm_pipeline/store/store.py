@@ -82,7 +82,7 @@ class Store:
         self.workspace = workspace.absolute()
         self.artifacts_dir = self.workspace / "store"
         self._artifacts = str(self.artifacts_dir)
-        self.work_dir = self.workspace / "work"
+        self.work_dir = self.workspace / claims.CLAIMS
         self.runs_dir = self.workspace / "runs"
         database = self.workspace / INDEX
         self.unwritable = self._unwritable(database)

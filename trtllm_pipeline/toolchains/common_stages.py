@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json, Needs, Resources, Scope
+from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import (
@@ -36,7 +36,7 @@ from trtllm_pipeline.stages.params import (
     load,
 )
 from trtllm_pipeline.toolchains import companions, durations
-from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.base import EMBEDDED, ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import longest_prompt
 
@@ -138,6 +138,18 @@ def planned_world(
     )
 
 
+def exclusive(cell: Cell) -> Exclusive:
+    """What may run beside a cell while it is measured; one without a GPU of its own has the machine."""
+    asked = Exclusive(str(cell.settings["perf"]["exclusive"]))
+    return Exclusive.MACHINE if asked is Exclusive.GPU and cell.toolchain == EMBEDDED else asked
+
+
+def _rule(cell: Cell) -> dict[str, Any]:
+    """The same as a parameter, which keys have where it is not the usual."""
+    rule = exclusive(cell)
+    return {"exclusive": None if rule is Exclusive.MACHINE else rule.value}
+
+
 def launch(
     params: type[LaunchParams],
     program: str = "trtllm_pipeline.stages.launch:run",
@@ -150,6 +162,7 @@ def launch(
     expected_s: float,
     takes: Callable[[Cell, Machine], float],
     optional: frozenset[str] = frozenset(),
+    gpus: Callable[[StageContext[Any]], int | None] = lambda _context: 0,
 ) -> Stage:
     """The service stage of a toolchain, whose program takes `params`."""
     return Stage(
@@ -163,8 +176,9 @@ def launch(
         section="serve",
         params=params,
         # A server that dies under a pipeline's stages has spoilt what they measured: the failure is theirs to hear.
-        read=lambda cell: load(params, {"restarts": 0}, cell.settings["serve"]),
+        read=lambda cell: load(params, {"restarts": 0, **_rule(cell)}, cell.settings["serve"]),
         resources=resources,
+        gpus=gpus,
         starts=starts,
         needs=needs,
         identity=identity,
@@ -267,6 +281,7 @@ def _perf(cell: Cell) -> PerfParams:
         "slo": settings["slo"] or None,
         "max_tokens": settings["max_tokens"] or cell.osl,
         "declared": _declared(cell),
+        **_rule(cell),
         **_names(cell),
         **({} if settings["images"] else _needed_images(cell)),
     }

@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import simulate
@@ -220,7 +220,7 @@ def test_work_of_another_invocation_is_waited_for_not_repeated(store: Store) -> 
 
 
 def test_the_machine_is_waited_for_while_another_invocation_measures(store: Store) -> None:
-    lease = claims.lease_machine((), exclusive=True)
+    lease = claims.lease_machine((), exclusive=Exclusive.MACHINE)
     assert lease is not None
     executor = PretendExecutor()
     polls = 0
@@ -229,7 +229,8 @@ def test_the_machine_is_waited_for_while_another_invocation_measures(store: Stor
         nonlocal polls
         polls += 1
         if polls == 3:
-            lease[0][0].release()
+            for claim in lease[0]:
+                claim.release()
         assert polls > 2 or not executor.jobs
         return wait(_timeout)
 
@@ -329,7 +330,7 @@ def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> Non
 
 
 def test_why_a_stage_run_waits_is_said_once(store: Store) -> None:
-    lease = claims.lease_machine((), exclusive=True)
+    lease = claims.lease_machine((), exclusive=Exclusive.MACHINE)
     assert lease is not None
     executor, observer = PretendExecutor(), Silent()
     polls = 0
@@ -338,7 +339,8 @@ def test_why_a_stage_run_waits_is_said_once(store: Store) -> None:
         nonlocal polls
         polls += 1
         if polls == 20:
-            lease[0][0].release()
+            for claim in lease[0]:
+                claim.release()
         return wait(_timeout)
 
     executor.wait = let_go  # type: ignore[method-assign]
@@ -359,7 +361,7 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
         replace(MACHINE, gpus=gpus),
         digest=lambda name, _cell: (name, "d"),
     )
-    taken = claims.lease_machine(("GPU-a",), exclusive=False)
+    taken = claims.lease_machine(("GPU-a",))
     executor = PretendExecutor()
     machine = Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))
     outcome = execute(plan, store, executor, Silent(), run_id="r", machine=machine, present={})

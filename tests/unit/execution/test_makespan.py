@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from trtllm_pipeline.domain import Exclusive
+
 
 @pytest.fixture(scope="module")
 def makespan() -> ModuleType:
@@ -36,5 +38,12 @@ def test_wrong_guesses_cost_little_beside_first_come_first_served(makespan: Modu
     assert found["over_first_come_worst"] <= 1.10
 
 
-def test_no_schedule_is_shorter_than_the_bound(makespan: ModuleType) -> None:
-    assert makespan.measure(12, 8, 4)["over_bound_least"] >= 1 - 1e-9
+@pytest.mark.parametrize("rule", Exclusive)
+def test_no_schedule_is_shorter_than_the_bound(makespan: ModuleType, rule: Exclusive) -> None:
+    assert makespan.measure(12, 8, 4, rule=rule)["over_bound_least"] >= 1 - 1e-9
+
+
+def test_measuring_side_by_side_saves_time_the_more_gpus_there_are(makespan: ModuleType) -> None:
+    two, eight = (makespan.measure(24, 1, gpus, rule=Exclusive.GPU) for gpus in (2, 8))
+    assert eight["over_machine_total"] < two["over_machine_total"] - 0.1 < 0.8
+    assert max(two["over_machine_worst"], eight["over_machine_worst"]) <= 1.02

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trtllm_pipeline.domain import Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.scheduler import (
     ENDED,
@@ -46,7 +46,10 @@ def sid(name: str) -> StageRunId:
     return StageRunId(name)
 
 
-def task(name: str, *needs: str, gpus: int = 0, cpus: int = 1, s: float = 1.0, exclusive: bool = False, **more) -> Task:
+def task(
+    name: str, *needs: str, gpus: int = 0, cpus: int = 1, s: float = 1.0, exclusive: bool | Exclusive = False, **more
+) -> Task:
+    exclusive = Exclusive.MACHINE if exclusive is True else exclusive or Exclusive.NONE
     resources = Resources(cpus=cpus, gpus=gpus, downloads=more.pop("downloads", 0), exclusive=exclusive)
     return Task(sid(name), tuple(map(sid, needs)), resources=resources, expected_s=s, **more)
 
@@ -576,6 +579,67 @@ def test_observers_see_every_change_once() -> None:
     ]
 
 
+# Measuring side by side.
+
+BESIDE = Exclusive.GPU
+
+
+def started(scheduler: Scheduler, now: float, *events: Event) -> list[str]:
+    return [one.id for one in scheduler.advance(now, *events) if isinstance(one, Start)]
+
+
+def test_measurements_run_beside_each_other_and_beside_nothing_else() -> None:
+    scheduler = Scheduler(
+        [
+            task("build", gpus=1, s=50),
+            task("m1", gpus=1, s=30, exclusive=BESIDE),
+            task("m2", gpus=1, s=30, exclusive=BESIDE),
+            task("m3", gpus=1, s=30, exclusive=BESIDE),
+            task("copy", cpus=0, s=1),
+        ],
+        Capacity(8, ("A", "B")),
+    )
+    assert started(scheduler, 0) == ["build", "copy"]
+    assert started(scheduler, 1, Finished(sid("copy"))) == [], "a GPU is free, but beside a build nothing is measured"
+    assert started(scheduler, 50, Finished(sid("build"))) == ["m1", "m2"]
+    assert started(scheduler, 80, Finished(sid("m1"))) == ["m3"]
+
+
+def test_work_that_comes_up_waits_for_the_measurements_that_run() -> None:
+    scheduler = Scheduler(
+        [
+            task("m1", gpus=1, s=30, exclusive=BESIDE),
+            task("m2", gpus=1, s=40, exclusive=BESIDE),
+            task("table", "m1", s=1),
+        ],
+        Capacity(8, ("A", "B")),
+    )
+    assert started(scheduler, 0) == ["m2", "m1"]
+    assert started(scheduler, 30, Finished(sid("m1"))) == []
+    assert started(scheduler, 40, Finished(sid("m2"))) == ["table"]
+
+
+def test_what_must_be_alone_is_beside_no_measurement_either() -> None:
+    scheduler = Scheduler(
+        [task("m", gpus=1, s=30, exclusive=BESIDE), task("alone", gpus=1, s=20, exclusive=True)],
+        Capacity(8, ("A", "B")),
+    )
+    assert started(scheduler, 0) == ["m"]
+    assert started(scheduler, 30, Finished(sid("m"))) == ["alone"]
+
+
+def test_a_measurement_that_ran_out_of_memory_beside_another_is_tried_again_alone() -> None:
+    scheduler = Scheduler(
+        [task(name, gpus=1, s=s, retries=1, exclusive=BESIDE) for name, s in (("m1", 30.0), ("m2", 90.0))],
+        Capacity(8, ("A", "B")),
+    )
+    assert started(scheduler, 0) == ["m2", "m1"]
+    (again,) = scheduler.advance(10, Finished(sid("m1"), OOM))
+    assert isinstance(again, RetryAt)
+    assert started(scheduler, again.when) == []
+    assert started(scheduler, 90, Finished(sid("m2"))) == ["m1"]
+
+
 # Random plans on a simulated machine.
 
 
@@ -619,11 +683,16 @@ class Simulation:
         def some(names: list[str], most: int) -> list[str]:
             return rng.sample(names, min(len(names), rng.randint(0, most)))
 
-        def resources() -> dict[str, int | bool]:
+        def resources() -> dict[str, int | Exclusive]:
             gpus = rng.choice([0, 0, 1, 1, 2, 4])
             gpus = gpus if rng.random() < 0.1 else min(gpus, len(self.machine.gpus))
             cpus = rng.randint(0, self.machine.cpus)
-            return {"gpus": gpus, "cpus": cpus, "downloads": rng.choice([0, 0, 0, 1]), "exclusive": rng.random() < 0.15}
+            return {
+                "gpus": gpus,
+                "cpus": cpus,
+                "downloads": rng.choice([0, 0, 0, 1]),
+                "exclusive": rng.choices(list(Exclusive), (1, 2, 5))[0],
+            }
 
         for number in range(rng.randint(1, 9)):
             more = {
@@ -699,8 +768,11 @@ class Simulation:
         assert set(gpus) <= set(self.machine.gpus)
         assert sum(one.resources.cpus for one in units) <= self.machine.cpus
         assert sum(one.resources.downloads for one in units) <= self.machine.downloads
-        if any(one.resources.exclusive for one in units):
+        rules = {one.resources.exclusive for one in units}
+        if Exclusive.MACHINE in rules:
             assert len(units) == 1
+        if Exclusive.GPU in rules:
+            assert rules == {Exclusive.GPU}
         assert running(self.scheduler) == set(self.held)
 
     def failure(self) -> StageError:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.domain import Exclusive, Scope, StageRunId
 from trtllm_pipeline.errors import ServerError, StateError, UsageError
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.hosting import control, keeper, servers, shown, systemd
@@ -124,7 +124,7 @@ def test_a_lease_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     keeper.lease(0)[0][0].release()  # several are kept at once
     for claim in held:
         claim.release()
-    measuring = claims.lease_machine((), exclusive=True)
+    measuring = claims.lease_machine((), exclusive=Exclusive.MACHINE)
     assert measuring is not None
     with pytest.raises(StateError, match="a run measures on this machine now"):
         keeper.lease(0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.store import claims
 
 HOLD = """
@@ -38,18 +39,50 @@ def holder(leases: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_who_is_waited_for_is_told(holder: subprocess.Popen[str]) -> None:
-    assert claims.lease_machine(("a",), exclusive=False) is None
-    (said,) = claims.machine_users(("a",), exclusive=False)
+    assert claims.lease_machine(("a",)) is None
+    (said,) = claims.machine_users(("a",))
     assert said.startswith(f"process {holder.pid} (")
-    assert claims.lease_machine((), exclusive=True) is None
-    assert claims.machine_users((), exclusive=True) == (said,)
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is None
+    assert claims.machine_users((), exclusive=Exclusive.MACHINE) == (said,)
+
+
+def test_a_claim_in_a_workspace_tells_which_it_is(leases: Path, tmp_path: Path) -> None:
+    work = tmp_path / "here" / claims.CLAIMS
+    work.mkdir(parents=True)
+    command = [sys.executable, "-c", HOLD, "alone", str(leases / "machine"), str(work / "abc.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        (said,) = claims.machine_users(())
+        process.kill()
+    assert said.startswith(f"process {process.pid} (")
+    assert said.endswith(f") in workspace {tmp_path / 'here'}")
+
+
+RULES = tuple(Exclusive)
+BESIDE = {(Exclusive.NONE, Exclusive.NONE), (Exclusive.GPU, Exclusive.GPU)}
+
+
+@pytest.mark.parametrize("first", RULES)
+@pytest.mark.parametrize("second", RULES)
+def test_only_work_runs_beside_work_and_measurements_beside_measurements(
+    leases: Path, first: Exclusive, second: Exclusive
+) -> None:
+    held = claims.lease_machine(("a",), exclusive=first)
+    assert held is not None
+    beside = claims.lease_machine(("b",), exclusive=second)
+    assert (beside is not None) == ((first, second) in BESIDE)
+    for lease, _ in filter(None, (held, beside)):
+        for claim in lease:
+            claim.release()
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is not None, "a refused lease holds nothing"
 
 
 def test_who_is_in_nobodys_way_is_not_told(holder: subprocess.Popen[str]) -> None:
-    assert claims.machine_users(("b",), exclusive=False) == ()
-    held, names = claims.lease_machine(("a",), exclusive=False, others=("b",)) or ([], ())
+    assert claims.machine_users(("b",)) == ()
+    held, names = claims.lease_machine(("a",), others=("b",)) or ([], ())
     assert names == ("b",)
-    assert claims.machine_users(("b",), exclusive=False) == ()  # that is this process
+    assert claims.machine_users(("b",)) == ()  # that is this process
     for claim in held:
         claim.release()
     assert holder.poll() is None

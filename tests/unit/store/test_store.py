@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.domain import Fingerprint
+from trtllm_pipeline.domain import Exclusive, Fingerprint
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import JOB
@@ -840,14 +840,14 @@ def test_a_lease_folder_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch:
 
 def test_leases_are_shared_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    one = claims.lease_machine((), exclusive=False)
-    two = claims.lease_machine(("GPU-a",), exclusive=False)
+    one = claims.lease_machine(())
+    two = claims.lease_machine(("GPU-a",))
     assert one is not None
     assert two is not None
-    assert claims.lease_machine(("GPU-b", "GPU-a"), exclusive=False) is None
-    assert claims.lease_machine(("GPU-b",), exclusive=False) is not None, "a refused lease holds nothing"
-    assert claims.lease_machine((), exclusive=True) is None
-    three = claims.lease_machine(("GPU-a",), others=("GPU-a", "GPU-c", "GPU-d"), exclusive=False)
+    assert claims.lease_machine(("GPU-b", "GPU-a")) is None
+    assert claims.lease_machine(("GPU-b",)) is not None, "a refused lease holds nothing"
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is None
+    three = claims.lease_machine(("GPU-a",), others=("GPU-a", "GPU-c", "GPU-d"))
     assert three is not None
     assert three[1] == ("GPU-c",), "another one that is free will do"
-    assert claims.lease_machine(("GPU-a", "GPU-c"), others=("GPU-d",), exclusive=False) is None
+    assert claims.lease_machine(("GPU-a", "GPU-c"), others=("GPU-d",)) is None

@@ -23,7 +23,7 @@ from tests.helpers.trtllm_cells import (
     values,
 )
 from tests.standins import templates
-from trtllm_pipeline.domain import Cell, Resources
+from trtllm_pipeline.domain import Cell, Exclusive, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.forecast import section
 from trtllm_pipeline.machine.assume import parse
@@ -342,11 +342,11 @@ def test_ranks_take_a_gpu_each_and_converting_takes_one() -> None:
 
 def test_a_server_has_the_cpus_of_its_gpus_and_the_machine_if_it_is_measured_alone() -> None:
     on = machine(more=",cpus=96")
-    shared = {"perf.exclusive": False}
+    shared = {"perf.exclusive": "none"}
     for toolchain in (ENGINES, PYTORCH):
         launch = toolchains.load(toolchain).stage("launch")
         assert launch.resources(cell(tp=2, settings=shared), on) == Resources(cpus=24, gpus=2)
-        assert launch.resources(cell(), on) == Resources(cpus=12, gpus=1, exclusive=True)
+        assert launch.resources(cell(), on) == Resources(cpus=12, gpus=1, exclusive=Exclusive.MACHINE)
 
 
 # -------------------------------------------------------------------------------------------------- what is not there

@@ -255,7 +255,20 @@ def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Any]:
 
 
 _STAGE: Final = (
-    *("id", "stage", "name", "made_s", "planned", "message", "hint", "resources", "gpus", "provenance", "key"),
+    *(
+        "id",
+        "stage",
+        "name",
+        "made_s",
+        "planned",
+        "message",
+        "hint",
+        "resources",
+        "exclusive",
+        "gpus",
+        "provenance",
+        "key",
+    ),
     *("fingerprint", "files", "size_bytes"),
 )
 

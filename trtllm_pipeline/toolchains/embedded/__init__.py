@@ -21,7 +21,16 @@ from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
+from trtllm_pipeline.toolchains.common_stages import (
+    ACCURACY,
+    DOWNLOAD,
+    PERF,
+    SCORE,
+    SMOKE,
+    exclusive,
+    launch,
+    planned_server,
+)
 from trtllm_pipeline.toolchains.embedded import durations, needs
 from trtllm_pipeline.toolchains.embedded.params import (
     ARCHITECTURES,
@@ -131,7 +140,7 @@ def _convert_files(cell: Cell) -> Mapping[str, str]:
 
 def _serving_takes(cell: Cell, machine: Machine) -> Resources:
     """All CPUs: nobody can say how many the runtime uses, so nothing else of ours runs beside it."""
-    return Resources(cpus=machine.cpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
+    return Resources(cpus=machine.cpus, exclusive=exclusive(cell))
 
 
 def _server(_cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:

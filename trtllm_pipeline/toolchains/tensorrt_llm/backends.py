@@ -11,6 +11,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import probe, triton_installation
 from trtllm_pipeline.machine.assume import ASSUMED
@@ -22,7 +23,7 @@ from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import DRAFTER, ENGINES
-from trtllm_pipeline.toolchains.common_stages import launch
+from trtllm_pipeline.toolchains.common_stages import exclusive, launch
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
@@ -61,6 +62,7 @@ def launching(
         inputs=inputs,
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,
+        gpus=lambda context: ranks_of(context.inputs.get("engine")),
         starts=starts,
         needs=needs,
         expected_s=expected_s,
@@ -140,6 +142,19 @@ def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
 def one_gpu(_cell: Cell, _machine: Machine) -> Resources:
     """Converting computes little, but TensorRT-LLM does not load without a GPU."""
     return Resources(gpus=1)
+
+
+def all_visible(_context: StageContext[Any]) -> None:
+    """Nobody says how many of them hold the model."""
+
+
+def ranks_of(folder: Path | None) -> int | None:
+    """The ranks of a checkpoint or an engine; None where it does not say, or there is none to build."""
+    if folder is None:
+        return None
+    config = Fields.read_optional(folder, "config.json")
+    built = config.fields("pretrained_config") if config.has("pretrained_config") else config
+    return built.fields("mapping").optional_integer("world_size")
 
 
 def all_ranks(cell: Cell, _machine: Machine) -> Resources:
@@ -227,7 +242,7 @@ def serving_takes(cell: Cell, machine: Machine) -> Resources:
     """A GPU for each rank, and the CPUs that come with them: what is measured on other GPUs has its own."""
     gpus = world_size(cell)
     cpus = max(1, machine.cpus * gpus // max(1, len(machine.gpus)))
-    return Resources(cpus=cpus, gpus=gpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
+    return Resources(cpus=cpus, gpus=gpus, exclusive=exclusive(cell))
 
 
 def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]]) -> str | None:

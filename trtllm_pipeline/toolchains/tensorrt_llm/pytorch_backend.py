@@ -91,6 +91,7 @@ QUANTIZE: Final = Stage(
     files=backends.calibration_data,
     settle=with_true_samples,
     resources=backends.quantizing_takes,
+    gpus=backends.all_visible,
     identity=("model_optimizer",),
     expected_s=20.0,
     takes=durations.quantizing,

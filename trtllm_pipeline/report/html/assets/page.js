@@ -524,7 +524,8 @@
     pair(facts, "reason to run", stage.planned);
     pair(facts, "fingerprint", stage.fingerprint);
     pair(facts, "folder", stage.folder);
-    pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => (name === "exclusive" ? "exclusive use of the machine" : `${n} ${name}`)).join(", "));
+    pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => `${n} ${name}`).join(", "));
+    pair(facts, "beside it", { machine: "nothing", gpu: "measurements on other GPUs" }[stage.exclusive]);
     pair(facts, "GPUs", stage.gpus.join(", "));
     pair(facts, "files", stage.files ? `${stage.files}, ${(stage.size_bytes / 1e6).toFixed(1)} MB` : "");
     for (const [name, value] of Object.entries(stage.provenance)) pair(facts, name, name === "finished_s" ? new Date(value * 1000).toISOString() : value);

@@ -1,0 +1,151 @@
+"""What is run by hand takes leases as a run does: GPUs of its own, and nothing beside a measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import MACHINE, Make, make_toolchain
+from trtllm_pipeline.domain import Exclusive, Scope, StageRunId
+from trtllm_pipeline.execution import by_hand
+from trtllm_pipeline.execution.executor import Job
+from trtllm_pipeline.machine import model as machines
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.store import claims
+
+GPUS = tuple(machines.Gpu(index, f"GPU-{name}", "GPU", 1 << 30, 90) for index, name in enumerate("ab"))
+SEES = "import os, sys; open(sys.argv[1], 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    monkeypatch.setattr(probe, "machine", lambda: replace(MACHINE, gpus=GPUS))
+
+
+def job(tmp_path: Path, command: Sequence[str], gpus: tuple[str, ...] = ()) -> Path:
+    """A job file of a run elsewhere, on GPUs that this machine does not have."""
+    known = {"environment": {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}, "gpus": gpus}
+    folders = {"out": str(tmp_path / "then" / "out"), "attempt": str(tmp_path / "then")}
+    Job(
+        id=StageRunId("build-1"),
+        stage="build",
+        toolchain="toy",
+        fingerprint="1",
+        scope=Scope.ARTIFACT,
+        commands=(tuple(command),),
+        program=None,
+        params_class="x:X",
+        params={},
+        inputs={},
+        files={},
+        timeout_s=60.0,
+        section="build",
+        **known,  # type: ignore[arg-type]
+        **folders,
+    ).write(tmp_path / "job.json")
+    return tmp_path / "job.json"
+
+
+def replayed(tmp_path: Path, gpus: tuple[str, ...]) -> str:
+    seen = tmp_path / "seen"
+    attempt = tmp_path / f"attempt-{time.monotonic_ns()}"
+    attempt.mkdir()
+    by_hand.replay(job(tmp_path, [sys.executable, "-c", SEES, str(seen)], gpus), attempt, {}, lambda _command: None)
+    return seen.read_text()
+
+
+def release(held: Iterable[claims.Claim]) -> None:
+    for claim in held:
+        claim.release()
+
+
+def test_a_job_sees_as_many_free_gpus_as_it_had(tmp_path: Path) -> None:
+    assert replayed(tmp_path, ("GPU-elsewhere",)) == "GPU-a"
+    assert replayed(tmp_path, ("GPU-x", "GPU-y")) == "GPU-a,GPU-b"
+    assert replayed(tmp_path, ()) == "GPU-a,GPU-b", "one without GPUs is left what was set"
+    held, _ = claims.lease_machine(("GPU-a",)) or ([], ())
+    assert replayed(tmp_path, ("GPU-elsewhere",)) == "GPU-b"
+    release(held)
+
+
+@pytest.mark.parametrize("gpus", [("GPU-x", "GPU-y"), ()])
+def test_a_job_waits_and_says_for_whom(
+    tmp_path: Path, gpus: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = Exclusive.NONE if gpus else Exclusive.MACHINE
+    held, _ = claims.lease_machine(("GPU-b",), exclusive=rule) or ([], ())
+    threading.Timer(0.3, release, [held]).start()
+    begin = time.monotonic()
+    assert replayed(tmp_path, gpus) == "GPU-a,GPU-b"
+    assert time.monotonic() - begin > 0.25
+    what = "these GPUs" if gpus else "this machine"
+    assert capsys.readouterr().err.count(f"build waits: another invocation or a kept server is using {what}") == 1
+
+
+def test_a_stage_by_hand_has_gpus_of_its_own(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    stage = replace(
+        make_toolchain().stage("make"),
+        program=None,
+        gpus=lambda _context: 1,
+        commands=lambda _context, _machine: [[sys.executable, "-c", SEES, str(seen)]],
+    )
+    held, _ = claims.lease_machine(("GPU-a",)) or ([], ())
+    given = StageContext(Make(precision="fp16", batch=1), {}, {}, tmp_path / "out", tmp_path)
+    by_hand.run(stage, given, lambda _command: None)
+    assert seen.read_text() == "GPU-b"
+    release(held)
+    assert claims.lease_machine(("GPU-a", "GPU-b"), exclusive=Exclusive.MACHINE) is not None
+
+
+HELD = """
+import sys
+from trtllm_pipeline.execution import by_hand
+from trtllm_pipeline.machine import model, probe
+gpu = model.Gpu(0, "GPU-a", "GPU", 1 << 30, 90)
+probe.machine = lambda: model.Machine(1, "", (gpu,))
+with by_hand._leased(None, "build", {}) as (_, held):
+    by_hand._call("build", ["sh", "-c", "echo up >&2; exec sleep 30"], {}, held)
+"""
+
+
+def test_a_lease_is_held_until_the_last_process_that_uses_the_gpu_is_gone(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HELD], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "up\n"
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert claims.lease_machine(("GPU-a",)) is None, "its program still runs"
+        os.kill(child, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while claims.lease_machine(("GPU-a",)) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_ranks_are_read_from_what_a_stage_is_given(tmp_path: Path) -> None:
+    from trtllm_pipeline.toolchains.tensorrt_llm.backends import ranks_of
+
+    for name, config in {
+        "checkpoint": {"mapping": {"world_size": 4}},
+        "engine": {"pretrained_config": {"mapping": {"world_size": 2}}},
+        "weights": {"model_type": "qwen2"},
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    found = [ranks_of(tmp_path / name) for name in ("checkpoint", "engine", "weights", "none")]
+    assert [*found, ranks_of(None)] == [4, 2, None, None, None]
