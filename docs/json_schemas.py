@@ -42,6 +42,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "plan": (
         "plan --matrix matrix.yaml --format json",
         f"plan --matrix matrix.yaml --toolchain tensorrt_llm {_GPUS} --format json",
+        "plan --matrix matrix.yaml --workspace elsewhere --remote shared --format json",
     ),
     "fits": (
         "plan --matrix matrix.yaml --toolchain tensorrt_llm --assume tensorrt_llm==1.2.0,sm=90,gpus=2,gpu_memory_gib=0.1 --set axes.max_batch_size=[512] --fit --format json",
@@ -145,6 +146,7 @@ def examples(folder: Path) -> dict[str, list[Any]]:
     (folder / "matrix.yaml").write_text(MATRIX, encoding="utf-8")
     report = pipeline(folder, _RUN, codes=[1])
     engine = next((folder / ".pipeline/store/build").glob("*/out"))
+    pipeline(folder, "store push shared build", codes=[0])
     _write_key(folder / "signing.pem")
     # It measures, which waits until no server is kept.
     found = {"doctor-deep": _printed(folder, "doctor-deep")}

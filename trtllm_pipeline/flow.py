@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.config.load import LoadedMatrix
     from trtllm_pipeline.execution.forecast import Forecast
     from trtllm_pipeline.execution.loop import Observer, Outcome
+    from trtllm_pipeline.execution.pulling import RemoteSource
     from trtllm_pipeline.machine.model import Machine
     from trtllm_pipeline.report.fits import Fits
     from trtllm_pipeline.report.forecast_check import ForecastCheck
@@ -122,11 +123,35 @@ def _expanded(
     return select(cells, request.cells) if request.cells else cells
 
 
-def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
+def plan_of(request: Request, store: Store | None, *, guess: bool = False, loaded: LoadedMatrix | None = None) -> Plan:
     """The plan for all that the request selects. Raises MatrixError, UsageError, PlanError."""
     machine = machine_of(request)
-    cells = select_cells(request, load(request), machine, store)
+    cells = select_cells(request, loaded or load(request), machine, store)
     return plan_cells(cells, store, machine, until=request.until, guess=guess)
+
+
+def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Plan, Forecast]:
+    """The plan, and what running it would do. Where there is no store yet, `workspace` is where it would be. Raises as `plan_of`."""
+    from trtllm_pipeline.execution.forecast import forecast
+
+    loaded = load(request)
+    plan = plan_of(request, store, guess=True, loaded=loaded)
+    present = {} if store is None else _present(plan, store)
+    source = _source(request, loaded, plan.machine)
+    offers = None if source is None else source.offers(plan, present)
+    return plan, forecast(plan, store, present, workspace=workspace, offers=offers)
+
+
+def _source(request: Request, loaded: LoadedMatrix, machine: Machine) -> RemoteSource | None:
+    """The remote store that artifacts are pulled from: the request's, or the matrix's. Raises UsageError."""
+    url = request.remote
+    if url is None and (url := loaded.matrix.remote) is not None and "://" not in url:
+        url = str(loaded.path.parent / Path(url).expanduser())
+    if url is None:
+        return None
+    from trtllm_pipeline.execution.pulling import RemoteSource
+
+    return RemoteSource(url, request, () if machine.assumed else {gpu.name for gpu in machine.gpus})
 
 
 def plan_cells(
@@ -226,6 +251,7 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
         times=seen.times,
         needs=lambda run: of_run(run, plan.machine, seen.corrections),
         commands=_commands(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
+        pulls=seen.pulls,
         run_id=run_id,
     )
 
@@ -328,7 +354,8 @@ def run(
     loaded = load(request)
     plan = _runnable_plan(request, loaded, store)
     present = _present(plan, store)
-    seen = forecast(plan, store, present)
+    source = _source(request, loaded, plan.machine)
+    seen = forecast(plan, store, present, offers=None if source is None else source.offers(plan, present))
     check_room(seen, store)  # before there is a run: one without a plan would be the latest
     run_id = runs.run_id(time.time(), name or secrets.token_hex(2))
     folder = store.runs_dir / run_id
@@ -344,6 +371,8 @@ def run(
         def execute_(
             part: Plan, present: Mapping[Fingerprint, Artifact], expected_s: Mapping[StageRunId, float] | None = None
         ) -> Outcome:
+            if source is not None:
+                present = source.pull(part, store, present, observer)
             return execute(
                 part,
                 store,
@@ -397,8 +426,12 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     from trtllm_pipeline.execution.loop import execute
 
     store.check_writable()
-    plan = _runnable_plan(request, load(request), store)
-    present = _present(plan, store)
+    loaded = load(request)
+    plan = _runnable_plan(request, loaded, store)
+    present: Mapping[Fingerprint, Artifact] = _present(plan, store)
+    source = _source(request, loaded, plan.machine)
+    if source is not None:
+        present = source.pull(plan, store, present, observer)
     outcome = execute(
         plan, store, Executor(), observer, run_id=BY_HAND, machine=capacity(plan.machine), present=present
     )

@@ -191,3 +191,69 @@ def test_an_interrupt_is_told_and_goes_on_later(tmp_path: Path, s3: dict[str, st
     _, told = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in told) == (130, False), told
     assert pipeline(tmp_path, "push", "s3://engines/interrupted", "-w", "w", environment=s3)[0] == 0
+
+
+def run(folder: Path, workspace: str, url: str, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+    """Starts a run of the tiny model up to its repositories."""
+    asked = ("-m", "tiny", "--until", "repository", "-w", workspace, "--remote", url, "--progress", "plain")
+    return subprocess.Popen(
+        (sys.executable, "-m", "trtllm_pipeline", "run", *asked, *words),
+        cwd=folder,
+        env=os.environ | environment | {"XDG_RUNTIME_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def stages(workspace: Path) -> list[str]:
+    return sorted(path.parent.parent.name for path in workspace.glob("store/*/*/manifest.json"))
+
+
+def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3: dict[str, str]) -> None:
+    import fsspec
+
+    url = "s3://engines/of-runs"
+    first = run(tmp_path, "w", url, s3)
+    assert (first.communicate(timeout=120), first.returncode)[1] == 0
+    for stage in ("build", "download"):
+        assert pipeline(tmp_path, "push", url, stage, "-w", "w", environment=s3)[0] == 0
+    second = run(tmp_path, "w2", url, s3)
+    _, told = second.communicate(timeout=120)
+    assert second.returncode == 0, told
+    assert f"pulling 3 artifacts from {url}" in told
+    assert stages(tmp_path / "w2") == ["build", "build", "download", "repository", "repository"]
+    artifact = max((tmp_path / "w").glob("store/build/*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    largest = max(json.loads(artifact.read_text())["files"], key=lambda each: each["size"])
+    files = fsspec.filesystem(
+        "s3", key="test", secret="test", endpoint_url=s3["AWS_ENDPOINT_URL"], skip_instance_cache=True
+    )
+    files.pipe_file(f"engines/of-runs/files/{largest['blake3'][:2]}/{largest['blake3']}", b"x" * largest["size"])
+    third = run(tmp_path, "w3", url, s3)
+    _, told = third.communicate(timeout=120)
+    assert third.returncode == 0, told
+    assert (told.count("is damaged there"), told.count("; it is made here")) == (1, 1)
+    assert stages(tmp_path / "w3") == ["build", "build", "convert", "download", "repository", "repository"]
+    assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w3")[1]
+    # Where nobody answers, all is made.
+    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_MAX_ATTEMPTS": "1"}
+    fourth = run(tmp_path, "w4", url, nobody, "--cells", "*/fp16/*")
+    _, told = fourth.communicate(timeout=120)
+    assert (fourth.returncode, told.count("; what is there is made here")) == (0, 1), told
+
+
+@pytest.mark.slow
+def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:
+    first = run(tmp_path, "w", "remote", {})
+    assert (first.communicate(timeout=120), first.returncode)[1] == 0
+    assert pipeline(tmp_path, "push", "remote", "-w", "w")[0] == 0
+    for number in range(12):
+        process = run(tmp_path, "w2", "remote", {})
+        time.sleep(0.3 + 0.06 * number)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    last = run(tmp_path, "w2", "remote", {})
+    assert (last.communicate(timeout=120), last.returncode)[1] == 0
+    assert stages(tmp_path / "w2") == ["build", "build", "download", "repository", "repository"]
+    assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w2")[1]
+    assert not list((tmp_path / "w2/work/partial").rglob("manifest.json"))

@@ -7,9 +7,11 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
@@ -143,6 +145,71 @@ TrustedKeys = Annotated[
     ),
 ]
 """With RequireSigned, what `provenance.policy` takes."""
+AllowOtherGpu = Annotated[
+    bool,
+    switch("--allow-other-gpu", "Also pull engines that were made on another GPU of the same compute capability."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulling:
+    """What is pulled instead of being made."""
+
+    remote: Annotated[
+        str | None,
+        option(
+            "--remote",
+            "URL",
+            "Pull what this remote store has instead of making it (default: remote of the matrix).",
+            envvar="PIPELINE_REMOTE",
+        ),
+    ] = None
+    allow_other_gpu: AllowOtherGpu = False
+    require_signed: RequireSigned = False
+    trusted_keys: TrustedKeys = None
+
+    def of(self, request: Request) -> Request:
+        """`request` with what is said here; what is not stays as it is. Raises UsageError."""
+        remote = self.remote
+        if remote and "://" not in remote:
+            remote = str(Path(remote).absolute())
+        elif remote and urlsplit(remote).password:
+            raise UsageError(
+                "--remote: the password in it would be kept in the workspace",
+                hint="put it where the URL's package looks for it: variables, ~/.netrc, a configuration file",
+            )
+        keys = None if self.trusted_keys is None else str(self.trusted_keys.absolute())
+        return replace(
+            request,
+            remote=remote or request.remote,
+            allow_other_gpu=self.allow_other_gpu or request.allow_other_gpu,
+            require_signed=self.require_signed or request.require_signed,
+            trusted_keys=keys or request.trusted_keys,
+        )
+
+
+def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as a command whose parameters that are a dataclass are typed as one option for each field."""
+    signature = inspect.signature(function, eval_str=True)
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
+
+    def command(**values: Any) -> Any:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        return function(**values)
+
+    parameters = [
+        each.replace(kind=each.KEYWORD_ONLY)
+        for name, own in signature.parameters.items()
+        for each in (inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else (own,))
+    ]
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    command.__doc__ = function.__doc__
+    return command
+
+
 Until = Annotated[
     str | None, option("--until", "STAGE", "Stop after this stage, e.g. build.", complete=completion.stages)
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.names import amount, count, size
+from trtllm_pipeline.planning.names import count, size
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
@@ -39,18 +39,40 @@ Names = Annotated[
 ]
 Jobs = Annotated[int, options.option("--jobs", "N", "Files that are transferred at once.", min=1, max=128)]
 DryRun = Annotated[bool, options.switch("--dry-run", "Only list what would be transferred, with sizes.")]
-_EVERY_S: Final = 5.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArtifactSelection:
+    """The artifacts that are meant, as options say it."""
+
+    names: Names = None
+    run: options.Run = None
+    matrix: options.OptionalMatrix = None
+    cells: options.Cells = None
+    sets: options.Sets = None
+    until: options.Until = None
+    toolchain: options.Toolchain = None
+
+    def request(self) -> Request | None:
+        """The plan that names them; None where none does. Raises UsageError."""
+        if self.matrix is not None:
+            if self.run is not None:
+                raise UsageError("--run and --matrix are two selections", hint="give one of them")
+            return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain, None)
+        if self.cells or self.sets or self.until:
+            raise UsageError(
+                "--cells, --set and --until select from a matrix", hint="add --matrix FILE, or name the CELL"
+            )
+        return None
+
+
+@options.grouped
 def push(
     url: Url,
-    names: Names = None,
-    run: options.Run = None,
-    matrix: options.OptionalMatrix = None,
-    cells: options.Cells = None,
-    sets: options.Sets = None,
-    until: options.Until = None,
-    toolchain: options.Toolchain = None,
+    selection: ArtifactSelection,
+    verify: Annotated[
+        bool, options.switch("--verify", "Also read what is there already, and send it again where it is damaged.")
+    ] = False,
     jobs: Jobs = 8,
     dry_run: DryRun = False,
     workspace: options.Workspace = options.WORKSPACE,
@@ -69,30 +91,25 @@ def push(
     from trtllm_pipeline.store import remote
 
     store = options.known_store(workspace)
-    with closing(remote.Remote(url, jobs=jobs)) as there:
+    with closing(remote.Remote(url, jobs=jobs, thorough=verify)) as there:
         there.check_writable()
         known = [
             remote.ArtifactKey(each.stage, each.fingerprint)
             for each in store.index.all_artifacts()
             if each.folder.is_dir()
         ]
-        request = _request(matrix, cells, sets, until, toolchain, run)
-        chosen = _chosen(store, known, names, run, request)
+        chosen = _chosen(store, known, selection, selection.request())
         found = remote.compare_to_push(store, there, chosen)
         pending = _begin(found, f"push to {there.url}")
         done = {} if dry_run else _each(remote.push(store, there, pending, _progress(pending)))
         _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pushed")
 
 
+@options.grouped
 def pull(
     url: Url,
-    names: Names = None,
-    run: options.Run = None,
-    matrix: options.OptionalMatrix = None,
-    cells: options.Cells = None,
-    sets: options.Sets = None,
-    until: options.Until = None,
-    toolchain: options.Toolchain = None,
+    selection: ArtifactSelection,
+    allow_other_gpu: options.AllowOtherGpu = False,
     require_signed: options.RequireSigned = False,
     trusted_keys: options.TrustedKeys = None,
     jobs: Jobs = 8,
@@ -102,9 +119,10 @@ def pull(
 ) -> None:
     """Fetch artifacts from a remote store into the workspace, so that a run does not make them.
 
-    With --matrix, those that its cells need on this machine: fingerprints say for which release and GPU an engine is. Every
-    file is compared with its digest, and signed statements are checked; what is wrong is refused and named, and the exit
-    code is 1. An interrupted pull goes on where it stopped.
+    With --matrix, those that its cells need on this machine: fingerprints say for which release and compute capability an
+    engine is. One that was made on another GPU than this machine has is refused. Every file is compared with its digest, and
+    signed statements are checked; what is wrong is refused and named, and the exit code is 1. An interrupted pull goes on
+    where it stopped.
 
     examples:
       pipeline store pull s3://engines/nightly --matrix my.yaml
@@ -112,16 +130,18 @@ def pull(
       pipeline store pull https://engines.example/nightly build-4a46c422fbf3
     """
     from trtllm_pipeline import provenance
+    from trtllm_pipeline.machine.probe import machine
     from trtllm_pipeline.store import remote
 
     policy = provenance.policy(trusted_keys, required=require_signed)
-    request = _request(matrix, cells, sets, until, toolchain, run)
+    request = selection.request()
     with closing(remote.Remote(url, jobs=jobs)) as there:
-        known = None if request is not None or run is not None else there.places()
+        known = None if request is not None or selection.run is not None else there.places()
         store = Store(Path(workspace))
         store.check_writable()
-        chosen = _chosen(store, known, names, run, request)
-        found = remote.compare_to_pull(store, there, chosen)
+        chosen = _chosen(store, known, selection, request)
+        gpus = () if allow_other_gpu else {gpu.name for gpu in machine().gpus}
+        found = remote.compare_to_pull(store, there, chosen, gpus)
         pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
         done: dict[str, ArtifactTransfer] = {}
         if not dry_run:
@@ -131,29 +151,8 @@ def pull(
         _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pulled")
 
 
-def _request(
-    matrix: str | None,
-    cells: list[str] | None,
-    sets: list[str] | None,
-    until: str | None,
-    toolchain: str | None,
-    run: str | None,
-) -> Request | None:
-    if matrix is not None:
-        if run is not None:
-            raise UsageError("--run and --matrix are two selections", hint="give one of them")
-        return options.request(matrix, cells, sets, until, toolchain, None)
-    if cells or sets or until:
-        raise UsageError("--cells, --set and --until select from a matrix", hint="add --matrix FILE, or name the CELL")
-    return None
-
-
 def _chosen(
-    store: Store,
-    known: Sequence[ArtifactKey] | None,
-    names: Sequence[str] | None,
-    run: str | None,
-    request: Request | None,
+    store: Store, known: Sequence[ArtifactKey] | None, selection: ArtifactSelection, request: Request | None
 ) -> list[ArtifactKey]:
     """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
     from trtllm_pipeline.planning.runs import find_named, find_run, read_run
@@ -167,15 +166,15 @@ def _chosen(
         asked = [
             ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
         ]
-    elif run is not None:
-        planned = read_run(find_run(store, run)).stage_runs.values()
+    elif selection.run is not None:
+        planned = read_run(find_run(store, selection.run)).stage_runs.values()
         asked = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
     if asked is not None:
         there = set(asked if known is None else known)
         known = [place for place in asked if place in there]
     assert known is not None
-    found = [place for name in names or (None,) for place in find_named(store, known, name)]
-    if names and BOUND.intersection(names):
+    found = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
+    if selection.names and BOUND.intersection(selection.names):
         raise UsageError(
             "model repositories have absolute paths of their workspace", hint="a run writes them in a second"
         )
@@ -194,20 +193,10 @@ def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> lis
 
 
 def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
-    """Says every few seconds how far it is."""
+    from trtllm_pipeline.execution.pulling import paced
     from trtllm_pipeline.store.remote import Progress
 
-    total = sum(each.transfer_bytes for each in pending)
-    begun = last = time.monotonic()
-
-    def show(done_bytes: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _EVERY_S:
-            last = now
-            note(f"{amount(done_bytes, total, 'bytes')}, {done_bytes / 1e6 / (now - begun):.0f} MB/s")
-
-    return Progress(show)
+    return Progress(paced(sum(each.transfer_bytes for each in pending), note))
 
 
 def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:

@@ -20,6 +20,7 @@ from trtllm_pipeline.store.store import Store
 Progress = Literal["auto", "live", "plain", "json", "quiet"]
 
 
+@options.grouped
 def run(
     ctx: typer.Context,
     matrix: options.Matrix,
@@ -51,6 +52,8 @@ def run(
         ),
     ] = "auto",
     format: options.TableFormat = "table",
+    *,
+    pulling: options.Pulling,
     verbose: options.Verbose = False,
 ) -> int:
     """Run everything in a matrix that is not done yet, and show the results.
@@ -69,7 +72,7 @@ def run(
     # Looking at a workspace never makes one: that is left to a request that can be understood.
     called = None if name is None else check_name(name)
     found = options.store_at(workspace)
-    request = options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume)
+    request = pulling.of(options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume))
     if dry_run:
         return _show_plan(request, found, Path(workspace), format, verbose=verbose)
     store = found or Store(Path(workspace))
@@ -109,12 +112,14 @@ def resume(**values: Any) -> int:
       pipeline resume --retry-infeasible --workspace /data/results
     """
     options.known_store(values["workspace"])
-    return run(**values)
+    code: int = run(**values)
+    return code
 
 
 vars(resume)["__signature__"] = options.changed(run, matrix=options.MatrixOrLatest)
 
 
+@options.grouped
 def plan(
     matrix: options.Matrix,
     cells: options.Cells = None,
@@ -135,6 +140,8 @@ def plan(
             "--fit", "Only propose, for cells that need more memory than there is, the smallest change that fits."
         ),
     ] = False,
+    *,
+    pulling: options.Pulling,
     verbose: options.Verbose = False,
     format: Annotated[Literal["text", "json", "markdown"], options.option("--format", None, "Output format.")] = "text",
 ) -> int:
@@ -149,7 +156,7 @@ def plan(
       pipeline plan -m my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
       pipeline plan -m matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
     """
-    request = options.request(matrix, cells, sets, until, toolchain, assume)
+    request = pulling.of(options.request(matrix, cells, sets, until, toolchain, assume))
     store = options.store_at(workspace)
     if fit:
         if compare is not None:
@@ -188,11 +195,9 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
 
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
-    from trtllm_pipeline.execution.forecast import forecast
     from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 
-    found = flow.plan_of(request, store, guess=True)
-    seen = forecast(found, store, workspace=workspace)
+    found, seen = flow.outlook(request, store, workspace)
     if format == "json":
         for line in flow.plan_json(found, store, seen):
             emit(line)

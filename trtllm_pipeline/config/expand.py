@@ -104,6 +104,7 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | 
     grid = _Grid(loaded, default_toolchain, release)
     data: dict[str, Any] = loaded.matrix.model_dump(mode="json", exclude_unset=True)
     data["toolchain"] = default_toolchain
+    data.pop("remote", None)  # it says how to get at results, not which
 
     def name(model: str) -> str:
         return loaded.recipes[model].name if model in loaded.recipes else model

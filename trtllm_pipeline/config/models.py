@@ -749,6 +749,8 @@ class Matrix(Strict):
     """What it is for."""
     toolchain: Toolchain | None = None
     """Toolchain of cells that name none, unless the command line says another; null is what this machine has."""
+    remote: str | None = None
+    """Remote store (URL, or folder beside the matrix) whose artifacts are pulled instead of made, unless the command line says another."""
     axes: Axes
     """Cells are the product of the axes."""
     exclude: tuple[Where, ...] = ()

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.needs import TIME, Corrections, Estimate, Need, of_plan
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
+from trtllm_pipeline.planning.plan_file import action
 from trtllm_pipeline.planning.reasons import reasons
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.execution.pulling import Offers
 
 _GUESS_ERROR: Final = 0.6
 """Share by which a formula for time may be wrong (docs/memory.md)."""
@@ -109,6 +113,14 @@ class Forecast:
     """Memory that each of `to_run` takes, and disk that all of them do, beside what there is."""
     corrections: Corrections
     """What was measured in this workspace."""
+    offers: Offers | None = None
+    """What a remote store has, if one was asked. The rest is as after what is pulled from there."""
+    pulls: Mapping[StageRunId, int] = field(default_factory=dict)
+    """Bytes of what is pulled."""
+
+    def action(self, run: StageRunId) -> str:
+        """What becomes of a stage run, as in a plan's JSON."""
+        return action(run, self.to_run, self.present, self.pulls)
 
 
 def forecast(
@@ -117,10 +129,11 @@ def forecast(
     present: Mapping[Fingerprint, Artifact] | None = None,
     *,
     workspace: Path | None = None,
+    offers: Offers | None = None,
 ) -> Forecast:
     """What running `plan` now would do, why, and what it takes. `present` is what the store has, if that is known.
 
-    Where there is no store yet, `workspace` is where it would be.
+    Where there is no store yet, `workspace` is where it would be. `offers` is what a remote store has.
     """
     runs = plan.stage_runs.values()
     if present is None:
@@ -132,7 +145,9 @@ def forecast(
     folder = workspace if store is None else store.workspace
     free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
     there = frozenset(run.id for run in runs if run.fingerprint in present)
-    todo = frozenset(to_run(plan, lambda run: run.id in there))
+    pulls = {} if offers is None else {run: each.transfer_bytes for run, each in offers.pulls.items()}
+    after = there.union(pulls)
+    todo = frozenset(to_run(plan, lambda run: run.id in after))
     return Forecast(
         there,
         todo,
@@ -143,6 +158,8 @@ def forecast(
         sum(not times[run].measured for run in todo),
         tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
         corrections,
+        offers,
+        pulls,
     )
 
 

@@ -58,6 +58,9 @@ class Observer:
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """A moment later; `progress` of those that told any: done, total, unit."""
 
+    def pulling(self, message: str, *, wrong: bool = False) -> None:
+        """What is pulled from a remote store before the run begins; `wrong` is what cannot be, and is made instead."""
+
     def retrying(self, cells: Sequence[Cell]) -> None:
         """Cells that ran out of memory are planned anew, with changed settings; `begin` follows."""
 

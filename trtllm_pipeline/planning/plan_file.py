@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
@@ -114,12 +115,13 @@ def plan_lines(
     times: Mapping[StageRunId, Estimate],
     commands: Callable[[StageRun], Sequence[Sequence[str]]],
     needs: Callable[[StageRun], Sequence[Need]] = lambda _run: (),
+    pulls: Mapping[StageRunId, int] = MappingProxyType({}),
     run_id: str | None = None,
 ) -> Iterator[str]:
     """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
 
-    `commands` gives a stage run's command lines, `needs` what it takes of memory; `run_id` is None when nothing was run.
-    The plan of a run has these, and the expected time, of what is to run alone.
+    `commands` gives a stage run's command lines, `needs` what it takes of memory, `pulls` the bytes of what is pulled; `run_id`
+    is None when nothing was run. The plan of a run has these, and the expected time, of what is to run alone.
     """
     whole = run_id is None
 
@@ -151,7 +153,8 @@ def plan_lines(
             "resources": _resources(run.stage.resources(run.first_cell, plan.machine)),
             **_expected(times.get(run.id) if told else None),
             "needs": [need.to_json() for need in needs(run)] if told else [],
-            "action": "run" if run.id in to_run else "up_to_date" if run.id in present else "skip",
+            "action": action(run.id, to_run, present, pulls),
+            **({"pull_bytes": pulls[run.id]} if run.id in pulls else {}),
             "reason": reasons.get(run.id),
         }
 
@@ -166,6 +169,18 @@ def plan_lines(
 @cache
 def _resources(each: Resources) -> Json:
     return asdict(each)
+
+
+def action(
+    run: StageRunId,
+    to_run: Collection[StageRunId],
+    present: Collection[StageRunId],
+    pulls: Collection[StageRunId],
+) -> str:
+    """What becomes of a stage run."""
+    if run in pulls:
+        return "pull"
+    return "run" if run in to_run else "up_to_date" if run in present else "skip"
 
 
 def _expected(estimate: Estimate | None) -> dict[str, Json]:

@@ -25,6 +25,13 @@ class Request:
     toolchain: str | None = None
     assume: str | None = None
     """The machine to plan for, as `--assume` describes it; None is this one."""
+    remote: str | None = None
+    """Where artifacts are pulled from instead of being made; None is what the matrix says."""
+    allow_other_gpu: bool = False
+    """Whether engines that were made on GPUs of another name are pulled too."""
+    require_signed: bool = False
+    trusted_keys: str | None = None
+    """With `require_signed`, the policy for what is pulled."""
 
     @property
     def whole(self) -> bool:

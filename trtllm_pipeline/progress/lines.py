@@ -40,6 +40,11 @@ class QuietObserver(Observer):
         if status is _S.FAILED:
             self._say(*self._failure(run, error, seconds))
 
+    def pulling(self, message: str, *, wrong: bool = False) -> None:
+        """Say what cannot be pulled."""
+        if wrong:
+            self._say(message)
+
     def retrying(self, cells: Sequence[Cell]) -> None:
         """Say what is changed."""
         self._say(*retries(cells))
@@ -54,6 +59,10 @@ class QuietObserver(Observer):
 
 class PlainObserver(QuietObserver):
     """One line per event; a stage run that takes long is announced, and again every minute with its progress."""
+
+    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
+        """Say what is pulled."""
+        self._say(message)
 
     def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
         """Say how much there is to do."""
@@ -123,6 +132,7 @@ class PlainObserver(QuietObserver):
 class JsonObserver(QuietObserver):
     """One JSON object per line, each with `event` and `time_s` (Unix time).
 
+    pulling    message, wrong: whether it cannot be pulled; before `begin`
     begin      cells, infeasible: {id: reason}, stage_runs, to_do
     changed    stage_run, stage, cells, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log, line, setting
     waiting    stage_run, stage, cells, why
@@ -161,6 +171,10 @@ class JsonObserver(QuietObserver):
             if now - self._told.get(run_id, float("-inf")) >= 1.0:
                 self._told[run_id] = now
                 self._event("progress", **_named(self._tracker.plan.stage_runs[run_id]), **values)
+
+    def pulling(self, message: str, *, wrong: bool = False) -> None:
+        """The events `pulling`."""
+        self._event("pulling", message=message, wrong=wrong)
 
     def retrying(self, cells: Sequence[Cell]) -> None:
         """The events `retrying`."""

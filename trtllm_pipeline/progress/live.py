@@ -76,6 +76,10 @@ class LiveObserver(QuietObserver):
             first, *rest = failure(run, error, seconds, self.told)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
 
+    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
+        """Print it; the first picture follows."""
+        self._say(message)
+
     def retrying(self, cells: Sequence[Cell]) -> None:
         """Print what is changed; the next picture follows."""
         self._above(retries(cells))

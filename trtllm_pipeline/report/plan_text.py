@@ -17,7 +17,7 @@ from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.toolchains import base as toolchains
 
-_ACTIONS: Final = {"run": "run", "up_to_date": "up to date", "skip": "not needed"}
+_ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """What becomes of a stage run, as in a plan's JSON, in words."""
 _LIST_UP_TO: Final = 40
 """Stage runs listed one by one without being asked to."""
@@ -34,7 +34,8 @@ def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
     """The same for the summary of a CI job."""
     blocks: list[Block] = [Heading(title), TextLine(_cells(plan)), *map(TextLine, _notes(plan))]
     if plan.feasible:
-        blocks += [Grid(_HEADS, list(_by_stage(plan, seen))), *map(TextLine, _takes(plan, seen))]
+        lines = [*_offers(seen), *_takes(plan, seen)]
+        blocks += [Grid(_heads(seen), list(_by_stage(plan, seen))), *map(TextLine, lines)]
         if rows := list(_needs(_tightest(plan, seen))):
             blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
         counted = Counter(seen.reasons.values()).most_common()
@@ -43,7 +44,8 @@ def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
     return as_markdown([*blocks, Items(f"{count(len(never), 'cell')} can never work", never, folded=True)])
 
 
-_HEADS: Final = ("stage", "runs", "up to date", "to run", "expected")
+def _heads(seen: Forecast) -> tuple[str, ...]:
+    return ("stage", "runs", "up to date", *(("to pull",) if seen.pulls else ()), "to run", "expected")
 
 
 def _cells(plan: Plan) -> str:
@@ -69,18 +71,42 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:
-    """A row for each stage, as `_HEADS` say."""
+    """A row for each stage, as `_heads` say."""
     for stage in _in_order(plan):
         runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
         todo = [run for run in runs if run.id in seen.to_run]
         done = sum(run.id in seen.present for run in runs)
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
         seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
-        yield stage, str(len(runs)), kept, str(len(todo)), seconds
+        pulled = [str(sum(run.id in seen.pulls for run in runs))] if seen.pulls else []
+        yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds
+
+
+def _offers(seen: Forecast) -> list[str]:
+    """What a remote store has, and what of it is not taken."""
+    offers = seen.offers
+    if offers is None:
+        return []
+    if offers.fault is not None:
+        return [f"nothing is pulled: {offers.fault}"]
+    pulled = count(len(offers.pulls), "artifact")
+    lines = [
+        f"pull: {pulled} from {offers.url}, {size(offers.size_bytes)}, instead of making {_them(len(offers.pulls))}"
+    ]
+    if not offers.pulls:
+        lines = [f"nothing to pull from {offers.url}"]
+    refused = Counter(f"{each.stage}: {each.message}" for each in offers.refused.values())
+    return [*lines, *(f"not pulled: {number} x {why}" for why, number in refused.most_common(3))]
+
+
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"
 
 
 def _takes(plan: Plan, seen: Forecast) -> list[str]:
     """Time."""
+    if not seen.to_run and seen.pulls:
+        return ["nothing to run after that"]
     if not seen.to_run:
         return ["nothing to do: every result that is asked for is up to date"]
     some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
@@ -137,15 +163,17 @@ def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
 
 def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     """What there is to do, by stages."""
-    rows = (_HEADS, *_by_stage(plan, seen))
-    lines = ["", *(f"{stage:<12}{runs:>6}{kept:>12}{todo:>8}{took:>12}" for stage, runs, kept, todo, took in rows)]
-    lines += ["", *_takes(plan, seen)]
+    rows = (_heads(seen), *_by_stage(plan, seen))
+    widths = (6, 12, *((9,) if seen.pulls else ()), 8, 12)
+    lines = ["", *(f"{stage:<12}{''.join(map(str.rjust, row, widths))}" for stage, *row in rows)]
+    lines += ["", *_offers(seen), *_takes(plan, seen)]
     if seen.to_run:
         lines += _needs_table(plan, seen, verbose=verbose)
     if seen.to_run:
         lines += ["", "why:", *_why(seen)]
-    if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
-        lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)
+    todo = seen.to_run.union(seen.pulls)
+    if verbose or 0 < len(todo) <= _LIST_UP_TO:
+        lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), seen)
     return lines
 
 
@@ -185,8 +213,9 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[st
     lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
     for run in plan.stage_runs.values():
         if run.id in runs:
-            expected = about(seen.expected_s[run.id])
-            why = seen.reasons.get(run.id, "up to date" if run.id in seen.present else "not needed")
+            pulled = run.id in seen.pulls
+            expected = size(seen.pulls[run.id]) if pulled else about(seen.expected_s[run.id])
+            why = seen.reasons.get(run.id, _ACTIONS[seen.action(run.id)])
             lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
     return lines
 
@@ -203,7 +232,7 @@ def explanation(plan: Plan, seen: Forecast, stage: str | None) -> dict[str, Any]
             "stage": run.stage.name,
             "id": run_id,
             "fingerprint": run.fingerprint,
-            "action": "run" if run_id in seen.to_run else "up_to_date" if run_id in seen.present else "skip",
+            "action": seen.action(run_id),
             "reason": seen.reasons.get(run_id),
             "shared_with": len(run.cells) - 1,
             "key": json.loads(run.key),

@@ -11,15 +11,17 @@ sent is not sent again. An artifact without a manifest is not there. Whoever pul
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -114,12 +116,13 @@ class Progress:
 class Remote:
     """The store at a URL of fsspec, or in a folder. To be closed.
 
-    Credentials and endpoints are found as the URL's package finds them: in its variables and files. Raises UsageError for
-    a URL that cannot be one.
+    Credentials and endpoints are found as the URL's package finds them: in its variables and files. `thorough`: what is
+    there already counts only once it was read. Raises UsageError for a URL that cannot be one.
     """
 
-    def __init__(self, url: str, *, jobs: int = 8) -> None:
+    def __init__(self, url: str, *, jobs: int = 8, thorough: bool = False) -> None:
         self.url = shown(url)
+        self._thorough = thorough
         self._fs, root = _file_system(url)
         self._root = root.rstrip("/")
         self._by_object = bool(getattr(self._fs, "async_impl", False))
@@ -174,12 +177,24 @@ class Remote:
         name = _name(entry)
         try:
             with self._asking(name):
-                return bool(self._fs.info(self._path(name))["size"] != entry.size)
+                return bool(self._fs.info(self._path(name))["size"] != entry.size) or (
+                    self._thorough and not self._sound(entry)
+                )
         except FileNotFoundError:
             return True
 
+    def _sound(self, entry: FileEntry) -> bool:
+        """Whether what is there is what its name says: all of it is read."""
+        from blake3 import blake3
+
+        digest = blake3()
+        with self._asking(_name(entry)), self._fs.open(self._path(_name(entry)), "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+        return bool(digest.hexdigest() == entry.digest)
+
     def lacking(self, sealed: Manifest) -> list[FileEntry]:
-        """The files of an artifact whose content is not there, one for each content."""
+        """The files of an artifact whose content is not there, one for each content; or is damaged, if `thorough`."""
         contents = {entry.digest: entry for entry in (*sealed.files, *sealed.records) if entry.link is None}
         known = list(contents.values())
         lacked = list(self._files.map(self._lacks, known))
@@ -551,19 +566,54 @@ def push(
             raise
 
 
-def compare_to_pull(store: Store, remote: Remote, chosen: Sequence[ArtifactKey]) -> list[ArtifactTransfer]:
-    """What of `chosen` is to be pulled; what is neither there nor here is left out."""
-    known = store.present({place.fingerprint: place.stage for place in chosen})
-    wanted = [place for place in chosen if place.fingerprint not in known]
+def offered(
+    remote: Remote, places: Iterable[ArtifactKey], gpus: Collection[str]
+) -> dict[ArtifactKey, ArtifactTransfer]:
+    """Those of `places` that are there: to be pulled, or refused with the reason.
+
+    Where `gpus` has the names of this machine's, engines that were made on GPUs of other names are refused: their keys have the
+    compute capability alone. Raises RemoteError.
+    """
     with ThreadPoolExecutor(2 * _AHEAD) as pool:
-        found = {
-            ArtifactKey(each.stage, each.fingerprint): each
-            for each in _each(pool, lambda p: _read_manifest(remote, p), wanted)
-        }
+        found = list(_each(pool, partial(_read_manifest, remote), places))
+    return {
+        ArtifactKey(each.stage, each.fingerprint): _for_gpus(each, gpus)
+        for each in found
+        if each.sealed is not None or each.message is not None
+    }
+
+
+def _for_gpus(each: ArtifactTransfer, gpus: Collection[str]) -> ArtifactTransfer:
+    made_on = set() if each.sealed is None else _made_for(each.sealed)
+    if not gpus or not made_on or made_on.intersection(gpus):
+        return each
+    return replace(
+        each,
+        state="refused",
+        message=f"was made on {' and '.join(sorted(made_on))}, this machine has {' and '.join(sorted(set(gpus)))} "
+        "(--allow-other-gpu takes it)",
+    )
+
+
+def _made_for(sealed: Manifest) -> set[str]:
+    """Names of the GPUs that an engine was made on; empty for what is not made for a GPU, or does not tell."""
+    system = sealed.provenance.get("system")
+    told = system.get("gpus") if isinstance(system, dict) else None
+    if "sm" not in json.loads(sealed.key).get("identity", {}) or not isinstance(told, list):
+        return set()
+    return {str(each).rpartition(",")[0] for each in told}
+
+
+def compare_to_pull(
+    store: Store, remote: Remote, chosen: Sequence[ArtifactKey], gpus: Collection[str] = ()
+) -> list[ArtifactTransfer]:
+    """What of `chosen` is to be pulled, or refused as `offered` says; what is neither there nor here is left out."""
+    known = store.present({place.fingerprint: place.stage for place in chosen})
+    found = offered(remote, (place for place in chosen if place.fingerprint not in known), gpus)
     told = []
     for place in chosen:
-        if place in found:
-            told += [found[place]] if found[place].sealed or found[place].message else []
+        if place.fingerprint not in known:
+            told += [found[place]] if place in found else []
         else:
             sealed = manifest.read(store.folder(*place))
             told.append(ArtifactTransfer(*place, sealed, b"", "present"))
