@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.embedded_engines import script_engine
+from tests.helpers.gateways import listening
 from trtllm_pipeline.bench.scripted_server import Script, config, running
+from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
 pytestmark = pytest.mark.integration
 PIPELINE = [sys.executable, "-m", "trtllm_pipeline", "chat"]
@@ -123,6 +125,28 @@ def test_several_models(url: str) -> None:
         assert done.returncode == 2
         assert "has the models a, b" in done.stderr
         assert piped(service["http"], "x\n", "--model", "b").stdout == "1 messages, user: 'x'\n"
+
+
+def test_an_adapter_is_chosen_by_its_name(tmp_path: Path) -> None:
+    """The gateway in front of a scripted server, whose adapter is a model with a parent."""
+    asked: list[Mapping[str, Any]] = []
+
+    def answer(model: str, values: Mapping[str, Any]) -> Script:
+        asked.append(values)
+        return respond(model, values)
+
+    with running(answer, {"a": config("a"), "b": config("b")}) as (_, service):
+        adapters = {"sql": tmp_path / "sql"}
+        models = tuple(OfferedModel(name=name, url=f"http://{service['http']}/v1", adapters=adapters) for name in "ab")
+        with listening(tmp_path, GatewayConfig(models=models)) as url:
+            assert piped(url, "x\n", "--model", "b", "--lora", "sql").stdout == "1 messages, user: 'x'\n"
+            assert asked[-1]["lora_request"]["lora_path"] == str(tmp_path / "sql")
+            assert piped(url, "x\n", "--model", "b").returncode == 0
+            assert "lora_request" not in asked[-1]
+            done = piped(url, "x\n", "--model", "b", "--lora", "law")
+            assert done.returncode == 2
+            assert "lists no LoRA adapter 'law' of b; it lists sql" in done.stderr
+            assert "has the models a, a:sql, b, b:sql" in piped(url, "x\n", "--lora", "sql").stderr
 
 
 class Terminal:

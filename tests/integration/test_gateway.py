@@ -21,6 +21,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.chat_models import LOG, Running, gateway, spoken, write_model
 from tests.helpers.gateways import Process, listening, process_of
 from tests.standins import templates
@@ -570,6 +571,83 @@ def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_p
             assert (missing.status_code, error(missing)["code"]) == (503, "server_unavailable")
             no_chat = HTTP.post(f"{url}/chat/completions", json={**chat, "model": "ours"})
             assert "no chat template" in error(no_chat)["message"]
+
+
+def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has_forgotten_it(tmp_path: Path) -> None:
+    """A scripted server with the inputs of TensorRT-LLM's ensemble, which keeps one adapter at a time."""
+    adapters = {
+        name: write_adapter(tmp_path / name, random_pairs({"q_proj": (16, 16)}, rank=2)) for name in ("sql", "chat")
+    }
+    ensemble = config("ensemble")
+    for tensor, kind, dims in (
+        ("lora_task_id", "TYPE_UINT64", [1]),
+        ("lora_weights", "TYPE_FP32", [-1, -1]),
+        ("lora_config", "TYPE_INT32", [-1, 3]),
+    ):
+        ensemble.input.add(name=tensor, data_type=kind, dims=dims, optional=True)
+    kept: list[int] = []
+    sent: list[int] = []
+
+    def answer(_model: str, values: Mapping[str, Any]) -> Script:
+        task = values.get("lora_task_id")
+        if task is not None and "lora_weights" in values:
+            sent.append(task)
+            kept[:] = [task]
+        elif task is not None and task not in kept:
+            return Script((), error=f"LoRA task {task} not found in cache. Please send LoRA weights with request")
+        return spoken("the model itself" if task is None else f"adapter {task}")
+
+    with running(answer, {"ensemble": ensemble}) as (_triton, told):
+        models = (
+            OfferedModel(name="m", url=f"grpc://{told['grpc']}", server_model="ensemble", adapters=adapters),
+            OfferedModel(
+                name="wrong", url=f"grpc://{told['grpc']}", server_model="ensemble", adapters={"none": tmp_path}
+            ),
+        )
+        with listening(tmp_path, GatewayConfig(models=models)) as url:
+            listed = {model["id"]: model.get("parent") for model in HTTP.get(f"{url}/models").json()["data"]}
+            assert listed == {"m": None, "m:sql": "m", "m:chat": "m", "wrong": None, "wrong:none": "wrong"}
+
+            def said(name: str) -> str:
+                done = ask(url, "x", model=name).json()
+                assert done["model"] == name
+                text: str = done["choices"][0]["text"]
+                return text
+
+            names = ("m", "m:sql", "m:chat", "m:sql", "m:sql", "m")
+            assert [said(name) for name in names] == [
+                *("the model itself", "adapter 1", "adapter 2", "adapter 1", "adapter 1", "the model itself")
+            ]
+            assert sent[-3:] == [1, 2, 1], "each again where the other has taken its place"
+            streamed = ask(url, "x", model="m:chat", stream=True).text
+            assert '"model":"m:chat"' in streamed
+            bad = ask(url, "x", model="wrong:none")
+            assert (bad.status_code, error(bad)["code"]) == (502, "bad_gateway")
+            assert ask(url, "x", model="wrong").status_code == 200
+            unknown = ask(url, "x", model="m:law")
+            assert (unknown.status_code, error(unknown)["code"]) == (404, "model_not_found")
+            page = HTTP.get(f"{url.removesuffix('/v1')}/metrics").text
+            assert 'gateway_requests_total{endpoint="/v1/completions",model="m:sql",status="200"} 3.0' in page
+
+
+def test_an_openai_server_is_told_which_adapter_a_request_is_for(tmp_path: Path) -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    def answer(_model: str, values: Mapping[str, Any]) -> Script:
+        asked.append(values)
+        return spoken("hello")
+
+    with running(answer, {"upstream": config("upstream", counts=True)}) as (_, told):
+        model = OfferedModel(
+            name="m", url=f"http://{told['http']}/v1", server_model="upstream", adapters={"sql": tmp_path / "sql"}
+        )
+        with listening(tmp_path, GatewayConfig(models=(model,))) as url:
+            names = [ask(url, "x", model=name).json()["model"] for name in ("m", "m:sql")]
+            assert '"upstream"' not in ask(url, "x", model="m:sql", stream=True).text
+    assert names == ["m", "m:sql"]
+    assert "lora_request" not in asked[0]
+    wanted = {"lora_name": "sql", "lora_int_id": 1, "lora_path": str(tmp_path / "sql")}
+    assert [each["lora_request"] for each in asked[1:]] == [wanted, wanted]
 
 
 def test_the_llm_api_s_model_is_asked_by_its_own_names(tmp_path: Path) -> None:

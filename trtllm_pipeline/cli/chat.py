@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -50,6 +50,9 @@ def chat(
     model: Annotated[
         str | None, options.option("--model", "NAME", "Model to ask (default: the server's, if it has one).")
     ] = None,
+    lora: Annotated[
+        str | None, options.option("--lora", "NAME", "LoRA adapter of the model (default: the model without one).")
+    ] = None,
     system: Annotated[str | None, options.option("--system", "TEXT", "System prompt.")] = None,
     temperature: Annotated[
         float | None, options.option("--temperature", "T", "0 is greedy (default: the server's).", min=0, max=2)
@@ -69,7 +72,7 @@ def chat(
     examples:
       pipeline chat
       pipeline chat demo
-      pipeline chat qwen2-7b/fp8
+      pipeline chat qwen2-7b/fp8 --lora sql
       pipeline chat http://127.0.0.1:8000/v1 --model llama --system 'Be brief.'
       echo 'What is the capital of France?' | pipeline chat demo
     """
@@ -77,7 +80,7 @@ def chat(
     asked = {name: value for name, value in given.items() if value is not None}
     policy = provenance.policy(trusted_keys, required=require_signed)
     with _server(ctx, what, workspace, policy) as (url, key):
-        talk = Conversation(url, _chosen(url, model, key), api_key=key, options=asked)
+        talk = Conversation(url, _chosen(models(url, key), url, model, lora), api_key=key, options=asked)
         talk.system = system
         _Terminal(talk).run()
 
@@ -172,18 +175,26 @@ def _url(server: KeptServer) -> str:
     return endpoint.openai
 
 
-def _chosen(url: str, model: str | None, key: str | None) -> str:
-    """The model to ask. Raises ServerError, UsageError."""
-    listed = models(url, key)
-    if model is not None and (model in listed or not listed):
+def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora: str | None) -> str:
+    """The model to ask, or its adapter `lora`, of those that a server lists with what they are adapters of. Raises UsageError."""
+    bare = [name for name, parent in listed.items() if parent is None]
+    if model is None and len(bare) == 1:
+        model = bare[0]
+    if model is None or (model not in listed and listed):
+        names = ", ".join(listed) or "none"
+        raise UsageError(
+            f"{url} has no model {model!r}; it has {names}" if model else f"{url} has the models {names}",
+            hint="--model NAME chooses one",
+        )
+    if lora is None:
         return model
-    if model is None and len(listed) == 1:
-        return listed[0]
-    names = ", ".join(listed) or "none"
-    raise UsageError(
-        f"{url} has no model {model!r}; it has {names}" if model else f"{url} has the models {names}",
-        hint="--model NAME chooses one",
-    )
+    adapters = {name.removeprefix(f"{model}:"): name for name, parent in listed.items() if parent == model}
+    if lora not in adapters:
+        raise UsageError(
+            f"{url} lists no LoRA adapter {lora!r} of {model}; it lists {', '.join(adapters) or 'none'}",
+            hint="settings.lora.adapter of a matrix, or pipeline gateway --adapter, names them",
+        )
+    return adapters[lora]
 
 
 class _Terminal:

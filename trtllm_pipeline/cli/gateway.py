@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,6 +50,14 @@ def _command(
         list[str] | None,
         _of("--max-seq-len", "NAME=N", "Tokens of prompt and answer together (default: the folder's)."),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        _of(
+            "--adapter",
+            "NAME:ADAPTER=DIR",
+            "A LoRA adapter that the model's server takes; clients ask for NAME:ADAPTER.",
+        ),
+    ] = None,
     host: Annotated[
         str | None,
         _of("--host", "ADDRESS", "Address to listen on; anything but loopback lets others in (default: 127.0.0.1)."),
@@ -69,13 +78,14 @@ def _command(
     examples:
       pipeline gateway smollm2=service.json --model-folder smollm2=engine --port 9000
       pipeline gateway llama=grpc://127.0.0.1:8001 --server-model llama=tensorrt_llm_bls --model-folder llama=model
+      pipeline gateway llama=service.json --model-folder llama=model --adapter llama:sql=adapters/sql
       pipeline gateway --config gateway-config.json
     """
     found, folder = _base(config)
     served = {model.name: model for model in found.models} if found else {}
     served |= {name: _model(name, server) for name, server in _pairs("NAME=SERVER", models).items()}
     changes: Mapping[str, tuple[str, list[str] | None, Callable[[str], Any]]] = {
-        "model_folder": ("--model-folder", model_folder, _folder),
+        "model_folder": ("--model-folder", model_folder, partial(_folder, "--model-folder")),
         "server_model": ("--server-model", server_model, str),
         "dialect": ("--dialect", dialect, str),
         "max_seq_len": ("--max-seq-len", max_seq_len, _whole),
@@ -88,6 +98,15 @@ def _command(
                     hint=f"NAME=SERVER gives it a server; there is {', '.join(served) or 'none'}",
                 )
             served[name] = replace(served[name], **{field: read(value)})
+    for name, path in _pairs("--adapter NAME:ADAPTER=DIR", adapter).items():
+        model, sign, own = name.rpartition(":")
+        if not sign or model not in served or not own:
+            raise UsageError(
+                f"--adapter {name}: expected NAME:ADAPTER=DIR",
+                hint=f"NAME is one of {', '.join(served) or 'none'}, ADAPTER what clients add to it",
+            )
+        known = {**served[model].adapters, own: _folder("--adapter", path)}
+        served[model] = replace(served[model], adapters=known)
     if not served:
         raise UsageError("which server?", hint="pipeline gateway NAME=service.json; pipeline launch starts one")
     defaults = to_json(found.params) if found else {}
@@ -152,8 +171,8 @@ def _model(name: str, server: str) -> OfferedModel:
     return OfferedModel(name=name, service=path.absolute(), dialect=AUTO)
 
 
-def _folder(given: str) -> Path:
-    found = options.folder("--model-folder", Path(given))
+def _folder(option: str, given: str) -> Path:
+    found = options.folder(option, Path(given))
     assert found is not None
     return found.absolute()
 

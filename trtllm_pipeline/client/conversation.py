@@ -172,20 +172,26 @@ def base_url(url: str) -> str:
     return base if base.endswith("/v1") else f"{base}/v1"
 
 
-def models(url: str, api_key: str | None = None) -> list[str]:
-    """The models that a server lists. Raises ServerError."""
+def models(url: str, api_key: str | None = None) -> dict[str, str | None]:
+    """The models that a server lists, and of each LoRA adapter the model that it is of: `parent`, as vLLM and the gateway
+    say it. Raises ServerError.
+    """
     return asyncio.run(_models(base_url(url), api_key))
 
 
-async def _models(url: str, api_key: str | None) -> list[str]:
+async def _models(url: str, api_key: str | None) -> dict[str, str | None]:
     try:
         status, body = await fetch(url, "/models", timeout_s=_LOOK_S, headers=_authorization(api_key))
         if status != 200:
             raise await recognise.wrong_protocol(url.removesuffix("/v1"), "openai", _LOOK_S) or _refused(
                 url, status, body
             )
-        listed = fields.items(fields.parse(body).get("data"), "data")
-        return [fields.text(fields.mapping(each, "a model").get("id"), "id") for each in listed]
+        found: dict[str, str | None] = {}
+        for each in fields.items(fields.parse(body).get("data"), "data"):
+            model = fields.mapping(each, "a model")
+            parent = model.get("parent")
+            found[fields.text(model.get("id"), "id")] = None if parent is None else fields.text(parent, "parent")
+        return found
     except (OSError, ProtocolError) as error:
         other = await recognise.wrong_protocol(url.removesuffix("/v1"), "openai", _LOOK_S)
         raise other or _unreachable(url, error) from error

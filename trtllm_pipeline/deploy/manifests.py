@@ -14,6 +14,7 @@ from trtllm_pipeline.deploy import images
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.gateway.config import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.params import load
+from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import EMBEDDED
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def gateway_config(deployment: Deployment, host: str) -> GatewayConfig:
         max_seq_len=served.max_seq_len,
         max_input_len=served.cell.isl,
         max_concurrency=served.cell.max_batch_size,
+        adapters={name: Path(MODELS, place) for place, (name, _) in companions.adapters(served.cell).items()},
     )
     settings = {name: value for name, value in served.cell.settings.get("gateway", {}).items() if value is not None}
     params = load(GatewayParams, settings)

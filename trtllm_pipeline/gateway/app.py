@@ -79,10 +79,13 @@ class GatewayApp:
         self.config = config
         self.params = config.params
         self.keys = None if config.api_keys_file is None else Keys(config.api_keys_file)
-        self.served = {model.name: ModelServer(model, config.params) for model in config.models}
+        self.servers = tuple(ModelServer(model, config.params) for model in config.models)
+        self.served = {name: server for server in self.servers for name in server.model.names}
+        """Name that clients ask for -> its server: a model and its adapters have one."""
         self.metrics = GatewayMetrics(self.served)
-        for name, served in self.served.items():
-            self.metrics.limits(name, in_flight=served.admission.places, queued=served.admission.queue)
+        for server in self.servers:
+            limits = server.admission
+            self.metrics.limits(server.model.name, in_flight=limits.places, queued=limits.queue)
         self.stopping = False
         self.started = int(time.time())
         self._feeds: set[_Sending] = set()
@@ -116,7 +119,7 @@ class GatewayApp:
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         ticker = asyncio.create_task(self._tick())
-        ready = [asyncio.create_task(served.prepare()) for served in self.served.values()]
+        ready = [asyncio.create_task(server.prepare()) for server in self.servers]
         try:
             yield
         finally:
@@ -125,8 +128,8 @@ class GatewayApp:
             await asyncio.gather(ticker, *ready, return_exceptions=True)
             if self._tasks:  # ends requests on their servers
                 await asyncio.wait(self._tasks, timeout=3.0)
-            for served in self.served.values():
-                served.close()
+            for server in self.servers:
+                server.close()
 
     async def _tick(self) -> None:
         """Give up clients that do not read, close what is idle, and see whether the keys are others."""
@@ -136,8 +139,8 @@ class GatewayApp:
             for sending in list(self._feeds):
                 if sending.since is not None and sending.since < before:
                     sending.abort()
-            for served in self.served.values():
-                served.tidy()
+            for server in self.servers:
+                server.tidy()
             if self.keys is not None:
                 self.keys.refresh()
 
@@ -171,13 +174,15 @@ class GatewayApp:
         served = self.served[name]
         longest = served.model.max_seq_len or (served.texts.max_seq_len if served.texts else None)
         about = {"id": name, "object": "model", "created": self.started, "owned_by": "trtllm-pipeline"}
+        about |= {} if name == served.model.name else {"parent": served.model.name}
         return about if longest is None else {**about, "max_model_len": longest}
 
     async def _ready(self, _request: Request) -> Response:
         async with self._health_lock:  # servers are asked once a second, however many ask here
             if self._health[0] < time.monotonic() - _HEALTH_S:
-                ready = await asyncio.gather(*(served.ready() for served in self.served.values()))
-                self._health = (time.monotonic(), dict(zip(self.served, ready, strict=True)))
+                ready = await asyncio.gather(*(server.ready() for server in self.servers))
+                names = (server.model.name for server in self.servers)
+                self._health = (time.monotonic(), dict(zip(names, ready, strict=True)))
         models = self._health[1]
         well = all(models.values()) and not self.stopping
         told = {"status": "stopping" if self.stopping else "ok" if well else "unavailable", "models": models}
@@ -372,11 +377,12 @@ class GatewayApp:
         self, served: ModelServer, backend: TritonBackend, asked: Asked, metrics: RequestMetrics
     ) -> tuple[ChoicesFeed, list[Any]]:
         prompts = await backend.prompts(asked)
+        adapter = await backend.adapter(asked.model)
         feed = ChoicesFeed(asked, prompts, served.texts, metrics)
         stops = (*asked.stop, *self.params.stop)
         work = []
         for number, prompt in enumerate(prompts):
-            inputs = backend.inputs(asked, prompt, number % asked.n)
+            inputs = {**backend.inputs(asked, prompt, number % asked.n), **adapter}
             choice = Choice(
                 number,
                 StopWords(stops),
@@ -416,6 +422,7 @@ class GatewayApp:
             sending.since = None
         usage = feed.usage()
         metrics.usage(usage.prompt or 0, usage.completion or 0)
+        metrics.drafts(*feed.drafts)
         metrics.tool_calls(feed.calls)
         if sending.left:
             return CLIENT_LEFT

@@ -129,6 +129,8 @@ class OfferedModel:
     """Tokens of a prompt."""
     max_concurrency: int | None = None
     """Requests in progress; None for that of the gateway."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """LoRA adapters that the server takes: name -> folder. Clients ask for `NAME:ADAPTER`."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for a server that is not named, or named twice."""
@@ -141,6 +143,11 @@ class OfferedModel:
                 f"model {self.name}: {self.url!r} is no address of a server",
                 hint="grpc://HOST:PORT of a Triton, http://HOST:PORT/v1 of an OpenAI-compatible server",
             )
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """All that clients may ask for -> the adapter that this is, None for the model itself."""
+        return {self.name: None, **{f"{self.name}:{adapter}": adapter for adapter in self.adapters}}
 
     @property
     def where(self) -> str:
@@ -162,7 +169,7 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         """Check the names."""
-        names = [model.name for model in self.models]
+        names = [name for model in self.models for name in model.names]
         if not names:
             raise UsageError("a gateway needs at least one model")
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -217,17 +224,19 @@ def _is_address(text: str) -> bool:
 
 
 def _json(model: OfferedModel) -> dict[str, Any]:
-    return {
+    told = {
         name: str(value.absolute()) if isinstance(value, Path) else value
         for name, value in asdict(model).items()
         if value is not None
     }
+    return {**told, "adapters": {name: str(folder.absolute()) for name, folder in model.adapters.items()}}
 
 
 def _model(given: Mapping[str, Any], folder: Path) -> OfferedModel:
     _known(OfferedModel, given, "a model")
     paths = {name: _path(given.get(name), folder) for name in ("service", "model_folder")}
-    return OfferedModel(**{**given, **paths})
+    adapters = {name: folder / path for name, path in (given.get("adapters") or {}).items()}
+    return OfferedModel(**{**given, **paths, "adapters": adapters})
 
 
 def _path(given: str | None, folder: Path) -> Path | None:

@@ -89,6 +89,11 @@ class Feed:
         """Tools that it calls, as far as that is known."""
         return 0
 
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that were drafted and accepted by speculative decoding, as far as the server tells it."""
+        return 0, 0
+
 
 class PassedFeed(Feed):
     """The answer of an OpenAI-compatible server."""
@@ -179,6 +184,12 @@ class ChoicesFeed(Feed):
     def calls(self) -> int:
         """Tools that it calls."""
         return sum(choice.calls for choice in self.choices)
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that were drafted and accepted by speculative decoding, as far as the server tells it."""
+        told = [(choice.drafted_tokens or 0, choice.accepted_tokens or 0) for choice in self.choices]
+        return sum(drafted for drafted, _ in told), sum(accepted for _, accepted in told)
 
     def fail(self, failure: ApiError) -> None:
         """Give up what is not finished."""

@@ -66,6 +66,10 @@ class GatewayMetrics:
         self.tool_calls = counter("tool_calls", "Tool calls that models asked for.")
         self.input_tokens = counter("input_tokens", "Prompt tokens of answered requests.")
         self.output_tokens = counter("output_tokens", "Tokens that models generated.")
+        self.drafted_tokens = counter(
+            "drafted_tokens", "Tokens drafted by speculative decoding, where the server tells it."
+        )
+        self.accepted_tokens = counter("accepted_tokens", "Drafted tokens that models accepted.")
         self.in_flight = gauge("requests_in_flight", "Requests that a server works on.")
         self.queued = gauge("requests_queued", "Requests that wait for a server to have room.")
         self.in_flight_limit = gauge("requests_in_flight_limit", "How many a server may work on at once.")
@@ -114,6 +118,8 @@ class ModelMetrics:
         self.tool_calls = metrics.tool_calls.labels(model)
         self.input_tokens = metrics.input_tokens.labels(model)
         self.output_tokens = metrics.output_tokens.labels(model)
+        self.drafted_tokens = metrics.drafted_tokens.labels(model)
+        self.accepted_tokens = metrics.accepted_tokens.labels(model)
         self.in_flight = metrics.in_flight.labels(model)
         self.queued = metrics.queued.labels(model)
         self.ttft = metrics.ttft.labels(model)
@@ -164,6 +170,11 @@ class RequestMetrics:
         """The counts of the whole request, once. Output that `chunk` has not counted is added."""
         self._model.input_tokens.inc(input_tokens)
         self._model.output_tokens.inc(max(0, output_tokens - self._counted))
+
+    def drafts(self, drafted: int, accepted: int) -> None:
+        """The counts of speculative decoding, once."""
+        self._model.drafted_tokens.inc(drafted)
+        self._model.accepted_tokens.inc(accepted)
 
     def tool_calls(self, number: int) -> None:
         """The model has asked for tools."""

@@ -13,9 +13,11 @@ from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_STREAM_BYTES
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.gateway.asked import PATHS, Endpoint
+from trtllm_pipeline.stages.asking import lora_request
 
 if TYPE_CHECKING:
     from trtllm_pipeline.client.service import Service
+    from trtllm_pipeline.client.session import Option
     from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
 
 IDLE_S: Final = 4.0
@@ -69,9 +71,11 @@ class OpenAiBackend:
         self._closed = False
         self.broken = False
         """Nothing is known of the server that could be wrong when it comes back."""
-        said, wanted = json.dumps(self._model), json.dumps(served.name)
-        # Quotes within a text are escaped, so this is found nowhere else.
-        self._names = [(f'"model":{space}{said}'.encode(), f'"model":{space}{wanted}'.encode()) for space in ("", " ")]
+        self._adapters: dict[str, Mapping[str, Option]] = {
+            name: {} if adapter is None else lora_request(adapter, number, served.adapters[adapter])
+            for number, (name, adapter) in enumerate(served.names.items())
+        }
+        """Name that clients ask for -> what a request says beside it."""
 
     async def ready(self) -> bool:
         """Whether the server answers."""
@@ -82,10 +86,11 @@ class OpenAiBackend:
 
     async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
         """Pass a request on and fill `passed`. One that is cancelled closes the connection, by which the server learns of it."""
-        asked = {**with_defaults(body, self._params), "model": self._model}
+        name = body["model"]
+        asked = {**with_defaults(body, self._params), "model": self._model, **self._adapters[name]}
         message = json.dumps(asked, ensure_ascii=False).encode(errors="replace")
         try:
-            await asyncio.wait_for(self._ask(PATHS[endpoint], message, passed), self._timeout_s)
+            await asyncio.wait_for(self._ask(PATHS[endpoint], message, name, passed), self._timeout_s)
         except asyncio.TimeoutError:
             passed.end(
                 ApiError(504, f"no complete answer within {self._timeout_s:g} s", code="timeout", reason="timeout")
@@ -102,11 +107,11 @@ class OpenAiBackend:
                 )
             )
 
-    async def _ask(self, path: str, message: bytes, passed: Passed) -> None:
+    async def _ask(self, path: str, message: bytes, name: str, passed: Passed) -> None:
         while True:
             kept = bool(self._idle)
             connection = self._idle.pop()[0] if kept else Connection(self._url)
-            answer = _Answer(connection, passed, self._names if self._model != self._served.name else [])
+            answer = _Answer(connection, passed, _renaming(self._model, name))
             try:
                 await connection.open()
                 status = await connection.request("POST", path, message, answer.take, max_bytes=MAX_STREAM_BYTES)
@@ -172,6 +177,20 @@ class _Answer:
         for said, wanted in self._names:
             text = text.replace(said, wanted)
         return text
+
+
+def _renaming(said: str, wanted: str) -> list[tuple[bytes, bytes]]:
+    """What stands in an answer for the server's name of the model, and what is to; nothing where they are the same.
+
+    Quotes within a text are escaped, so it is found nowhere else.
+    """
+    if said == wanted:
+        return []
+    spaces = (b"", b" ")
+    return [
+        (b'"model":' + space + json.dumps(said).encode(), b'"model":' + space + json.dumps(wanted).encode())
+        for space in spaces
+    ]
 
 
 def with_defaults(body: Mapping[str, Any], params: GatewayParams) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -46,7 +47,14 @@ class ModelServer:
     async def prepare(self) -> None:
         """Do before the first request what it would wait for: start processes, ask the server what it is."""
         warm = [] if self.texts is None else [self.texts.warm()]
-        await asyncio.gather(self.backend(), *warm, return_exceptions=True)
+        await asyncio.gather(self._reach(), *warm, return_exceptions=True)
+
+    async def _reach(self) -> None:
+        backend = await self.backend()
+        if isinstance(backend, TritonBackend):
+            for name in self.model.names:
+                with suppress(ApiError):  # whoever asks for the adapter is told
+                    await backend.adapter(name)
 
     async def backend(self) -> Backend:
         """The server as it is now. Raises ApiError where it cannot be asked."""

@@ -13,20 +13,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.client.fields import shortened
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option, Session
 from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
-from trtllm_pipeline.client.triton import Client, failure_class
-from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class
+from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
-from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
+from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL
+from trtllm_pipeline.stages.asking import draft_options, load_adapter
+from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.model_config import string_parameters
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
@@ -46,6 +50,8 @@ _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
 _GUIDE_TYPE: Final = "guided_decoding_guide_type"
 _NEUTRAL: Final = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_tokens": 0, "top_p": 1}
+_FORGOTTEN: Final = "not found in cache. Please send LoRA weights"
+"""What an engine says of an adapter that it has not, or no longer."""
 _OF_THE_REQUEST: Final = re.compile(
     r"not supported|unsupported|must be|exceed|too long|longer than|at most|limit|invalid|has no input|empty prompt",
     re.IGNORECASE,
@@ -77,8 +83,15 @@ class TritonBackend:
         *,
         special: bool,
         guided: bool,
+        engine: Path | None,
     ) -> None:
+        """`engine` is the folder of the server's engine, None where it cannot be read here. Raises EngineError."""
         self._client = client
+        self._engine = engine
+        self._always = {} if engine is None else _of_every_request(client.model, engine)
+        self._adapters: dict[str, Mapping[str, Option]] = {}
+        """Name that clients ask for -> what requests say to have its adapter, of those that the server has."""
+        self._loading = asyncio.Lock()
         self._served = served
         self._params = params
         self._texts = texts
@@ -104,9 +117,14 @@ class TritonBackend:
         try:
             await client.__aenter__()
             await client.stop_by(ENGINE_MODEL)
-            special = await _set(client, _PREPROCESSING, "add_special_tokens")
-            guided = client.model.takes(_GUIDE) and await _follows_guides(client)
-            dropped = await _set(client, _POSTPROCESSING, "skip_special_tokens")
+            special = _on(await _parameters(client, _PREPROCESSING), "add_special_tokens")
+            dropped = _on(await _parameters(client, _POSTPROCESSING), "skip_special_tokens")
+            told = await _parameters(client, ENGINE_MODEL)
+            guided = client.model.takes(_GUIDE) and _follows_guides(told)
+            engine = _engine(told)
+            alone = engine is None and client.model.name == BLS_MODEL
+            drafts = alone and await _parameters(client, DRAFT_MODEL) is not None
+            backend = cls(client, served, params, texts, special=special, guided=guided, engine=engine)
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise unavailable(f"the server of model {served.name} does not answer") from error
@@ -114,7 +132,12 @@ class TritonBackend:
                 502, f"the server of model {served.name}: {error.message}", code="bad_gateway", reason="upstream"
             ) from error
         client.timeout_s = params.generation_timeout_s
-        backend = cls(client, served, params, texts, special=special, guided=guided)
+        if drafts:
+            _LOG.warning(
+                "the draft model of %s is not asked: how many tokens to draft stands in the config.json of its engine, which "
+                "cannot be read here",
+                served.name,
+            )
         if dropped:
             backend.warn_of_dropped_markers()
         return backend
@@ -225,7 +248,7 @@ class TritonBackend:
     def inputs(self, asked: Asked, prompt: PreparedPrompt, number: int) -> dict[str, Option]:
         """Input tensors of choice `number` beside prompt and length. Raises ApiError for what the model does not take."""
         model = self._client.model
-        given: dict[str, Option] = {}
+        given: dict[str, Option] = {**self._always}
         needed: dict[str, str] = {}
         for name, value in asked.sampling.items():
             if name not in {"temperature", "top_k", "top_p"} and value != _NEUTRAL.get(name):
@@ -294,11 +317,42 @@ class TritonBackend:
                 code="unsupported_parameter",
             )
 
+    async def adapter(self, name: str) -> Mapping[str, Option]:
+        """Inputs of a request for the offered model `name`, by which it has its LoRA adapter; none for the model itself.
+
+        A server that keeps adapters is sent it first, once. Raises ApiError where it does not take it.
+        """
+        if name == self._served.name:
+            return {}
+        if (known := self._adapters.get(name)) is not None:
+            return known
+        async with self._loading:
+            if name not in self._adapters:
+                self._adapters[name] = await self._load(name)
+            return self._adapters[name]
+
+    async def _load(self, name: str) -> Mapping[str, Option]:
+        adapters, adapter = self._served.adapters, str(self._served.names[name])
+        number = 1 + [*adapters].index(adapter)
+        model, limit_s = self._client.model.name, self._params.generation_timeout_s
+        try:
+            return await load_adapter(
+                self._client.service, model, adapter, number, adapters[adapter], self._engine, limit_s
+            )
+        except StageError as error:
+            if error.failure is FailureClass.TRANSIENT:
+                raise unavailable(f"the server of model {name} does not answer") from error
+            _LOG.warning("the LoRA adapter of %s: %s", name, error.message)
+            raise ApiError(
+                502, f"the server of model {name} did not take its adapter", code="bad_gateway", reason="upstream"
+            ) from error
+
     # ----------------------------------------------------------------------------------------------------- asking it
 
     async def generate(self, prompt: PreparedPrompt, inputs: Mapping[str, Option], choice: Choice) -> None:
         """Fill `choice`. A call that is cancelled returns when the server has ended the request."""
         request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
+        again = False
         while True:
             session, kept = self._session()
             try:
@@ -315,6 +369,16 @@ class TritonBackend:
             if choice.error is None:
                 choice.end()
                 break
+            if _FORGOTTEN in choice.error and not again:  # others have taken its place
+                again, choice.error = True, None
+                name = [*self._served.names][int(str(inputs["lora_task_id"]))]
+                self._adapters.pop(name, None)
+                try:
+                    await self.adapter(name)
+                except ApiError as error:
+                    choice.fail(error)
+                    break
+                continue
             passing = failure_class(choice.error) is FailureClass.TRANSIENT
             self.broken |= passing
             if not (kept and passing and choice.first_event_ns is None):
@@ -375,25 +439,39 @@ def guided(guide: Guide) -> dict[str, Any]:
     return {_GUIDE_TYPE: guide.kind, **schema}
 
 
-async def _follows_guides(client: Client) -> bool:
-    """Whether the engine has a backend for guided decoding: its model takes the inputs for it with none as well."""
+async def _parameters(client: Client, model: str) -> dict[str, str] | None:
+    """The parameters of a model beside the served one; None where the server has none of this name."""
     try:
-        parameters = (await client.config(ENGINE_MODEL)).parameters
+        return string_parameters(await client.config(model))
     except ServerError:
+        return None
+
+
+def _follows_guides(told: Mapping[str, str] | None) -> bool:
+    """Whether an engine, by its model's parameters, has a backend for guided decoding: it takes the inputs with none as well."""
+    if told is None:
         return True  # a model of another kind, which has the inputs because it follows them
-    name = parameters["guided_decoding_backend"].string_value if "guided_decoding_backend" in parameters else ""
+    name = told.get("guided_decoding_backend", "")
     return bool(name) and not name.startswith("${")
 
 
-async def _set(client: Client, model: str, name: str) -> bool:
-    """Whether a parameter of a model beside the served one is on, as TensorRT-LLM's are unless they are told otherwise.
+def _on(told: Mapping[str, str] | None, name: str) -> bool:
+    """Whether a parameter is on, as TensorRT-LLM's are unless they are told otherwise.
 
     `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` leaves them out of
     answers.
     """
-    try:
-        config = await client.config(model)
-    except ServerError:
-        return True
-    given: str = config.parameters[name].string_value if name in config.parameters else ""
-    return given.strip().lower() not in {"false", "0", "no", "off"}
+    return (told or {}).get(name, "").strip().lower() not in {"false", "0", "no", "off"}
+
+
+def _engine(told: Mapping[str, str] | None) -> Path | None:
+    """The engine's folder as its model's parameters name it; None where it is not one of this machine."""
+    named = Path((told or {}).get("gpt_model_path", ""))
+    return named if named.is_absolute() and (named / "config.json").is_file() else None
+
+
+def _of_every_request(model: ServedModel, engine: Path) -> dict[str, Option]:
+    """What every request to an engine that drafts tokens says: how many, or that their counts are wanted."""
+    drafts = draft_options(model.name, engine)
+    counted = model.tells_drafts and Engine.read(engine).speculation is not None
+    return drafts or ({PERF_METRICS: True} if counted else {})

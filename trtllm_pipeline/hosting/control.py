@@ -229,6 +229,7 @@ def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
         dialect=wish.dialect,
         max_seq_len=target.max_seq_len,
         max_input_len=target.max_input_len,
+        adapters=target.adapters,
     )
     return GatewayConfig(
         models=(model,), host=wish.host, port=wish.port, api_keys_file=wish.api_keys_file, params=wish.limits

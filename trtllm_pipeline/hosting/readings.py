@@ -103,7 +103,8 @@ def _buckets(found: Found, name: str, fits: Callable[[Mapping[str, str]], bool] 
 
 def _of_gateway(found: Found, model: str) -> Reading:
     def ours(labels: Mapping[str, str]) -> bool:
-        return labels.get("model") == model
+        own = labels.get("model", "")  # its adapters count with it
+        return own == model or own.startswith(f"{model}:")
 
     def failed(labels: Mapping[str, str]) -> bool:
         return ours(labels) and labels.get("status", "").startswith("5")

@@ -191,12 +191,17 @@ class Endpoint:
     """Of the server itself."""
     openai: str | None
     """Base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1: the gateway, or the server itself."""
-    model: str
-    """What OpenAI clients call the model."""
+    models: tuple[str, ...]
+    """What OpenAI clients call the model, and after it the model with each of its adapters."""
     model_folder: Path | None
     """Folder with tokenizer and chat template."""
     metrics: tuple[str, ...]
     """URLs of Prometheus metrics: the gateway's, then the server's."""
+
+    @property
+    def model(self) -> str:
+        """The model itself."""
+        return self.models[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +236,12 @@ class KeptServer:
         except ServerError:
             return None  # it has ended just now
         base = gateway_url(self.folder) or (service.http if service.kind == "openai" else None)
+        offered = (read_object(self.folder / GATEWAY_FILE) or {}).get("models") if self.record.gateway else None
         folder = self.record.model_folder
         return Endpoint(
             service,
             None if base is None else f"{base}/v1",
-            self.record.model if self.record.gateway else service.model,
+            tuple(offered or [self.record.model if self.record.gateway else service.model]),
             None if folder is None else Path(folder),
             tuple(metrics_urls(self.folder).values()),
         )

@@ -139,7 +139,7 @@ def endpoints(server: KeptServer) -> dict[str, str]:
     if endpoint is None:
         return {}
     service = endpoint.service
-    found = {} if endpoint.openai is None else {"openai": endpoint.openai, "model": endpoint.model}
+    found = {} if endpoint.openai is None else {"openai": endpoint.openai, "model": ", ".join(endpoint.models)}
     if service.kind == "triton":
         found |= {"http": service.http, "grpc": service.grpc}
     return found | ({"metrics": ", ".join(endpoint.metrics)} if endpoint.metrics else {})

@@ -21,6 +21,7 @@ from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains.companions import adapters
 from trtllm_pipeline.triton_repository import model_config, referenced_paths
 from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 
@@ -56,6 +57,8 @@ class ServeTarget:
     gpus: int = 0
     cell: str | None = None
     folder: Path | None = None
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """LoRA adapters by name."""
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     gateway: Mapping[str, Json] = field(default_factory=dict)
     """The matrix's settings of the gateway."""
@@ -111,6 +114,7 @@ def of_cell(found: flow.ServedCell) -> ServeTarget:
         max_input_len=cell.isl,
         gpus=found.launch.stage.resources(cell, machine).gpus,
         cell=cell.id,
+        adapters={name: found.inputs[place] for place, (name, _) in adapters(cell).items()},
         artifacts={stage: found.artifacts[stage] for stage in sorted({*stages, "build"} & found.artifacts.keys())},
         gateway=cell.settings.get("gateway", {}),
     )

@@ -46,7 +46,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
             service.model,
             asked.request_timeout_s,
             asked.max_tokens,
-            options=draft_options(service, context.inputs),
+            options=draft_options(service.model, context.inputs["engine"]),
             in_turn=chosen_adapters(adapters, asked.lora),
         ),
         questions,

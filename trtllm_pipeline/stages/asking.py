@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,15 +61,16 @@ def encoder(model: Path) -> Encode | None:
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def draft_options(service: Service, inputs: Mapping[str, Path]) -> dict[str, Option]:
-    """What every request to an engine says that has a draft model beside it, which requests alone ask for; else nothing.
+def draft_options(model: str, engine: Path) -> dict[str, Option]:
+    """What every request to a served `model` says where its engine, in a folder, has a draft model beside it, which requests
+    alone ask for; else nothing.
 
     Answers are not streamed then, and have to be said not to be. Source: decode.py of tensorrt_llm_bls.
     """
-    if service.model != BLS_MODEL:
+    if model != BLS_MODEL:
         return {}
-    engine = Engine.read(inputs["engine"])
-    return {} if engine.speculation != _EXTERNAL else {"num_draft_tokens": engine.max_draft_len, "stream": False}
+    built = Engine.read(engine)
+    return {} if built.speculation != _EXTERNAL else {"num_draft_tokens": built.max_draft_len, "stream": False}
 
 
 AdapterOptions = Mapping[str, Mapping[str, Option]]
@@ -80,33 +82,48 @@ async def adapter_options(
 ) -> AdapterOptions:
     """What requests say of each LoRA adapter among a stage's inputs; `names` are theirs, where there are several.
 
-    An engine in Triton is sent the adapters here, once: its backend keeps each under a number, and takes that alone from
-    then on, over every protocol. Other servers load the folders themselves. Raises StageError for one that takes none.
-
-    Source: `lora_request` of trtllm-serve's protocol; inputs of the Triton models `llmapi` and `inflight_batcher_llm`.
+    Raises StageError for one that the server does not take.
     """
     folders = [inputs[place] for place in ADAPTERS if place in inputs]
-    named = dict(zip(names or ADAPTERS, folders, strict=False))
-    found: dict[str, Mapping[str, Option]] = {}
-    for number, (name, folder) in enumerate(named.items(), 1):
-        if service.kind == "openai":
-            found[name] = {"lora_request": {"lora_name": name, "lora_int_id": number, "lora_path": str(folder)}}
-            continue
-        async with Client(service, service.model, "grpc", timeout_s=timeout_s) as client:
-            if client.model.takes("lora_task_id"):
-                from trtllm_pipeline.stages.lora_tensors import convert
+    named = enumerate(zip(names or ADAPTERS, folders, strict=False), 1)
+    return {
+        name: await load_adapter(service, service.model, name, number, folder, inputs.get("engine"), timeout_s)
+        for number, (name, folder) in named
+    }
 
-                await _send(client, number, convert(folder, _data_type(inputs["engine"], client.model)))
-                found[name] = {"lora_task_id": number}
-            elif client.model.takes("lora_path"):
-                found[name] = {"lora_id": number, "lora_name": name, "lora_path": str(folder)}
-            else:
-                raise StageError(
-                    f"model {service.model} has no input for LoRA adapters",
-                    failure=FailureClass.USER,
-                    hint="the templates of the release decide; settings.serve.frontend: trtllm_serve has one",
-                )
-    return found
+
+def lora_request(name: str, number: int, folder: Path) -> Mapping[str, Option]:
+    """What a request to trtllm-serve says to have a LoRA adapter, which it loads itself. Source: its protocol."""
+    return {"lora_request": {"lora_name": name, "lora_int_id": number, "lora_path": str(folder)}}
+
+
+async def load_adapter(
+    service: Service, model: str, name: str, number: int, folder: Path, engine: Path | None, timeout_s: float
+) -> Mapping[str, Option]:
+    """What a request to a served `model` says to have the LoRA adapter in a folder.
+
+    An engine in Triton is sent the adapter here: its backend keeps each under a number, and takes that alone from then on,
+    over every protocol; `engine` is its folder, where that is known. Other servers load the folder themselves. Raises
+    StageError for an adapter that the server does not take.
+
+    Source: inputs of the Triton models `llmapi` and `inflight_batcher_llm`.
+    """
+    if service.kind == "openai":
+        return lora_request(name, number, folder)
+    async with Client(service, model, "grpc", timeout_s=timeout_s) as client:
+        if client.model.takes("lora_task_id"):
+            from trtllm_pipeline.stages.lora_tensors import convert
+
+            dtype = _data_type(engine, client.model)
+            await _send(client, number, await asyncio.to_thread(convert, folder, dtype))
+            return {"lora_task_id": number}
+        if client.model.takes("lora_path"):
+            return {"lora_id": number, "lora_name": name, "lora_path": str(folder)}
+    raise StageError(
+        f"model {model} has no input for LoRA adapters",
+        failure=FailureClass.USER,
+        hint="the templates of the release decide; settings.serve.frontend: trtllm_serve has one",
+    )
 
 
 def chosen_adapters(found: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, Option], ...]:
@@ -120,10 +137,15 @@ def chosen_adapters(found: AdapterOptions, wanted: str | None) -> tuple[Mapping[
     return (found[wanted],)
 
 
-def _data_type(engine: Path, model: ServedModel) -> str:
-    """Of the engine, in which the adapter has to be. Raises StageError where the server takes another."""
-    dtype = Engine.read(engine).dtype or "float16"
+def _data_type(engine: Path | None, model: ServedModel) -> str:
+    """Of the engine, in which the adapter has to be; as the model in Triton says it where the engine is not known.
+
+    Raises StageError where the server takes another.
+    """
     served = model.inputs["lora_weights"]
+    if engine is None:
+        return next((dtype for dtype, kind in FLOAT_TYPES.items() if kind == served), "float16")
+    dtype = Engine.read(engine).dtype or "float16"
     if served != FLOAT_TYPES[dtype]:
         raise StageError(
             f"the engine is {dtype}, and model {model.name} takes lora_weights as {served}: they would be misread",

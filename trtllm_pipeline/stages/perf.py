@@ -60,7 +60,7 @@ def run(context: StageContext[PerfParams]) -> None:
         asked.request_timeout_s,
         max_tokens,
         asked.temperature,
-        draft_options(service, context.inputs),
+        draft_options(service.model, context.inputs["engine"]),
         in_turn=chosen_adapters(adapters, asked.lora),
     )
     load = Load(

@@ -111,7 +111,7 @@ class _Smoke:
             self.service.model,
             self.asked.request_timeout_s,
             self.asked.max_tokens,
-            options=draft_options(self.service, context.inputs),
+            options=draft_options(self.service.model, context.inputs["engine"]),
         )
         of_triton = self.asked.images is not None and self.service.kind != "openai"
         self.pictures = ImagesAsked.parse(str(self.asked.images)).make(0) if of_triton else ()

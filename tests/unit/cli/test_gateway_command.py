@@ -33,12 +33,19 @@ def test_options_become_a_configuration(
     started: list[GatewayConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "gateway a=service.json b=grpc://127.0.0.1:8001 --model-folder a=engine --server-model b=tensorrt_llm_bls"
+    words += " --adapter b:sql=engine --adapter b:chat=."
     words += " --dialect a=hermes --max-seq-len b=99 --port 9 --host ::1 --temperature 0 --stop x,y --max-queue 3"
     assert main(words.split()) == 0
     (config,) = started
     assert config.models == (
         OfferedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path / "engine", dialect="hermes"),
-        OfferedModel(name="b", url="grpc://127.0.0.1:8001", server_model="tensorrt_llm_bls", max_seq_len=99),
+        OfferedModel(
+            name="b",
+            url="grpc://127.0.0.1:8001",
+            server_model="tensorrt_llm_bls",
+            max_seq_len=99,
+            adapters={"sql": tmp_path / "engine", "chat": tmp_path},
+        ),
     )
     assert (config.host, config.port) == ("::1", 9)
     assert config.params == GatewayParams(temperature=0.0, stop=("x", "y"), max_queue=3)
@@ -70,6 +77,9 @@ def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -
         ("a=service.json a=service.json", "a is there twice"),
         ("a=service.json --model-folder b=engine", "--model-folder b: no such model"),
         ("a=service.json --model-folder a=nothing", "there is no such folder"),
+        ("a=service.json --adapter a=engine", "--adapter a: expected NAME:ADAPTER=DIR"),
+        ("a=service.json --adapter b:sql=engine", "--adapter b:sql: expected NAME:ADAPTER=DIR"),
+        ("a=service.json --adapter a:sql=nothing", "--adapter nothing: there is no such folder"),
         ("a=service.json --max-seq-len a=x", "is no positive whole number"),
         ("a=service.json --max-queue -1", "--max-queue should be greater than or equal to 0"),
         ("a=service.json --temperature warm", "'warm' is not a number"),

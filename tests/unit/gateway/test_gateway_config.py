@@ -28,6 +28,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         models=(
             OfferedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path, max_seq_len=9),
             OfferedModel(name="b", url="grpc://[::1]:8001", server_model="tensorrt_llm_bls", dialect="hermes"),
+            OfferedModel(name="c", url="http://x", adapters={"sql": tmp_path / "sql", "chat": tmp_path / "chat"}),
         ),
         host="::1",
         port=8080,
@@ -39,9 +40,11 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_relative_paths_start_at_the_file(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text('{"schema": 1, "models": [{"name": "a", "service": "s.json"}]}', encoding="utf-8")
-    (model,) = GatewayConfig.read(tmp_path / "c.json").models
-    assert model.service == tmp_path / "s.json"
+    model = {"name": "a", "service": "s.json", "adapters": {"sql": "adapters/sql"}}
+    (tmp_path / "c.json").write_text(json.dumps({"schema": 1, "models": [model]}), encoding="utf-8")
+    (read,) = GatewayConfig.read(tmp_path / "c.json").models
+    assert (read.service, read.adapters) == (tmp_path / "s.json", {"sql": tmp_path / "adapters" / "sql"})
+    assert read.names == {"a": None, "a:sql": "sql"}
 
 
 def test_no_parameter_is_part_of_a_key() -> None:
@@ -60,6 +63,20 @@ def test_no_parameter_is_part_of_a_key() -> None:
         ({"schema": 1, "models": [{"name": "a", "url": "grpc://x"}]}, "no address of a server"),
         ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no colour"),
         ({"schema": 1, "models": [{"name": "a", "url": "http://x"}] * 2}, "two models have the name a"),
+        (
+            {
+                "schema": 1,
+                "models": [
+                    {"name": "a", "url": "http://x", "adapters": {"b": "b"}},
+                    {"name": "a:b", "url": "http://x"},
+                ],
+            },
+            "two models have the name a:b",
+        ),
+        (
+            {"schema": 1, "models": [{"name": "a", "url": "http://x", "adapters": ["b"]}]},
+            "not a gateway's configuration",
+        ),
         ({"schema": 1, "models": [{"name": "a", "url": "http://x"}], "params": {"speed": 1}}, "params has no speed"),
         ({"schema": 1, "models": 5}, "is not a gateway's configuration"),
     ],
