@@ -91,7 +91,7 @@ def test_the_first_release_has_it_and_the_one_before_has_not(tmp_path: Path, has
 def test_engines_say_why_they_do_not_have_it(tmp_path: Path, recipe: str) -> None:
     precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
     (planned,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, ENGINES).cells
-    said = "does not know it" if "llava" in recipe else "no script of TensorRT-LLM that we know converts"
+    said = "takes its images in no release" if "llava" in recipe else "no script of TensorRT-LLM that we know converts"
     assert said in str(planned.reason)
 
 
@@ -165,12 +165,12 @@ def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None
 @pytest.mark.parametrize(
     ("recipe", "lane", "said"),
     [
-        ("llava-1.5-7b", ENGINES, "only as pixels that the client has prepared"),
+        ("llava-1.5-7b", ENGINES, "only as pixels that a client has prepared"),
         ("llava-onevision-qwen2-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
         ("llava-1.5-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
-        ("internvl3-8b", ENGINES, "preprocessing of Triton's templates does not know it"),
+        ("internvl3-8b", ENGINES, "preprocessing of Triton's templates takes its images in no release"),
         ("internvl3-8b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
-        ("llava-v1.6-mistral-7b", ENGINES, "preprocessing of Triton's templates does not know it"),
+        ("llava-v1.6-mistral-7b", ENGINES, "preprocessing of Triton's templates takes its images in no release"),
     ],
 )
 def test_what_no_release_serves_is_said_with_the_reason(tmp_path: Path, recipe: str, lane: str, said: str) -> None:

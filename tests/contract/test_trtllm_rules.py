@@ -97,6 +97,7 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM108": Example(
         some_cell("bf16", toolchain=PYTORCH, recipe=GEMMA2), some_cell("bf16", recipe=GEMMA2), on("1.2.0")
     ),
+    "TLM109": Example(some_cell(recipe={"family": "qwen3"}), cell(), on("0.19.0")),
     "TLM201": Example(cell("nvfp4"), cell("fp8"), on("0.16.0")),
     "TLM202": Example(cell("w4a8_awq"), cell("int4_awq"), on("0.9.0", 89)),
     "TLM203": Example(cell(), cell(), on("0.16.0", 100), on("0.17.0", 100)),

@@ -172,32 +172,17 @@ def no_builder(case: Case) -> str | None:
     return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
 
 
-@rule("TLM102", "take a release or a layout of the table of families")
+@rule("TLM102", "docs/tensorrt-llm.md has the families of both toolchains")
 def no_family(case: Case) -> str | None:
-    """An architecture, or a layout of it over GPUs, that the release's converter does not have; a model with images that
-    Triton's templates do not take. Source: support matrices, and the converters themselves; preprocessing of the templates.
+    """An architecture that no release's converter has; a model with images that Triton's templates do not take in any. Source:
+    support matrices, and the converters themselves; preprocessing of the templates.
     """
-    cell, release, family = case.cell, case.release, FAMILIES.get(case.family)
     if (why := vision.ENGINES_WITHOUT.get(case.family)) is not None:
-        return f"family {case.family}: {why}"
-    if family is None:
-        return (
-            f"family {case.family}: no script of TensorRT-LLM that we know converts it; known are {', '.join(FAMILIES)}"
-        )
-    if not at_least(release, family.since):
-        since = ".".join(family.since.split(".")[:2])
-        return f"family {case.family}: TensorRT-LLM converts it since {since}, this is {release}"
-    if cell.tp > 1 and not at_least(release, family.tensor_parallel):
-        return f"tp{cell.tp}: {case.family} is split over GPUs since {family.tensor_parallel}, this is {release}"
-    if cell.pp > 1 and family.pipeline_parallel is None:
-        return f"pp{cell.pp}: TensorRT-LLM has no pipeline stages for {case.family}"
-    if cell.pp > 1 and not at_least(release, family.pipeline_parallel or FIRST):
-        return f"pp{cell.pp}: {case.family} has pipeline stages since {family.pipeline_parallel}, this is {release}"
-    if cell.ep > 1 and family.expert_parallel is None:
-        return f"ep{cell.ep}: TensorRT-LLM knows no experts of {case.family}"
-    if cell.ep > 1 and not at_least(release, family.expert_parallel or FIRST):
-        return f"ep{cell.ep}: whole experts of {case.family} are dealt among GPUs since {family.expert_parallel}, this is {release}"
-    return None
+        other = "" if case.family in vision.PYTORCH_WITHOUT else f"; the toolchain {PYTORCH} takes them"
+        return f"family {case.family}: {why}{other}"
+    if case.family in FAMILIES:
+        return None
+    return f"family {case.family}: no script of TensorRT-LLM that we know converts it; known are {', '.join(FAMILIES)}"
 
 
 @rule("TLM103", "use the toolchain tensorrt_llm", toolchains=(PYTORCH,), before=FIRST_PYTORCH)
@@ -303,6 +288,26 @@ def engines_only(case: Case) -> str | None:
     if case.family not in _ENGINES_ONLY:
         return None
     return f"family {case.family}: the PyTorch runtime of TensorRT-LLM {case.release} does not list it"
+
+
+@rule("TLM109", "take a release or a layout of the table of families")
+def family_layout(case: Case) -> str | None:
+    """A release before the first that converts an architecture, or that splits it over GPUs like that. Source: as for TLM102."""
+    cell, release, family = case.cell, case.release, FAMILIES[case.family]
+    if not at_least(release, family.since):
+        since = ".".join(family.since.split(".")[:2])
+        return f"family {case.family}: TensorRT-LLM converts it since {since}, this is {release}"
+    if cell.tp > 1 and not at_least(release, family.tensor_parallel):
+        return f"tp{cell.tp}: {case.family} is split over GPUs since {family.tensor_parallel}, this is {release}"
+    if cell.pp > 1 and family.pipeline_parallel is None:
+        return f"pp{cell.pp}: TensorRT-LLM has no pipeline stages for {case.family}"
+    if cell.pp > 1 and not at_least(release, family.pipeline_parallel or FIRST):
+        return f"pp{cell.pp}: {case.family} has pipeline stages since {family.pipeline_parallel}, this is {release}"
+    if cell.ep > 1 and family.expert_parallel is None:
+        return f"ep{cell.ep}: TensorRT-LLM knows no experts of {case.family}"
+    if cell.ep > 1 and not at_least(release, family.expert_parallel or FIRST):
+        return f"ep{cell.ep}: whole experts of {case.family} are dealt among GPUs since {family.expert_parallel}, this is {release}"
+    return None
 
 
 # ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs

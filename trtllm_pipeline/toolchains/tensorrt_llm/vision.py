@@ -58,11 +58,12 @@ FAMILIES: Final[Mapping[str, Vision]] = {
     ),
 }
 ENGINES_WITHOUT: Final[Mapping[str, str]] = {
-    "llava": "Triton's templates take its images only as pixels that the client has prepared, which ours does not do",
-    "llava_next": "preprocessing of Triton's templates does not know it",
-    "internvl_chat": "preprocessing of Triton's templates does not know it",
+    "llava": "Triton's templates take its images only as pixels that a client has prepared as the model's processor does, over "
+    "gRPC; clients here send images as they are",
+    "llava_next": "preprocessing of Triton's templates takes its images in no release",
+    "internvl_chat": "preprocessing of Triton's templates takes its images in no release",
 }
-"""Family whose engines a release builds -> why its images cannot be served with them."""
+"""Family whose visual engine releases build -> why its images cannot be served with engines, whichever the release."""
 PYTORCH_WITHOUT: Final = frozenset({"llava", "llava_onevision", "internvl_chat"})
 """Families that no list of the PyTorch backend has."""
 
