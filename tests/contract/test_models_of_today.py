@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -160,6 +161,30 @@ def test_auto_takes_engines_with_a_visual_one_where_pytorch_has_not_the_family(t
 def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None:
     asked = cell(toolchain=lane, recipe={"images": True}, settings={"perf.images": "1@64x64"})
     assert said in str(infeasible(asked))
+
+
+@pytest.mark.parametrize("section", ["perf", "accuracy"])
+@pytest.mark.parametrize(
+    ("lane", "said"),
+    [
+        (ENGINES, "no visual engine of family llama"),
+        (PYTORCH, "trtllm-serve takes images"),
+        ("embedded", "only the TensorRT-LLM toolchains take images"),
+    ],
+)
+def test_images_in_rows_are_refused_before_anything_is_downloaded(
+    tmp_path: Path, section: str, lane: str, said: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    settings = {f"{section}.input_data": "rows.jsonl"}
+    asked = replace(cell(toolchain=lane, recipe={"images": True}, settings=settings), base_dir=str(tmp_path))
+    rows.write_text('{"input": "What is it?", "output": "a cat"}')
+    assert infeasible(asked) is None
+    rows.write_text('{"input": "What is it?", "image": "cat.png", "output": "a cat"}\n')
+    assert f"settings.{section}.input_data rows.jsonl, whose rows have images: " in str(infeasible(asked))
+    assert said in str(infeasible(asked))
+    scored_elsewhere = {**asked.settings, "accuracy": {**asked.settings["accuracy"], "answers": "perf"}}
+    assert (infeasible(replace(asked, settings=scored_elsewhere)) is None) == (section == "accuracy")
 
 
 @pytest.mark.parametrize(

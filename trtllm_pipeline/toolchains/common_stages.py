@@ -329,9 +329,26 @@ PERF = Stage(
 def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
     """The prompt file of a stage, and the images that it names."""
     data = str(cell.settings[asked_by]["input_data"])
-    path = os.path.join(cell.base_dir, data)
-    named = () if data.startswith(("builtin:", "hub:")) else _images(path, _changed(path))
+    named = _named_images(cell, data)
     return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
+
+
+def images_asked(cell: Cell) -> str | None:
+    """The first setting by which a cell asks with images, in words; None where none does."""
+    if (made := cell.settings["perf"]["images"]) is not None:
+        return f"settings.perf.images {made}"
+    asking = ("perf", "accuracy") if cell.settings["accuracy"]["answers"] == "own" else ("perf",)
+    for section in asking:
+        data = str(cell.settings[section]["input_data"])
+        if _named_images(cell, data):
+            return f"settings.{section}.input_data {data}, whose rows have images"
+    return None
+
+
+def _named_images(cell: Cell, data: str) -> tuple[str, ...]:
+    """The images that a prompt file names."""
+    path = os.path.join(cell.base_dir, data)
+    return () if data.startswith(("builtin:", "hub:")) else _images(path, _changed(path))
 
 
 def _changed(path: str) -> int:

@@ -28,6 +28,7 @@ from trtllm_pipeline.toolchains.common_stages import (
     SCORE,
     SMOKE,
     exclusive,
+    images_asked,
     launch,
     planned_server,
 )
@@ -105,8 +106,8 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         for name, value in cell.settings[section].items():
             if value not in (None, {}) and (name == "options" or (own and name not in own)):
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
-    if cell.settings["perf"]["images"] is not None:
-        return f"settings.perf.images {cell.settings['perf']['images']}: only the TensorRT-LLM toolchains take images"
+    if (asked := images_asked(cell)) is not None:
+        return f"{asked}: only the TensorRT-LLM toolchains take images"
     if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
         return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
     if (drafts := companions.speculation(cell)) is not None:

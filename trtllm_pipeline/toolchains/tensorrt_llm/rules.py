@@ -25,6 +25,7 @@ from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.common_stages import images_asked
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import uneven, unwritten
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, least_tokens, num_tokens, splits_prompts
@@ -773,23 +774,21 @@ def engine_settings(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def image_prompts(case: Case) -> str | None:
-    """`settings.perf.images` with engines of a family without a visual engine, with Triton's LLM API model, or with a model
-    that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
+    """Images in `settings.perf.images`, or in rows of perf or accuracy, with engines of a family without a visual engine, with
+    Triton's LLM API model, or with a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
     images; inputs of the template `llmapi`, issue 8945 of Triton's server for 1.2.1.
     """
-    asked = case.cell.settings["perf"]["images"]
+    asked = images_asked(case.cell)
     if asked is None:
         return None
     if case.family in vision.FAMILIES and case.cell.toolchain == ENGINES:
         return None  # TLM512 looks at them
     if case.cell.toolchain == ENGINES:
-        return f"settings.perf.images {asked}: no visual engine of family {case.family} is built here"
+        return f"{asked}: no visual engine of family {case.family} is built here"
     if case.in_triton:
-        return (
-            f"settings.perf.images {asked}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
-        )
+        return f"{asked}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
     if not case.cell.recipe.get("images"):
-        return f"settings.perf.images {asked}: the recipe of {case.cell.model} does not say that it takes images"
+        return f"{asked}: the recipe of {case.cell.model} does not say that it takes images"
     return None
 
 
