@@ -111,6 +111,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM302": Example(cell("fp8"), cell("fp8"), replace(on("0.10.0"), model_optimizer=None), on("0.10.0")),
     "TLM303": Example(some_cell("fp8", recipe=GEMMA2), some_cell("bf16", recipe=GEMMA2), on("0.13.0")),
     "TLM304": Example(cell("fp8", **{"quantize__calibration.data": "mine.jsonl"}), cell("fp8"), on("0.9.0")),
+    "TLM305": Example(
+        some_cell("int4_awq", toolchain=PYTORCH, recipe=MIXTRAL),
+        some_cell("fp8", toolchain=PYTORCH, recipe=MIXTRAL),
+        on(),
+    ),
     "TLM401": Example(cell(build__multi_block_mode="enable"), cell(build__remove_input_padding="enable"), on()),
     "TLM402": Example(
         cell(build__context_fmha="disable", build__use_paged_context_fmha="enable"),
@@ -588,3 +593,13 @@ def test_code_is_trusted_file_by_file(code: dict[str, str] | None, trusted: dict
 
 def test_a_draft_model_that_only_code_loads_is_refused() -> None:
     assert infeasible(some_cell(recipe={"family": "internlm2", "source": {}}), on()) is not None
+
+
+def test_engines_read_a_shared_expert_as_model_optimizer_names_it_since_a_release() -> None:
+    mixture = some_cell("fp8", recipe={"family": "qwen2_moe", "num_experts": 60})
+    said = {
+        release: infeasible(mixture, parse(f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80,examples=no"))
+        for release in ("0.19.0", "0.20.0")
+    }
+    assert "since 0.20, this is 0.19.0" in str(said["0.19.0"])
+    assert said["0.20.0"] is None

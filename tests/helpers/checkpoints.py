@@ -129,11 +129,15 @@ def _said(config: Mapping[str, Any]) -> ModelConfig:
     architecture, moe = config["architecture"], config.get("moe") or {}
     assert config.get("rotary_scaling") is None
     learned = config["position_embedding_type"] == "learned_absolute"
+    kind = config.get("qwen_type")
+    assert kind is None or config["seq_length"], "QWenDecoderLayer asks for it"
+    # QWenDecoderLayer takes the sizes of experts from keys of their own.
+    inner = config["moe_intermediate_size"] if moe and kind is not None else config["intermediate_size"]
     scalar = config.get("query_pre_attn_scalar")
     return ModelConfig(
         architecture="llama",
         hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
+        intermediate_size=inner,
         num_layers=config["num_hidden_layers"],
         num_heads=config["num_attention_heads"],
         num_kv_heads=config["num_key_value_heads"],
@@ -182,6 +186,8 @@ def _of_rank(
         names = [f"{hf}self_attn.{part}_proj" for part in "qkv"]
         qkv = dequantized(tensors, f"{prefix}attention.qkv").split(rows)
         yield from ((f"{name}.weight", part) for name, part in zip(names, qkv, strict=True))
+        if "qwen_type" in config:
+            assert has("attention.qkv.bias") == config["attn_bias"]
         if has("attention.qkv.bias"):
             biases = tensors[f"{prefix}attention.qkv.bias"].split(rows)
             yield from ((f"{name}.bias", part) for name, part in zip(names, biases, strict=True))
@@ -197,6 +203,12 @@ def _of_rank(
                 yield f"{hf}mlp.experts.{expert}.gate_proj.weight", gate
                 yield f"{hf}mlp.experts.{expert}.up_proj.weight", up
                 yield f"{hf}mlp.experts.{expert}.down_proj.weight", proj[expert]
+            if config.get("qwen_type") == "qwen2_moe":
+                up, gate = dequantized(tensors, f"{prefix}mlp.shared_expert.fc").chunk(2)
+                yield f"{hf}mlp.shared_expert.gate_proj.weight", gate
+                yield f"{hf}mlp.shared_expert.up_proj.weight", up
+                yield f"{hf}mlp.shared_expert.down_proj.weight", dequantized(tensors, f"{prefix}mlp.shared_expert.proj")
+                yield f"{hf}mlp.shared_expert_gate.weight", tensors[f"{prefix}mlp.shared_expert_gate.weight"]
             continue
         if config["hidden_act"] == "swiglu":
             up, gate = fc.chunk(2)

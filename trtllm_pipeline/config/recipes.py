@@ -13,11 +13,10 @@ from trtllm_pipeline.config.document import SUFFIXES, Document, nearest, read
 from trtllm_pipeline.config.models import Recipe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
-from trtllm_pipeline.files.model_files import named_alike
+from trtllm_pipeline.files.model_files import named_alike, num_experts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 # Keys of config.json that a recipe has under the same name.
 _SAME_NAME: Final = (
     "num_hidden_layers",
@@ -153,7 +152,7 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         "head_dim": data.get("head_dim")
         or data.get("v_head_dim")
         or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
-        "num_experts": next((data[key] for key in _EXPERTS if data.get(key)), None),
+        "num_experts": num_experts(data),
         "eos_token_ids": [eos] if isinstance(eos, int) else eos,
     }
     if isinstance(

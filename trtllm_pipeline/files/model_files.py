@@ -318,6 +318,7 @@ def _refused(path: Path, reason: str, hint: str, failure: FailureClass = Failure
     return ModelFileError(path, reason, hint=hint, failure=failure)
 
 
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _GPT2_KEYS: Final = {
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -325,6 +326,11 @@ _GPT2_KEYS: Final = {
     "intermediate_size": "n_inner",
     "max_position_embeddings": "n_positions",
 }
+
+
+def num_experts(config: Mapping[str, Any]) -> Any:
+    """What a Hugging Face `config.json` says of how many experts a layer has, without shared ones; None of other models."""
+    return next((config[key] for key in _EXPERTS if config.get(key)), None)
 
 
 def named_alike(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,9 +125,24 @@ def test_groups_of_scales_are_not_cut() -> None:
 
 
 def test_an_architecture_that_would_lose_parts_is_refused() -> None:
-    with pytest.raises(StageError, match="Qwen3MoeForCausalLM") as caught:
-        checkpoint.check_layout({"architectures": ["Qwen3MoeForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"])
+    with pytest.raises(StageError, match="FalconForCausalLM") as caught:
+        checkpoint.check_layout({"architectures": ["FalconForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"])
     assert "hugging_face" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("layers", [{"decoder_sparse_step": 2}, {"mlp_only_layers": [0]}])
+def test_a_mixture_with_layers_without_experts_is_refused(layers: dict[str, object]) -> None:
+    mixture = {**QWEN2_7B, "architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "mlp_only_layers": []}
+    checkpoint.check_layout(mixture, Layout(1, 1), formats.PRECISIONS["fp8"])
+    with pytest.raises(StageError, match="qwen2_moe with layers that have no experts"):
+        checkpoint.check_layout({**mixture, **layers}, Layout(1, 1), formats.PRECISIONS["fp8"])
+
+
+def test_awq_of_a_mixture_is_refused_before_it_is_measured() -> None:
+    checkpoint.check_experts({"num_local_experts": 8}, formats.PRECISIONS["fp8"])
+    checkpoint.check_experts({"num_experts": None}, formats.PRECISIONS["int4_awq"])
+    with pytest.raises(StageError, match="W4A16_AWQ of a mixture of experts"):
+        checkpoint.check_experts({"num_local_experts": 8}, formats.PRECISIONS["int4_awq"])
 
 
 @pytest.mark.parametrize(

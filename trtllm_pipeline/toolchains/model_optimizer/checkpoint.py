@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields, named_alike
+from trtllm_pipeline.files.model_files import Fields, named_alike, num_experts
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
@@ -42,14 +42,20 @@ class EngineFamily:
     """Those that are known to be read, None for all that the worker has."""
     splits: bool = True
     """Model Optimizer can split it over GPUs."""
+    since: str | None = None
+    """First release whose engines name its weights as Model Optimizer does, None for all."""
 
+
+_OF_MIXTURES: Final = ("fp16", "bf16", "fp8")
 
 FAMILIES: Final[Mapping[str, EngineFamily]] = {
     "LlamaForCausalLM": EngineFamily("llama", "llama", "llama"),
     "MistralForCausalLM": EngineFamily("mistral", "llama", "llama"),
-    "MixtralForCausalLM": EngineFamily("mixtral", "llama", "llama", precisions=("fp16", "bf16", "fp8")),
+    "MixtralForCausalLM": EngineFamily("mixtral", "llama", "llama", precisions=_OF_MIXTURES),
     "Qwen2ForCausalLM": EngineFamily("qwen2", "qwen", "qwen"),
     "Qwen3ForCausalLM": EngineFamily("qwen3", "qwen", "qwen"),
+    "Qwen2MoeForCausalLM": EngineFamily("qwen2_moe", "qwen", "qwen", precisions=_OF_MIXTURES, since="0.20"),
+    "Qwen3MoeForCausalLM": EngineFamily("qwen3_moe", "qwen", "qwen", precisions=_OF_MIXTURES),
     "GemmaForCausalLM": EngineFamily("gemma", "gemma"),
     "Gemma2ForCausalLM": EngineFamily("gemma2", "gemma2", described=False),
     "GPT2LMHeadModel": EngineFamily("gpt2", "gpt"),
@@ -58,17 +64,19 @@ FAMILIES: Final[Mapping[str, EngineFamily]] = {
 }
 """By architecture."""
 _BY_TYPE: Final = {family.model_type: family for family in FAMILIES.values()}
-_EXPERTS: Final = "Model Optimizer does not write its experts, which are one tensor in transformers 5"
 _UNSPLIT: Final = "Model Optimizer would give one rank the gate, and another what it gates"
-_UNWRITTEN: Final = {
-    "qwen": "no transformers has it",
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-}
+_UNWRITTEN: Final = {"qwen": "no transformers has it"}
+AWQ_OF_EXPERTS: Final = (
+    "Model Optimizer measures it, and its export of Hugging Face checkpoints then ends with an error"
+)
+FORM: Final = 2
+"""Raised when other files are written of the same model."""
 
 _TIED: Final = frozenset({"gemma", "gemma2"})
 """Their head is their embedding in every engine."""
 _GEMMA2_KEYS: Final = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+_IN_MIXTURES: Final = ("router", "shared_expert_gate")
+"""What of a mixture is never quantized."""
 _LONG_ROPE: Final = frozenset({"longrope", "su"})
 _PIECES: Final = 8
 _TENSORS_PER_LAYER: Final = 48
@@ -107,6 +115,20 @@ def unwritten(model_type: str, precision: str, tp: int) -> str | None:
     return _UNSPLIT if tp > 1 and not family.splits else None
 
 
+def check_experts(config: Mapping[str, Any], precision: WeightPrecision) -> None:
+    """Raise StageError (infeasible) for a mixture that Model Optimizer measures and then does not write for Hugging Face."""
+    if precision.searches and num_experts(config):
+        raise _infeasible(
+            f"{precision.algorithm} of a mixture of experts: {AWQ_OF_EXPERTS}", "choose fp8 or nvfp4 for this model"
+        )
+
+
+def read_since(model_type: str) -> str | None:
+    """First release that reads what is written of such a model; None for all that have the family."""
+    family = _BY_TYPE.get(model_type)
+    return None if family is None else family.since
+
+
 def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPrecision) -> None:
     """Raise StageError (infeasible) where the model of this Hugging Face configuration cannot be cut like that."""
     given = Fields(named_alike(config), Path("config.json"))
@@ -125,6 +147,11 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPre
     if layout.tp > 1 and not known.splits:
         raise _infeasible(f"tp{layout.tp} of {known.model_type}: {_UNSPLIT}")
     heads, layers = given.integer("num_attention_heads"), given.integer("num_hidden_layers")
+    if given.values.get("decoder_sparse_step", 1) != 1 or given.values.get("mlp_only_layers"):
+        raise _infeasible(
+            f"{known.model_type} with layers that have no experts: TensorRT-LLM gives all of them some",
+            "take another model",
+        )
     if said := uneven(heads, given.integer("num_key_value_heads", heads), layers, layout.tp, layout.pp):
         raise _infeasible(said)
     if (group := precision.group_size) is None:
@@ -194,9 +221,10 @@ def write(
     else:
         if family.model_type in _TIED:
             excluded.add("lm_head")
-        if family.model_type == "mixtral":
-            # Layers count from 0 in each piece. Releases differ in whether they read whole names or their ends.
-            excluded = {name for name in excluded if not name.endswith(".router")} | {"router", "*.router"}
+        # Layers count from 0 in each piece. Releases differ in whether they read whole names or their ends.
+        for end in _IN_MIXTURES:
+            if any(name.endswith(f".{end}") for name in excluded):
+                excluded = {name for name in excluded if not name.endswith(f".{end}")} | {end, f"*.{end}"}
         quantization["exclude_modules"] = sorted(excluded)
     del written["rank"]
     world = {"world_size": layout.tp * layout.pp, "tp_size": layout.tp, "pp_size": layout.pp}
@@ -255,7 +283,23 @@ def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, A
     if family.kind is not None:
         found["model_type"] = family.kind
     if family.decoder == "qwen":
-        found["qwen_type"] = config["model_type"]
+        # TensorRT-LLM takes biases for granted, and asks for this length even of models that do not use it.
+        found |= {
+            "qwen_type": family.model_type,
+            "attn_bias": family.model_type in {"qwen2", "qwen2_moe"},
+            "seq_length": config.get("seq_length", 8192),
+        }
+    if family.model_type in {"qwen2_moe", "qwen3_moe"}:
+        found |= {
+            "intermediate_size": config["intermediate_size"],
+            "moe_intermediate_size": config["moe_intermediate_size"],
+            "moe_shared_expert_intermediate_size": config.get("shared_expert_intermediate_size", 0),
+            "moe": {
+                "num_experts": config["num_experts"],
+                "top_k": config["num_experts_per_tok"],
+                "normalization_mode": int(bool(config.get("norm_topk_prob"))),
+            },
+        }
     if family.model_type in _TIED:
         found["share_embedding_table"] = True
     if family.model_type == "gpt2":

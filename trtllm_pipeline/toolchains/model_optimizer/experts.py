@@ -6,56 +6,72 @@ views of the same memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-_BLOCKS: Final = ("MixtralSparseMoeBlock",)
-"""Classes of transformers whose experts are taken apart."""
+_QWEN: Final = ("gate_proj", "down_proj", "up_proj")
+_BLOCKS: Final = {
+    "MixtralSparseMoeBlock": ("w1", "w2", "w3"),
+    "Qwen2MoeSparseMoeBlock": _QWEN,
+    "Qwen3MoeSparseMoeBlock": _QWEN,
+}
+"""Classes of transformers whose experts are taken apart, and what Model Optimizer calls an expert's gate, what comes after
+it, and what goes beside it."""
 
 
 def take_apart(model: Any) -> None:
     """Put a block with an expert each in the place of every such block of `model`."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child).__name__ in _BLOCKS:
-                setattr(module, name, SeparateSparseMoeBlock(child))
+            if (names := _BLOCKS.get(type(child).__name__)) is not None:
+                setattr(module, name, SeparateSparseMoeBlock(child, names))
 
 
 class Expert(nn.Module):  # type: ignore[misc]
-    """A gated MLP, with Mixtral's names: w1 is the gate, w3 goes beside it, w2 comes after."""
+    """A gated MLP; `names` are those of its gate, of what comes after, and of what goes beside it."""
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Any) -> None:
+    def __init__(self, names: Sequence[str], gate_up: torch.Tensor, down: torch.Tensor, activation: Any) -> None:
         super().__init__()
         gate, up = gate_up.chunk(2)
-        self.w1, self.w2, self.w3 = (_linear(weight) for weight in (gate, down, up))
+        for name, weight in zip(names, (gate, down, up), strict=True):
+            self.add_module(name, _linear(weight))
+        self.names = names
         self.act_fn = activation
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """What it says of (tokens, hidden_size)."""
-        found: torch.Tensor = self.w2(self.act_fn(self.w1(states)) * self.w3(states))
+        gate, down, up = map(self.get_submodule, self.names)
+        found: torch.Tensor = down(self.act_fn(gate(states)) * up(states))
         return found
 
 
 class SeparateSparseMoeBlock(nn.Module):  # type: ignore[misc]
     """A mixture, computed as the block of transformers that it is made of. Model Optimizer knows it by the end of its name."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, names: Sequence[str]) -> None:
         super().__init__()
         self.top_k = block.gate.top_k
+        self.renormalized = getattr(block.gate, "norm_topk_prob", True)
         self.gate = _linear(block.gate.weight)
         self.experts = nn.ModuleList(
-            Expert(gate_up, down, block.experts.act_fn)
+            Expert(names, gate_up, down, block.experts.act_fn)
             for gate_up, down in zip(block.experts.gate_up_proj, block.experts.down_proj, strict=True)
         )
+        if hasattr(block, "shared_expert"):
+            self.shared_expert, self.shared_expert_gate = block.shared_expert, block.shared_expert_gate
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of what the `top_k` experts of each token say; (batch, tokens, hidden_size)."""
+        """The weighted sum of what the `top_k` experts of each token and the shared one say; (batch, tokens, hidden_size)."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         shares, chosen = self.gate(rows).float().softmax(dim=-1).topk(self.top_k, dim=-1)
-        shares = shares / shares.sum(dim=-1, keepdim=True)
+        if self.renormalized:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
         output = torch.zeros_like(rows)
+        if hasattr(self, "shared_expert"):
+            output = self.shared_expert_gate(rows).sigmoid() * self.shared_expert(rows)
         for index, expert in enumerate(self.experts):
             token, place = torch.where(chosen == index)
             if token.numel():

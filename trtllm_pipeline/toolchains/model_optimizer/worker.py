@@ -94,6 +94,8 @@ class Quantization:
         config, layout = _read_config(self.model), Layout(self.asked.tp, self.asked.pp)
         if self.for_engines:
             checkpoint.check_layout(config, layout, self.precision)
+        else:
+            checkpoint.check_experts(config, self.precision)
         with self.phase("import"):
             import torch
 

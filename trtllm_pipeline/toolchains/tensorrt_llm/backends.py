@@ -24,6 +24,7 @@ from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import DRAFTER, ENGINES
 from trtllm_pipeline.toolchains.common_stages import exclusive, launch
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FORM
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
@@ -177,7 +178,7 @@ def _checkpoint_makers(machine: Machine) -> str:
     scripts = machine.tensorrt_llm is not None and machine.tensorrt_llm.examples is not None
     if machine.tensorrt_llm and scripts and commands.calibrates_as_told(machine.tensorrt_llm.release):
         return "scripts"
-    return f"{'scripts, ' * scripts}model_optimizer {machine.model_optimizer}"
+    return f"{'scripts, ' * scripts}model_optimizer {machine.model_optimizer}, form {FORM}"
 
 
 def _templates(machine: Machine) -> str | None:

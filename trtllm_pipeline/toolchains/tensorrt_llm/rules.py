@@ -26,7 +26,7 @@ from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.common_stages import images_asked
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import uneven, unwritten
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import AWQ_OF_EXPERTS, read_since, uneven, unwritten
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
@@ -472,6 +472,8 @@ def not_by_model_optimizer(case: Case) -> str | None:
     if lacks is not None:
         return f"{why}, and {lacks}"
     reason = unwritten(case.family, case.precision, case.cell.tp)
+    if reason is None and (since := read_since(case.family)) is not None and not at_least(case.release, since):
+        reason = f"engines name its weights as Model Optimizer does since {since}, this is {case.release}"
     return None if reason is None else f"{case.family} in {case.precision}: {why}, and {reason}"
 
 
@@ -503,6 +505,16 @@ def calibration_data(case: Case) -> str | None:
     if case.installed.examples is None or case.route != "quantize" or not backends.has_own_calibration_data(case.cell):
         return None
     return f"settings.quantize.calibration.data: quantize.py of TensorRT-LLM {case.release} takes none"
+
+
+@rule("TLM305", "fp8 and nvfp4 work, and as_is of a model that its owner quantized", toolchains=(PYTORCH,))
+def awq_of_experts(case: Case) -> str | None:
+    """AWQ of a mixture of experts. Source: `get_experts_list` of Model Optimizer 0.47, run on tiny models of Mixtral and of
+    Qwen's mixtures.
+    """
+    if case.cell.precision not in {"int4_awq", "w4a8_awq"} or not case.shape.num_experts:
+        return None
+    return f"precision {case.precision} of a mixture of experts: {AWQ_OF_EXPERTS}"
 
 
 # ------------------------------------------------------------------------------------------------------ TLM4: engines
