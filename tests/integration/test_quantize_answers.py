@@ -45,12 +45,12 @@ def cases() -> Iterator[Any]:
     for known in checkpoint.FAMILIES.values():
         family = known.model_type
         for precision in TESTED:
-            if checkpoint.unwritten(family, precision, tp=1) is None:
+            if checkpoint.unwritten(family, precision) is None:
                 slow = [pytest.mark.slow] if precision in SLOW else []
                 yield pytest.param(family, precision, 1, 1, marks=slow)
         # Groups of 128 of AWQ are as wide as what these models have in all.
         for precision in ("bf16", "fp8"):
-            if checkpoint.unwritten(family, precision, tp=2) is None:
+            if checkpoint.unwritten(family, precision) is None:
                 yield pytest.param(family, precision, 2, 2, marks=[pytest.mark.slow])
     yield from (pytest.param(family, "nvfp4", 1, 1) for family in ("llama", "qwen2", "qwen3"))
 

@@ -146,21 +146,16 @@ def test_awq_of_a_mixture_is_refused_before_it_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "precision", "tp", "said"),
-    [
-        ("MixtralForCausalLM", "int4_awq", 1, "mixtral .* fp16, bf16, fp8"),
-        ("Phi3ForCausalLM", "fp8", 2, "tp2 of phi3"),
-    ],
+    ("architecture", "model_type"), [("MixtralForCausalLM", "mixtral"), ("Qwen3MoeForCausalLM", "qwen3_moe")]
 )
-def test_what_would_be_written_wrongly_is_refused(architecture: str, precision: str, tp: int, said: str) -> None:
+def test_what_would_be_written_wrongly_is_refused(architecture: str, model_type: str) -> None:
     config = {**QWEN2_7B, "architectures": [architecture]}
     checkpoint.check_layout(config, Layout(1, 1), formats.PRECISIONS["fp8"])
-    with pytest.raises(StageError, match=said) as caught:
-        checkpoint.check_layout(config, Layout(tp, 1), formats.PRECISIONS[precision])
+    with pytest.raises(StageError, match=f"{model_type} .* fp16, bf16, fp8") as caught:
+        checkpoint.check_layout(config, Layout(1, 1), formats.PRECISIONS["int4_awq"])
     assert caught.value.failure is FailureClass.INFEASIBLE
-    model_type = checkpoint.FAMILIES[architecture].model_type
-    assert checkpoint.unwritten(model_type, "fp8", 1) is None
-    assert checkpoint.unwritten(model_type, precision, tp) is not None
+    assert checkpoint.unwritten(model_type, "fp8") is None
+    assert checkpoint.unwritten(model_type, "int4_awq") is not None
 
 
 def test_gpt2_is_read_by_its_own_keys() -> None:

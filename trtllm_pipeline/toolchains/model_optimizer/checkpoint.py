@@ -40,8 +40,6 @@ class EngineFamily:
     the configuration, since 0.23. What the releases up to 0.21 wrote is written here."""
     precisions: tuple[str, ...] | None = None
     """Those that are known to be read, None for all that the worker has."""
-    splits: bool = True
-    """Model Optimizer can split it over GPUs."""
     since: str | None = None
     """First release whose engines name its weights as Model Optimizer does, None for all."""
 
@@ -60,11 +58,10 @@ FAMILIES: Final[Mapping[str, EngineFamily]] = {
     "Gemma2ForCausalLM": EngineFamily("gemma2", "gemma2", described=False),
     "GPT2LMHeadModel": EngineFamily("gpt2", "gpt"),
     "PhiForCausalLM": EngineFamily("phi", "phi", described=False),
-    "Phi3ForCausalLM": EngineFamily("phi3", "phi3", described=False, splits=False),
+    "Phi3ForCausalLM": EngineFamily("phi3", "phi3", described=False),
 }
 """By architecture."""
 _BY_TYPE: Final = {family.model_type: family for family in FAMILIES.values()}
-_UNSPLIT: Final = "Model Optimizer would give one rank the gate, and another what it gates"
 _UNWRITTEN: Final = {"qwen": "no transformers has it"}
 AWQ_OF_EXPERTS: Final = (
     "Model Optimizer measures it, and its export of Hugging Face checkpoints then ends with an error"
@@ -101,10 +98,8 @@ def uneven(heads: int, kv_heads: int, layers: int, tp: int, pp: int) -> str | No
     return f"pp{pp}: {layers} layers cannot be split evenly into {pp} stages" if layers % pp else None
 
 
-def unwritten(model_type: str, precision: str, tp: int) -> str | None:
-    """Why no checkpoint for engines is written of such a model in `precision` for `tp` ranks within a layer, in words; or
-    None.
-    """
+def unwritten(model_type: str, precision: str) -> str | None:
+    """Why no checkpoint for engines is written of such a model in `precision`, in words; or None."""
     family = _BY_TYPE.get(model_type)
     if family is None:
         return _UNWRITTEN.get(model_type, "Model Optimizer writes no checkpoint for engines of it that was checked")
@@ -112,7 +107,7 @@ def unwritten(model_type: str, precision: str, tp: int) -> str | None:
         return f"Model Optimizer writes {', '.join(PRECISIONS)}"
     if family.precisions is not None and precision not in family.precisions:
         return f"Model Optimizer writes {model_type} in {', '.join(family.precisions)} alone"
-    return _UNSPLIT if tp > 1 and not family.splits else None
+    return None
 
 
 def check_experts(config: Mapping[str, Any], precision: WeightPrecision) -> None:
@@ -144,8 +139,6 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPre
             f"TensorRT-LLM checkpoints of {known.model_type} are written in {', '.join(known.precisions)}",
             "choose one of these, or use TensorRT-LLM's example scripts",
         )
-    if layout.tp > 1 and not known.splits:
-        raise _infeasible(f"tp{layout.tp} of {known.model_type}: {_UNSPLIT}")
     heads, layers = given.integer("num_attention_heads"), given.integer("num_hidden_layers")
     if given.values.get("decoder_sparse_step", 1) != 1 or given.values.get("mlp_only_layers"):
         raise _infeasible(

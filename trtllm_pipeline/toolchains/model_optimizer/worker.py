@@ -192,7 +192,7 @@ class Quantization:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from trtllm_pipeline.toolchains.model_optimizer import experts
+        from trtllm_pipeline.toolchains.model_optimizer import experts, fused
 
         gpus = torch.cuda.device_count()
         placement: Any = {"": "cpu"} if gpus == 0 else {"": 0} if gpus == 1 else "auto"
@@ -227,6 +227,8 @@ class Quantization:
             )
         if self.for_engines:
             experts.take_apart(model)
+            if self.asked.tp > 1:
+                fused.reorder(model, self.asked.tp)
         return model.eval()
 
     def export(self, model: Any, config: dict[str, Any], layout: Layout) -> None:

@@ -471,7 +471,7 @@ def not_by_model_optimizer(case: Case) -> str | None:
     lacks = backends.quantizing_lacks(case.machine)
     if lacks is not None:
         return f"{why}, and {lacks}"
-    reason = unwritten(case.family, case.precision, case.cell.tp)
+    reason = unwritten(case.family, case.precision)
     if reason is None and (since := read_since(case.family)) is not None and not at_least(case.release, since):
         reason = f"engines name its weights as Model Optimizer does since {since}, this is {case.release}"
     return None if reason is None else f"{case.family} in {case.precision}: {why}, and {reason}"
