@@ -140,6 +140,12 @@ def num_tokens(cell: Cell) -> int:
     return max(tokens, least_tokens(cell))
 
 
+def gathers_logits(cell: Cell) -> bool:
+    """Whether its engine gives logits of every token of a prompt."""
+    asked = build_options(cell)
+    return any(options.switched(asked, f"gather_{which}_logits") for which in ("context", "all_token"))
+
+
 def least_tokens(cell: Cell) -> int:
     """The least tokens of a forward pass for what the cell's engine drafts; 0 where nothing is drafted.
 

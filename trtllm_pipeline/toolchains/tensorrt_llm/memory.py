@@ -111,6 +111,14 @@ class Shape:
         return (self.num_hidden_layers - (self.first_k_dense_replace or 0)) // (self.interleave_moe_layer_step or 1)
 
     @property
+    def gated(self) -> bool:
+        """Whether an MLP has three matrices, as all have that were made since Llama, and not two: as its number of weights says."""
+        if self.num_experts or self.parameters is None:
+            return True
+        mlp = self.layer_weights / self.num_hidden_layers - self._attention
+        return mlp > 2.5 * self.hidden_size * self.intermediate_size
+
+    @property
     def expert_size(self) -> int:
         """Width of one expert."""
         return self.moe_intermediate_size or self.intermediate_size

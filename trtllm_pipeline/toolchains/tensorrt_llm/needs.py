@@ -20,7 +20,7 @@ from trtllm_pipeline.toolchains.companion_sizes import draft_kv_bytes_per_token
 from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
-from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache, num_tokens
+from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kv_cache, num_tokens
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
     Shape,
     kv_bytes_per_token,
@@ -32,19 +32,28 @@ from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, at_least
 
 GIB: Final = 1 << 30
-CONTEXT: Final = GIB * 3 // 4
-"""CUDA context, cuBLAS and kernels, of a large GPU: 792 MiB of the 8827 MiB in the log of TensorRT-LLM's memory reference."""
+CONTEXT: Final = 590 << 20
+"""CUDA context and kernels, of a large GPU: what nvidia-smi shows of a process without arrays (TensorRT-LLM, issue 3058)."""
 _CONTEXT_SHARE: Final = 20
 """Small GPUs have a smaller one: at most a twentieth of the memory."""
+_FRAGMENTS: Final = 0.3
+"""What allocators hold beside activations and buffers, in those. Of torch measured on an H200 (`model_optimizer.memory`); of engines
+between 0.15 and 0.4, by logs of 0.12 and 0.15."""
 _COLLECTIVES: Final = GIB
 """Buffers of NCCL and of the all-reduce kernels on each of several GPUs: an assumption."""
-_ACTIVATIONS_ERROR: Final = 0.85
-"""How much more activations may take than `activation_bytes`: of 128,000 tokens 40 GB, where it says 22 (docs/memory.md)."""
+_ACTIVATIONS_ERROR: Final = 0.35
+"""How much more activations may take than `activation_bytes`: a third more, in the worst of public logs (docs/memory.md)."""
+_VISUAL_ERROR: Final = 0.85
+"""The same of visual engines, of which no log was found."""
+_WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
+"""Precisions whose matrix products are a plugin's, which TensorRT fuses with nothing."""
+_GEMM_WORKSPACE: Final = 32 << 20
+"""Of cuBLAS; it shares its place with the logits."""
 _DEFAULT_FRACTION: Final = 0.9
 """Of the memory that is left, which the KV cache takes. Source: memory reference."""
-_LOGITS: Final = {True: 27.0, False: 12.0}
-"""Bytes for each request and entry of the vocabulary. Engines (true): 8.6 of runtime buffers and 18.5 of the decoder, by logs
-of 0.14 and 0.15; PyTorch: three float32 arrays, an assumption."""
+_LOGITS: Final = {True: 28.7, False: 12.0}
+"""Bytes for each request and entry of the vocabulary. Engines (true): 9.2 of runtime buffers and 19.5 of the decoder, by logs
+of 0.12 to 0.15; PyTorch: three float32 arrays, an assumption."""
 _STREAMED: Final = "0.17"
 """First release that reads an engine piece by piece; before, the host holds all of it once."""
 ADAPTER_CACHE: Final = GIB
@@ -106,18 +115,34 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
 def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1) -> int:
     """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
 
-    Four tensors of the MLP's width and seven of the hidden size are alive at once, in 16 bits. What TensorRT makes of it
-    was 0.66 to 1.9 times this (docs/memory.md). In a mixture, the kernels put the rows of each expert together: `e` rows of
-    the hidden size before it and after, and three of its width, of which a GPU may get all where it holds whole experts.
-    Source: `getWorkspaceBufferSizes` in moe_kernels.cu.
+    Four tensors of the MLP's width, two of one that has no gate, and seven of the hidden size are alive at once, in 16 bits. In a
+    mixture, the kernels put the rows of each expert together: `e` rows of the hidden size before it and after, and three of its
+    width, of which a GPU may get all where it holds whole experts. Source: `getWorkspaceBufferSizes` in moe_kernels.cu.
     """
-    dense = 4 * shape.intermediate_size / tp
+    return 2 * tokens * (_mlp_width(shape, tp, ep) + 7 * shape.hidden_size)
+
+
+def _mlp_width(shape: Shape, tp: int, ep: int) -> int:
+    """Elements of a token that are alive within an MLP, on one GPU."""
+    dense = (4 if shape.gated else 2) * shape.intermediate_size / tp
     if shape.num_experts:
         chosen, shared = shape.num_experts_per_tok or 1, shape.n_shared_experts or 0
         width = shape.expert_size
         routed = chosen * (2 * shape.hidden_size + 3 * width * ep / tp) + 4 * shared * width / tp
         dense = max(routed, dense if shape.mixture_layers < shape.num_hidden_layers else 0)
-    return int(tokens * 2 * (dense + 7 * shape.hidden_size))
+    return int(dense)
+
+
+def engine_activation_bytes(shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1) -> int:
+    """The same of an engine ("execution context memory" in its log), which has logits of `rows` tokens among them, in 16 bits.
+
+    They share their place with the MLP, `2 * max(tokens * 4 * i / tp, rows * V) + 2 * tokens * 7 * h`. Where only weights are
+    quantized, they share it with the workspace of cuBLAS: `2 * tokens * (2 * i / tp + 2 * h) + max(2 * rows * V, 32 MiB)`.
+    """
+    logits, hidden = rows * shape.vocab_size, shape.hidden_size
+    if precision_ in _WEIGHT_ONLY and not shape.num_experts:
+        return 2 * tokens * (2 * shape.intermediate_size // tp + 2 * hidden) + max(2 * logits, _GEMM_WORKSPACE)
+    return 2 * (max(tokens * _mlp_width(shape, tp, ep), logits) + tokens * 7 * hidden)
 
 
 def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
@@ -132,17 +157,26 @@ class ServerParts:
     weights: int
     """Of the model, of what reads images, of adapters and of what drafts."""
     activations: int
-    """And of a visual engine, with what hands its features on."""
+    visual: int
+    """What a visual engine takes beside its weights."""
     logits: int
     collectives: int
     context: int
+    fragments: int
+    """What allocators hold and nobody uses."""
     kv_token: int
     """KV cache of one token, also of what drafts."""
 
     @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        return self.weights + self.activations + self.logits + self.collectives + self.context
+        own = self.weights + self.activations + self.visual + self.logits
+        return own + self.collectives + self.context + self.fragments
+
+    @property
+    def uncertain(self) -> float:
+        """By which it may be more."""
+        return _ACTIVATIONS_ERROR * self.activations + _VISUAL_ERROR * self.visual
 
 
 def served(cell: Cell, machine: Machine) -> ServerParts:
@@ -155,12 +189,21 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     drafting, per_drafted = drafting_bytes(cell)
     beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
+    tokens, batch = num_tokens(cell), cell.max_batch_size
+    if engines:
+        rows = tokens if gathers_logits(cell) else batch
+        activations = engine_activation_bytes(shape, weights_of(cell), tokens, rows, cell.tp, cell.ep)
+    else:
+        activations = activation_bytes(shape, tokens, cell.tp, cell.ep)
+    logits = logits_bytes(batch, shape, engines=engines)
     return ServerParts(
         weights=weights + beside + drafting // cell.tp,
-        activations=activation_bytes(shape, num_tokens(cell), cell.tp, cell.ep) + visual_bytes(cell),
-        logits=logits_bytes(cell.max_batch_size, shape, engines=engines),
+        activations=activations,
+        visual=visual_bytes(cell),
+        logits=logits,
         collectives=_COLLECTIVES if cell.tp * cell.pp > 1 else 0,
         context=context_bytes(machine),
+        fragments=int(_FRAGMENTS * (activations + logits)),
         kv_token=kv_bytes_per_token(shape, element, cell.tp, cell.pp) + per_drafted,
     )
 
@@ -222,7 +265,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
         gpu=parts.fixed + int(parts.kv_token * tokens / fraction),
         gpu_least=gpu_least,
         shared=(_TRITON_SHARED if in_triton else 0) + (ranks * _COLLECTIVES_SHARED if ranks > 1 else 0),
-        error=max(Needs().error, _ACTIVATIONS_ERROR * parts.activations / gpu_least),
+        error=max(Needs().error, parts.uncertain / gpu_least),
         assumed=("host", "shared"),
     )
 
