@@ -248,7 +248,7 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
         present=seen.present,
         to_run=seen.to_run,
         reasons=seen.reasons,
-        times=seen.times,
+        times=seen.durations.estimate,
         needs=lambda run: of_run(run, plan.machine, seen.corrections),
         commands=_commands(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
         pulls=seen.pulls,
@@ -346,6 +346,7 @@ def run(
     from trtllm_pipeline.execution.forecast import capacity, forecast
     from trtllm_pipeline.execution.loop import execute
     from trtllm_pipeline.planning.lock_file import write_lock
+    from trtllm_pipeline.report import repeated
     from trtllm_pipeline.report.forecast_check import checked
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
@@ -357,6 +358,8 @@ def run(
     source = _source(request, loaded, plan.machine)
     seen = forecast(plan, store, present, offers=None if source is None else source.offers(plan, present))
     check_room(seen, store)  # before there is a run: one without a plan would be the latest
+    found = None if seen.to_run or seen.pulls else repeated.digest(request, loaded, plan, present)
+    earlier = None if found is None else repeated.unchanged(store, found)
     run_id = runs.run_id(time.time(), name or secrets.token_hex(2))
     folder = store.runs_dir / run_id
     folder.mkdir()
@@ -364,9 +367,11 @@ def run(
     code = 1
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
-        write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
-        asked = default_toolchain(request, loaded, plan.machine)
-        write_lock(request, loaded, plan, folder / "lock", default_toolchain=asked)
+        taken = earlier is not None and repeated.take(earlier, folder)
+        if not taken:
+            write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
+            asked = default_toolchain(request, loaded, plan.machine)
+            write_lock(request, loaded, plan, folder / repeated.LOCK, default_toolchain=asked)
 
         def execute_(
             part: Plan, present: Mapping[Fingerprint, Artifact], expected_s: Mapping[StageRunId, float] | None = None
@@ -402,11 +407,15 @@ def run(
             observer.retrying(changed)
             part = planning.part(plan, changed)
             outcome = outcome.then(execute_(part, _present(part, store)), plan)
-        took_s, taken = time.monotonic() - started, store.index.taken(run_id)
-        forecast_check = checked(plan, seen, taken, took_s, all_done=outcome.exit_code == 0)
-        table = rows(plan, store, outcome)
-        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))
+        took_s, of_runs = time.monotonic() - started, store.index.taken(run_id)
+        forecast_check = checked(plan, seen, of_runs, took_s, all_done=outcome.exit_code == 0)
+        table = (None if earlier is None else repeated.rows(earlier)) or rows(plan, store, outcome)
+        if not taken:
+            write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))
         code = outcome.exit_code
+        if not code:
+            now = found or repeated.digest(request, loaded, plan, outcome.artifacts)
+            repeated.leave(folder, now, idle=found is not None)
         return Result(run_id, plan, outcome, table, untried, forecast_check)
     except OSError as error:
         if store.artifacts_dir.is_dir():

@@ -54,7 +54,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.index.begin_run("20260101-000000-aa", f"/m/{HOSTILE[:-1]}.yaml", ("pipeline", "run"))
     folder = store.runs_dir / "20260101-000000-aa"
     folder.mkdir()
-    lines = plan_lines(PLAN, present=(), to_run=(), reasons={}, times={}, commands=lambda _run: [], run_id="r")
+    lines = plan_lines(
+        PLAN, present=(), to_run=(), reasons={}, times=lambda _run: None, commands=lambda _run: [], run_id="r"
+    )
     (folder / "plan.json").write_bytes("\n".join(lines).encode("utf-8", "replace"))
     yield store
     store.close()

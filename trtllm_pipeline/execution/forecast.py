@@ -103,8 +103,11 @@ class Forecast:
     reasons: Mapping[StageRunId, str]
     """Why each of `to_run` has to run."""
     expected_s: Mapping[StageRunId, float]
+    """Of each of `to_run`."""
     times: Mapping[StageRunId, Estimate]
     """The same, in milliseconds with their error."""
+    durations: Durations
+    """What both follow from."""
     total_s: float
     """Wall-clock seconds of the whole, from the same scheduler that will run it."""
     guessed: int
@@ -140,20 +143,21 @@ def forecast(
         present = {} if store is None else store.present({run.fingerprint: run.stage.name for run in runs})
     corrections = Corrections(store.index.peaks() if store is not None else (), plan.machine)
     durations = Durations(store.index.durations() if store is not None else {}, plan.machine, corrections)
-    times = {run.id: durations.estimate(run) for run in runs}
-    expected_s = {run: estimate.value / 1000 for run, estimate in times.items()}
     folder = workspace if store is None else store.workspace
     free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
     there = frozenset(run.id for run in runs if run.fingerprint in present)
     pulls = {} if offers is None else {run: each.transfer_bytes for run, each in offers.pulls.items()}
     after = there.union(pulls)
     todo = frozenset(to_run(plan, lambda run: run.id in after))
+    times = {run.id: durations.estimate(run) for run in runs if run.id in todo}
+    expected_s = {run: estimate.value / 1000 for run, estimate in times.items()}
     return Forecast(
         there,
         todo,
         reasons(plan, todo, store),
         expected_s,
         times,
+        durations,
         simulate(plan, expected_s, capacity(plan.machine), todo),
         sum(not times[run].measured for run in todo),
         tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),

@@ -175,11 +175,11 @@ class _Execution:
     def __post_init__(self) -> None:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
-        if not self._expected:
+        self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
+        if self._to_run and not self._expected:
             corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
             durations = Durations(self._durations, self._plan.machine, corrections)
-            self._expected = {run.id: durations.expected(run) for run in self._plan.stage_runs.values()}
-        self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
+            self._expected = {run: durations.expected(self._plan.stage_runs[run]) for run in self._to_run}
         self._scheduler = scheduling.Scheduler(
             tasks(self._plan, self._to_run, lambda run: self._expected[run.id]),
             self._machine,

@@ -156,12 +156,12 @@ def decode_yaml(text: str | bytes) -> Any:
 
 def _deeper(value: Json, limit: int) -> bool:
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         level = [
             inner
             for each in level
-            if isinstance(each, (dict, list))
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            if isinstance(inner, (dict, list))
         ]
         if not level:
             return False

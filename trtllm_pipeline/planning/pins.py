@@ -55,6 +55,8 @@ class Pins:
         self._said_offline = False
         self._unreached: dict[str, UnavailableError] = {}
         self._recipes: dict[tuple[int, int, bool], tuple[Mapping[str, Json], _Said]] = {}
+        self._alone: dict[int, bool] = {}
+        """By id of settings, which many cells share: whether they name no other model."""
         self._companions: dict[tuple[str, str, str, int], Mapping[str, Json]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -76,7 +78,11 @@ class Pins:
             self._recipes[same] = recipe, said
         recipe, said = self._recipes[same]
         pinned = dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, said))
-        return pinned if pinned.reason is not None else self._with_companions(pinned)
+        if id(cell.settings) not in self._alone:
+            self._alone[id(cell.settings)] = not (companions.asked_for(cell) or companions.configurations_needed(cell))
+        if pinned.reason is not None or self._alone[id(cell.settings)]:
+            return pinned
+        return self._with_companions(pinned)
 
     def _with_companions(self, cell: Cell) -> Cell:
         """`cell` with the other models that it needs, pinned; with a reason where one does not fit its own."""

@@ -112,7 +112,7 @@ def plan_lines(
     present: Collection[StageRunId],
     to_run: Collection[StageRunId],
     reasons: Mapping[StageRunId, str],
-    times: Mapping[StageRunId, Estimate],
+    times: Callable[[StageRun], Estimate | None],
     commands: Callable[[StageRun], Sequence[Sequence[str]]],
     needs: Callable[[StageRun], Sequence[Need]] = lambda _run: (),
     pulls: Mapping[StageRunId, int] = MappingProxyType({}),
@@ -120,8 +120,8 @@ def plan_lines(
 ) -> Iterator[str]:
     """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
 
-    `commands` gives a stage run's command lines, `needs` what it takes of memory, `pulls` the bytes of what is pulled; `run_id`
-    is None when nothing was run. The plan of a run has these, and the expected time, of what is to run alone.
+    `commands` gives a stage run's command lines, `times` its milliseconds, `needs` what it takes of memory, `pulls` the bytes of
+    what is pulled; `run_id` is None when nothing was run. The plan of a run has the first three of what is to run alone.
     """
     whole = run_id is None
 
@@ -151,7 +151,7 @@ def plan_lines(
             "params": to_json(run.params),
             "environment": {},
             "resources": _resources(run.stage.resources(run.first_cell, plan.machine)),
-            **_expected(times.get(run.id) if told else None),
+            **_expected(times(run) if told else None),
             "needs": [need.to_json() for need in needs(run)] if told else [],
             "action": action(run.id, to_run, present, pulls),
             **({"pull_bytes": pulls[run.id]} if run.id in pulls else {}),

@@ -106,6 +106,7 @@ class Artifact:
     """Size of the manifest itself."""
     size_bytes: int
     duration_s: float
+    published_s: float = field(compare=False)
     path: str
 
     @property
@@ -331,7 +332,7 @@ class Index(Database):
         return self._artifacts("ORDER BY stage, label, fingerprint", ())
 
     def _artifacts(self, which: str, values: Sequence[str]) -> list[Artifact]:
-        columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s"
+        columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s, published_s"
         return self._read(f"SELECT {columns} FROM artifacts {which}", values, self._artifact)  # noqa: S608 - our own words
 
     def _artifact(self, row: Row) -> Artifact:
@@ -340,11 +341,12 @@ class Index(Database):
             if pair.__class__ is not list or [part.__class__ for part in pair] != [str, int]:
                 raise DamagedError(f"no files with sizes: {row[3][:80]}")
         path = f"{self._workspace}/store/{row[1]}/{row[0]}"
-        return Artifact(row[0], row[1], row[2], tuple(map(tuple, files)), row[4], row[5], row[6], path)
+        return Artifact(row[0], row[1], row[2], tuple(map(tuple, files)), row[4], row[5], row[6], row[7], path)
 
     def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> Artifact:
         """Record a published artifact, whose manifest file has this size."""
-        return self._artifact(self.run(lambda db: _add_artifact(db, manifest, manifest_bytes))[:7])
+        row = self.run(lambda db: _add_artifact(db, manifest, manifest_bytes))
+        return self._artifact((*row[:7], row[8]))
 
     def remove_artifact(self, fingerprint: Fingerprint) -> None:
         """Forget an artifact whose files are gone."""
@@ -427,6 +429,11 @@ class Index(Database):
     def end_run(self, run: str, exit_code: int) -> None:
         """Record how a run ended."""
         self._end("runs", run, time.time(), exit_code)
+
+    def newest_run(self) -> str | None:
+        """The id of the run that began last."""
+        found = self._rows("SELECT run FROM runs ORDER BY number DESC LIMIT 1")
+        return found[0][0] if found else None
 
     def runs(self) -> tuple[RunRow, ...]:
         """All runs, the newest first, independent of the clock."""

@@ -31,7 +31,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / ".pipeline")
     store.index.begin_run(RUN, "/m/quick.yaml", ("pipeline", "run"))
     (store.runs_dir / RUN).mkdir()
-    lines = plan_lines(PLAN, present=(), to_run=(), reasons={}, times={}, commands=lambda _run: [], run_id=RUN)
+    lines = plan_lines(
+        PLAN, present=(), to_run=(), reasons={}, times=lambda _run: None, commands=lambda _run: [], run_id=RUN
+    )
     (store.runs_dir / RUN / "plan.json").write_text("\n".join(lines))
     store.close()
     kept = folder_of(tmp_path / ".pipeline", "chat")

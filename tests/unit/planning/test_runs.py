@@ -48,7 +48,13 @@ def left(store: Store) -> Left:
         folder.mkdir()
         (folder / FILE).write_text(json.dumps(Request(Path(matrix), **part).to_json()))  # type: ignore[arg-type]
         lines = plan_lines(
-            plan, present=(), to_run=(), reasons={}, times={}, commands=lambda _run: [], run_id=folder.name
+            plan,
+            present=(),
+            to_run=(),
+            reasons={},
+            times=lambda _run: None,
+            commands=lambda _run: [],
+            run_id=folder.name,
         )
         (folder / "plan.json").write_text("\n".join(lines))
         if ended:

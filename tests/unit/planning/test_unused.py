@@ -42,7 +42,7 @@ def asked(store: Store, plan: Plan, *, days: float) -> None:
     """A run so many days ago."""
     folder = store.runs_dir / f"run-{days}"
     folder.mkdir()
-    lines = plan_lines(plan, present=(), to_run=(), reasons={}, times={}, commands=lambda _run: [])
+    lines = plan_lines(plan, present=(), to_run=(), reasons={}, times=lambda _run: None, commands=lambda _run: [])
     (folder / "plan.json").write_text("\n".join(lines))
     aged(folder / "plan.json", days)
 

@@ -38,7 +38,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         store.index.begin_run(run, "/m/quick.yaml", ("pipeline", "run"))
         folder = store.runs_dir / run
         folder.mkdir()
-        lines = plan_lines(PLAN, present=(), to_run=(), reasons={}, times={}, commands=lambda _run: [], run_id=run)
+        lines = plan_lines(
+            PLAN, present=(), to_run=(), reasons={}, times=lambda _run: None, commands=lambda _run: [], run_id=run
+        )
         (folder / "plan.json").write_text("\n".join(lines))
     yield store
     store.close()

@@ -39,7 +39,7 @@ def _write_plan(folder: Path, *, present: bool) -> None:
         present=set(PLAN.stage_runs) if present else (),
         to_run=() if present else set(PLAN.stage_runs),
         reasons=dict.fromkeys(PLAN.stage_runs, "not made yet"),
-        times={},
+        times=lambda _run: None,
         commands=lambda run: [["pipeline", run.stage.name, "{attempt}"]],
         run_id=folder.name,
     )

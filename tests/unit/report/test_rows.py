@@ -213,7 +213,7 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
         present={download.id},
         to_run=plan.stage_runs.keys() - {download.id, fabricated.stage_run(plan, FP16, "smoke").id},
         reasons={fabricated.stage_run(plan, FP16, "build").id: "not made yet"},
-        times={download.id: Estimate(2000, 0.3)},
+        times=lambda _run: Estimate(2000, 0.3),
         commands=lambda run: [["pipeline", run.stage.name]],
         run_id="r1",
     )

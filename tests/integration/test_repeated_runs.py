@@ -1,0 +1,65 @@
+"""A run with nothing to do, after runs that made something and runs that did not."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline import flow
+from trtllm_pipeline.planning.runs import find_run
+from trtllm_pipeline.progress.lines import QuietObserver
+from trtllm_pipeline.store.store import Store
+
+pytestmark = pytest.mark.integration
+TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
+
+
+def test_a_run_that_finds_what_the_one_before_left_takes_what_that_wrote(tmp_path: Path) -> None:
+    matrix = tmp_path / "matrix.yaml"
+    shutil.copy(TINY, matrix)
+    store, request = Store(tmp_path / "ws"), flow.Request(matrix, until="download")
+
+    def run(*sets: str) -> tuple[Path, dict[str, Any]]:
+        result = flow.run(replace(request, sets=sets), store, QuietObserver(io.StringIO()))
+        folder = store.runs_dir / result.run_id
+        report = json.loads((folder / "report.json").read_bytes())
+        assert json.loads(json.dumps([row.to_json() for row in result.rows])) == report["cells"]
+        assert {path.name for path in folder.iterdir()} >= {"plan.json", "request.json", "lock"}
+        return folder, report
+
+    def same(one: Path, other: Path) -> set[str]:
+        names = ("plan.json", "report.json", "lock/matrix.yaml", "request.json")
+        return {name for name in names if (one / name).samefile(other / name)}
+
+    taken = {"plan.json", "report.json", "lock/matrix.yaml"}
+    first, made = run()
+    second, found = run()
+    assert (made["run"]["counts"], found["run"]["counts"]) == ({"done": 2}, {"up_to_date": 2})
+    assert not same(first, second), "the first made something"
+    third, _ = run()
+    assert same(second, third) == taken
+    assert find_run(store, None) == third
+    changed, _ = run("settings.download.max_workers=2")
+    assert not same(third, changed), "another lock, whatever is keyed"
+    back, _ = run()
+    assert not same(changed, back)
+
+    def remove() -> None:
+        for artifact in store.index.all_artifacts():
+            shutil.rmtree(artifact.folder)
+
+    remove()
+    flow.bring_up_to_date(request, store, QuietObserver(io.StringIO()))
+    again, _ = run()
+    assert not same(back, again), "made again meanwhile, by no run"
+    remove()
+    remade, about = run()
+    assert about["run"]["counts"] == {"done": 2}
+    assert not same(again, remade)
+    store.close()
