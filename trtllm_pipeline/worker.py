@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ def main(argv: Sequence[str]) -> int:
     path, *other = argv
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     context = context_of(job)
+    if cpus := job.get("cpus"):
+        os.sched_setaffinity(0, cpus)
     try:
         run_program(other[0] if other else job["program"], job["stage"], context)
     except PipelineError as error:

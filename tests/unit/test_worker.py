@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ class Said:
 
 def writes(work: StageContext[Any]) -> None:
     (work.out / "said").write_text(f"{work.params.word} {work.inputs['model'].name} {work.files['rows'].name}")
+
+
+def starts(work: StageContext[Any]) -> None:
+    says = "import os, sys; open(sys.argv[1], 'w').write(str(os.sched_getaffinity(0)))"
+    subprocess.run([sys.executable, "-c", says, str(work.out / "cpus")], check=True)
 
 
 def fails(work: StageContext[Any]) -> None:
@@ -53,6 +59,14 @@ def test_a_program_gets_all_that_the_job_file_says(attempt: Path) -> None:
     assert worker.main([str(path)]) == 0
     assert (attempt / "out/said").read_text() == "hello m r"
     assert not (attempt / FAILURE_FILE).exists()
+
+
+def test_a_program_and_all_that_it_starts_run_on_the_cpus_of_the_job(attempt: Path) -> None:
+    path = worker.write_job("build", f"{HERE}:starts", work(attempt))
+    cpu = max(os.sched_getaffinity(0))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cpus": [cpu]}))
+    subprocess.run([sys.executable, "-m", "trtllm_pipeline.worker", str(path)], check=True)
+    assert (attempt / "out/cpus").read_text() == str({cpu})
 
 
 def test_another_program_can_be_named(attempt: Path) -> None:

@@ -71,6 +71,7 @@ def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable
         job,
         commands=tuple(tuple(map(moved, command)) for command in job.commands),
         inputs={name: moved(given) for name, given in job.inputs.items()},
+        cpus=(),  # of another machine, or by now another's
         viewed={},
         out=moved(job.out),
         attempt=str(attempt),

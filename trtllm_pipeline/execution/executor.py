@@ -64,6 +64,8 @@ class Job:
     section: str
     """Settings section where the limit can be changed."""
     gpus: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    """Those that its program and all that it starts run on; () for any."""
     viewed: Mapping[str, str] = field(default_factory=dict)
     """Input name -> the artifact of which `inputs` has a folder with some files, there as long as the attempt runs."""
     schema: int = field(default=SCHEMA)
@@ -82,7 +84,7 @@ def read_job(path: Path) -> Job:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])
         data["scope"] = Scope(data["scope"])
-        data["gpus"] = tuple(data["gpus"])
+        data |= {name: tuple(data.get(name, ())) for name in ("gpus", "cpus")}
         return Job(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"not a job file: {error}"

@@ -26,7 +26,8 @@ from trtllm_pipeline.execution.forecast import Durations, guess_s, section, task
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.probe import here, made_by
+from trtllm_pipeline.machine.placement import cpus_of
+from trtllm_pipeline.machine.probe import here, made_by, survey
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
@@ -113,6 +114,8 @@ class _Running:
     claims: list[Claim]
     gpus: tuple[str, ...]
     """Those it has: where another invocation holds what the scheduler named, others."""
+    cpus: tuple[int, ...]
+    """Those it is kept on; () where it may use any."""
     started_s: float
     ready_s: float | None = None
     """Seconds that a service took to be ready; None where it is not, or none."""
@@ -332,8 +335,10 @@ class _Execution:
         if done:
             _release(held)
             return done
+        cpus: tuple[int, ...] = ()
         if run.stage.scope is Scope.IN_SERVICE:
-            gpus = self._running[StageRunId(run.inputs["service"])].gpus
+            service = self._running[StageRunId(run.inputs["service"])]
+            gpus, cpus = service.gpus, service.cpus
         else:
             machine = self._plan.machine
             exclusive = run.stage.resources(run.first_cell, machine).exclusive
@@ -347,10 +352,13 @@ class _Execution:
                 return self._busy(run, f"{what} in use by {who}")
             claims, gpus = leased
             held += claims
+            if exclusive is Exclusive.GPU:
+                near = cpus_of(survey().graphics.everything)
+                cpus = tuple(sorted({cpu for gpu in gpus for cpu in near.get(gpu, ())}))
         attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
-        job = self._job(run, attempt, gpus)
+        job = self._job(run, attempt, gpus, cpus)
         job.write(attempt.folder / JOB)
-        self._running[run.id] = _Running(run, attempt, held, gpus, time.monotonic())
+        self._running[run.id] = _Running(run, attempt, held, gpus, cpus, time.monotonic())
         self._executor.submit(job, [claim.fd for claim in held])
         return []
 
@@ -383,7 +391,7 @@ class _Execution:
         self._elsewhere[run.id] = None
         return [scheduling.Busy(run.id)]
 
-    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...]) -> Job:
+    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...]) -> Job:
         inputs = {name: str(self._input(self._plan.stage_runs[upstream])) for name, upstream in run.inputs.items()}
         seen = {
             name: str(views.make(attempt.folder, name, Path(inputs[name]), files)) for name, files in run.reads.items()
@@ -411,6 +419,7 @@ class _Execution:
             timeout_s=_seconds(run, "timeout_s", run.stage.timeout_s),
             section=run.stage.section or run.stage.name,
             gpus=gpus,
+            cpus=cpus,
         )
 
     def _input(self, upstream: StageRun) -> Path:

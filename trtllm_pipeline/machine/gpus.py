@@ -39,6 +39,8 @@ class Device:
     free_bytes: int | None = None
     processes: int | None = None
     """Compute processes of all users on it; in a container possibly only those of the container."""
+    bus: str | None = None
+    """PCI address of the physical GPU, as sysfs has it: 0000:3b:00.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +225,13 @@ def _by_nvml(ask: Nvml) -> Graphics:
         sm = 10 * capability[0] + capability[1]
         mode = ask("nvmlDeviceGetMigMode", handle)
         if not mode or not mode[0]:
-            devices.append(_device(ask, handle, index, uuid, sm, mig=False))
+            devices.append(_device(ask, handle, handle, index, uuid, sm))
             continue
         numbers = range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
         slices = list(filter(None, (ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in numbers)))
         if not slices:
             problems.append(f"GPU {index} is in MIG mode without a compute instance, so nothing can run on it")
-        devices += [_device(ask, each, index, uuid, sm, mig=True) for each in slices if ask("nvmlDeviceGetUUID", each)]
+        devices += [_device(ask, each, handle, index, uuid, sm) for each in slices if ask("nvmlDeviceGetUUID", each)]
     version = ask("nvmlSystemGetCudaDriverVersion_v2") or ask("nvmlSystemGetCudaDriverVersion")
     return Graphics(
         devices=tuple(devices),
@@ -240,7 +242,9 @@ def _by_nvml(ask: Nvml) -> Graphics:
     )
 
 
-def _device(ask: Nvml, handle: object, index: int, parent: str, sm: int, *, mig: bool) -> Device:
+def _device(ask: Nvml, handle: object, physical: object, index: int, parent: str, sm: int) -> Device:
+    """A GPU, or a slice of the one that `physical` and the UUID `parent` are of."""
+    mig = handle is not physical
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
     gpu = Gpu(
@@ -252,7 +256,18 @@ def _device(ask: Nvml, handle: object, index: int, parent: str, sm: int, *, mig:
         sm=sm,
         mig=mig,
     )
-    return Device(gpu, parent, memory.free if memory else None, None if running is None else len(running))
+    busy = None if running is None else len(running)
+    return Device(gpu, parent, memory.free if memory else None, busy, _bus(ask, physical))
+
+
+def _bus(ask: Nvml, physical: object) -> str | None:
+    """NVML writes the domain with eight digits, sysfs with four."""
+    pci = ask("nvmlDeviceGetPciInfo", physical)
+    if not pci:
+        return None
+    address = pci.busId.decode() if isinstance(pci.busId, bytes) else str(pci.busId)
+    domain, _, place = address.lower().partition(":")
+    return f"{int(domain, 16):04x}:{place}"
 
 
 def _by_nvidia_smi() -> Graphics:

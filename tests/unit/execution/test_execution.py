@@ -17,11 +17,14 @@ from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution import loop
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.machine import model as machines
+from trtllm_pipeline.machine.gpus import Device, Graphics
+from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims, manifest
@@ -38,6 +41,7 @@ class PretendExecutor:
         self.jobs: list[Job] = []
         self.events: list[ExecutorEvent] = []
         self.open: set[StageRunId] = set()
+        self.alone = True
         self.on_submit: Callable[[Job], None] = lambda _job: None
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
@@ -47,7 +51,7 @@ class PretendExecutor:
         errors = self.failures.get(job.stage, [])
         error = errors.pop(0) if errors else None
         if job.scope is Scope.SERVICE:
-            assert not self.open, "a measured service is alone"
+            assert not self.open or not self.alone, "a measured service is alone"
             if error is not None:
                 self.events.append(Ended(job.id, error, USAGE))
                 return
@@ -369,6 +373,38 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     assert outcome.exit_code == 0
     seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
     assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"
+
+
+@pytest.mark.parametrize("rule", Exclusive)
+def test_what_is_measured_side_by_side_has_cpus_of_its_own(
+    store: Store, monkeypatch: pytest.MonkeyPatch, rule: Exclusive
+) -> None:
+    gpus = tuple(machines.Gpu(index, name, "GPU", 1 << 30, 90) for index, name in enumerate(("GPU-a", "GPU-b")))
+    graphics = Graphics(everything=tuple(Device(gpu, gpu.uuid) for gpu in gpus))
+    seen = Survey(replace(MACHINE, gpus=gpus), graphics, {})
+    monkeypatch.setattr(loop, "survey", lambda: seen)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
+    toolchain = make_toolchain()
+    stages = tuple(
+        replace(stage, resources=lambda _cell, _machine: Resources(gpus=1, exclusive=rule))
+        if stage.name == "serve"
+        else stage
+        for stage in toolchain.stages
+    )
+    cells = [make_cell("fp16"), make_cell("fp8")]
+    plan = make_plan(
+        cells, {"toy": replace(toolchain, stages=stages)}, seen.machine, digest=lambda name, _cell: (name, "d")
+    )
+    executor = PretendExecutor()
+    executor.alone = rule is Exclusive.MACHINE
+    on = Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))
+    assert execute(plan, store, executor, Silent(), run_id="r", machine=on, present={}).exit_code == 0
+    cpus = {(job.stage, *job.gpus): job.cpus for job in executor.jobs}
+    if rule is Exclusive.GPU:
+        assert cpus["serve", "GPU-a"] == cpus["look", "GPU-a"] == (0, 1, 2, 3)
+        assert cpus["serve", "GPU-b"] == cpus["look", "GPU-b"] == (4, 5, 6, 7)
+        assert executor.stages()[-4:-2] == ["serve", "serve"], "side by side"
+    assert not any(used for (stage, *_), used in cpus.items() if rule is not Exclusive.GPU or stage in {"get", "make"})
 
 
 def made(store: Store, plan: Plan) -> dict[str, manifest.Manifest]:

@@ -30,6 +30,7 @@ class Board:
     slices: list[Board] | None = None
     """Of a GPU in MIG mode."""
     lost: bool = field(default=False)
+    bus: str | bytes | None = None
 
 
 def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
@@ -73,6 +74,7 @@ def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
     module.nvmlDeviceGetMemoryInfo = memory
     module.nvmlDeviceGetCudaComputeCapability = lambda board: known(board.capability)
     module.nvmlDeviceGetComputeRunningProcesses = lambda board: [object()] * board.processes
+    module.nvmlDeviceGetPciInfo = lambda board: SimpleNamespace(busId=known(board.bus))
     module.nvmlDeviceGetMigMode = lambda board: known((1, 1) if board.slices is not None else None)
     module.nvmlDeviceGetMaxMigDeviceCount = lambda _board: 7
     module.nvmlDeviceGetMigDeviceHandleByIndex = piece
@@ -99,6 +101,16 @@ def seen(monkeypatch: pytest.MonkeyPatch, *boards: Board, init_fails: bool = Fal
 def test_a_machine_without_a_driver_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpus, "_DRIVERS", (str(tmp_path / "none"),))
     assert seen(monkeypatch, Board("GPU-a")) == Graphics()
+
+
+@pytest.mark.usefixtures("driver")
+def test_gpus_have_their_address_as_sysfs_writes_it_and_slices_that_of_their_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Board("GPU-a", bus=b"00000000:3B:00.0")
+    sliced = Board("GPU-b", bus="00000001:D8:00.0", slices=[Board("MIG-c"), Board("MIG-d")])
+    found = seen(monkeypatch, whole, sliced, Board("GPU-e"))
+    assert [each.bus for each in found.devices] == ["0000:3b:00.0", "0001:d8:00.0", "0001:d8:00.0", None]
 
 
 @pytest.mark.usefixtures("driver")

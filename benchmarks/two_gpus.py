@@ -1,0 +1,331 @@
+"""Stage runs on real GPUs: what they see, what is left after kill -9, and what measuring side by side costs.
+
+    python benchmarks/two_gpus.py [--gib 8] [--seconds 3] [--passes 2] [--format json] [--pretend]
+
+Needs two GPUs or more, torch and transformers; nothing is downloaded. Everything is started by the pipeline's own loop,
+executor and leases. Three parts, each with checks, and exit code 1 where one fails:
+
+    devices     four stage runs of one GPU and one of two allocate on all devices that they see; utilisation meanwhile
+    kill        the pipeline is killed with SIGKILL, then one stage run of another: leases and memory are free again
+    control     the same load alone and beside another on the second GPU: decoding, which waits for the CPU, and
+                prefilling, which does not; pinned to the CPUs near the GPU (`settings.perf.exclusive: gpu`) and not
+
+With `--pretend` two made-up GPUs and the CPU take their place, to try the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_use import PID, RESULT, TOGETHER_S, WINDOWS, Use
+
+from trtllm_pipeline.domain import Cell, CellId, Exclusive, Json, Resources, StageRunId
+from trtllm_pipeline.execution.executor import Executor
+from trtllm_pipeline.execution.forecast import capacity
+from trtllm_pipeline.execution.loop import Observer, execute
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.gpus import Device, Graphics, nvml
+from trtllm_pipeline.machine.model import Gpu
+from trtllm_pipeline.machine.placement import cpus_of
+from trtllm_pipeline.planning.plan import Plan, make_plan
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.store.claims import lease_machine
+from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.toolchains.base import Toolchain
+
+FREE_S: Final = 60.0
+"""How long leases and memory may take to be free."""
+
+
+STAGE: Final = Stage(
+    name="use",
+    version=1,
+    summary="use GPUs",
+    program="gpu_use:use",
+    params=Use,
+    read=lambda cell: Use(**cell.settings["use"]),  # type: ignore[arg-type]  # as `_plan` wrote them
+    resources=lambda cell, _machine: Resources(gpus=cell.tp, exclusive=Exclusive(str(cell.settings["use"]["rule"]))),
+    retries=0,
+)
+TOOLCHAIN: Final = Toolchain(
+    name="gpus",
+    summary="uses GPUs",
+    stages=(STAGE,),
+    missing=lambda _machine: None,
+    identity=lambda _machine: {},
+    infeasible=lambda _cell, _machine: None,
+)
+
+
+def _plan(each: Sequence[tuple[int, Mapping[str, Any]]]) -> Plan:
+    """A plan of a stage run for each (GPUs, what is asked of it)."""
+    cells = []
+    for number, (gpus, asked) in enumerate(each):
+        settings: dict[str, Any] = {"use": {"number": number, **asked}}
+        name = CellId(f"use/{number}")
+        cells.append(Cell(name, "m", "gpus", "bf16", gpus, 1, 1, 1, 1, recipe={}, settings=settings))
+    machine = replace(probe.machine(), cpus=max(8, probe.machine().cpus))
+    return make_plan(cells, {"gpus": TOOLCHAIN}, machine, digest=lambda name, _cell: (name, ""))
+
+
+class Utilisation(Observer):
+    """Looks at the GPUs while a plan runs."""
+
+    def __init__(self) -> None:
+        self.busy: dict[int, list[int]] = {}
+        self.used: dict[int, list[int]] = {}
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002
+        """Note how busy each GPU is, in percent, and how much of its memory is in use, in bytes."""
+        for index, (busy, used) in enumerate(_gpus_now()):
+            self.busy.setdefault(index, []).append(busy)
+            self.used.setdefault(index, []).append(used)
+
+
+def _gpus_now() -> list[tuple[int, int]]:
+    with nvml() as ask:
+        if ask is None:
+            return []
+        found = []
+        for handle in ask.handles():
+            rates, memory = ask("nvmlDeviceGetUtilizationRates", handle), ask("nvmlDeviceGetMemoryInfo", handle)
+            found.append((rates.gpu if rates else 0, memory.used if memory else 0))
+        return found
+
+
+def _execute(plan: Plan, folder: Path, observer: Observer) -> tuple[list[dict[str, Any]], int]:
+    """What each stage run of a plan left, in order, and the exit code."""
+    store = Store(folder)
+    on = capacity(plan.machine)
+    outcome = execute(plan, store, Executor(), observer, run_id="gpus", machine=on, present={})
+    results = []
+    for run in plan.stage_runs.values():
+        left = outcome.artifacts.get(run.fingerprint)
+        results.append({} if left is None else json.loads((left.out / RESULT).read_text(encoding="utf-8")))
+    for failure in outcome.errors.values():
+        print(failure, failure.log and Path(failure.log).read_text(encoding="utf-8")[-2000:], file=sys.stderr)
+    store.close()
+    return results, outcome.exit_code
+
+
+# Parts.
+
+
+def devices(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
+    """What stage runs see of the GPUs."""
+    holding = {**asked, "what": "hold", "rule": "none", "seconds": 6.0}
+    plan = _plan([(1, holding)] * 4 + [(2, holding)])
+    seen = Utilisation()
+    found, code = _execute(plan, folder / "devices", seen)
+    checks["all stage runs succeeded"] = code == 0
+    if code == 0:
+        names = [str(each["visible"]).split(",") for each in found]
+        checks["each sees as many GPUs as it asked for"] = [len(each) for each in names] == [1, 1, 1, 1, 2]
+        if not asked["cpu"]:
+            checks["what it sees is what it was given"] = all(
+                each["uuids"] == [*name] for each, name in zip(found, names, strict=True)
+            )
+        pairs = [(a, b) for a in range(5) for b in range(a) if _overlap(found[a], found[b]) > 1.0]
+        checks["two ran at the same time"] = bool(pairs)
+        checks["no GPU had two at a time"] = all(not set(names[a]) & set(names[b]) for a, b in pairs)
+    if not asked["cpu"]:
+        checks["memory was allocated on both"] = all(max(used) > asked["gib"] * 2**30 for used in seen.used.values())
+    return {
+        "visible": [each.get("visible") for each in found],
+        "utilisation_percent": [
+            {"mean": round(statistics.fmean(busy), 1), "highest": max(busy)} for busy in seen.busy.values()
+        ],
+        "memory_used_gib": [round(max(used) / 2**30, 1) for used in seen.used.values()],
+    }
+
+
+def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    return float(min(one["end_s"], other["end_s"]) - max(one["begin_s"], other["begin_s"]))
+
+
+def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
+    """What is left of a pipeline that was killed, and of a stage run that was."""
+    gpus = tuple(gpu.uuid for gpu in probe.machine().gpus[:2])
+    before = [used for _, used in _gpus_now()]
+    with _holding(folder / "pipeline", asked, 2) as (pipeline, pids):
+        checks["leases are held while stage runs use the GPUs"] = not _free(gpus)
+        during = [used for _, used in _gpus_now()]
+        pipeline.send_signal(signal.SIGKILL)
+        begin = time.monotonic()
+        pipeline_s = _until(lambda: _free(gpus) and not any(map(_alive, pids)), begin)
+        memory_s = _until(lambda: _is_back(before), begin)
+    checks["after the pipeline was killed its leases were free"] = pipeline_s is not None
+    checks["and the memory of its stage runs"] = memory_s is not None
+    with _holding(folder / "stage", asked, 1) as (pipeline, pids):
+        os.kill(pids[0], signal.SIGKILL)
+        begin = time.monotonic()
+        run_s = _until(lambda: _free(gpus), begin)
+        code = pipeline.wait(FREE_S)
+    checks["after a stage run was killed its lease was free"] = run_s is not None
+    checks["and its pipeline told of a failure"] = code == 1
+    return {
+        "leases_free_after_s": pipeline_s,
+        "memory_free_after_s": memory_s,
+        "memory_used_gib": [round(used / 2**30, 1) for used in during],
+        "lease_of_a_killed_stage_run_free_after_s": run_s,
+    }
+
+
+@contextmanager
+def _holding(folder: Path, asked: Mapping[str, Any], runs: int) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """A pipeline of its own whose stage runs hold a GPU each, and their process ids."""
+    given = json.dumps({**asked, "what": "hold", "rule": "none", "seconds": 300.0})
+    words = [sys.executable, __file__, "--keep", str(folder), str(runs), given]
+    with subprocess.Popen([*words, *(["--pretend"] if asked["cpu"] else [])]) as pipeline:
+        try:
+            until = time.monotonic() + TOGETHER_S
+            while len(found := [*folder.glob(f"work/*/{PID}")]) < runs or not all(each.read_text() for each in found):
+                assert time.monotonic() < until
+                assert pipeline.poll() is None
+                time.sleep(0.1)
+            time.sleep(5.0)  # until they have allocated
+            yield pipeline, [int(each.read_text()) for each in found]
+        finally:
+            pipeline.kill()
+
+
+def _free(gpus: tuple[str, ...]) -> bool:
+    leased = lease_machine(gpus, exclusive=Exclusive.MACHINE)
+    for claim in leased[0] if leased else ():
+        claim.release()
+    return leased is not None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _is_back(before: Sequence[int]) -> bool:
+    return all(used < was + 2**30 for (_, used), was in zip(_gpus_now(), before, strict=True))
+
+
+def _until(done: Callable[[], bool], begin: float) -> float | None:
+    """Seconds since `begin` until it is so; None where it takes too long."""
+    while time.monotonic() < begin + FREE_S:
+        if done():
+            return round(time.monotonic() - begin, 2)
+        time.sleep(0.02)
+    return None
+
+
+def control(folder: Path, asked: Mapping[str, Any], passes: int, checks: dict[str, bool]) -> dict[str, Json]:
+    """Tokens a second of the same load alone and beside another, over all windows of all passes."""
+    cases = {
+        "alone": (1, "machine"),
+        "alone, pinned": (1, "gpu"),
+        "beside another, pinned": (2, "gpu"),
+        "beside another": (2, "none"),
+    }
+    rates: dict[str, dict[str, list[float]]] = {case: {"decode": [], "prefill": []} for case in cases}
+    cpus: dict[str, Json] = {}
+    for number in range(passes):
+        for case, (many, rule) in cases.items():
+            meet = folder / f"meet-{number}-{rule}-{many}"
+            meet.mkdir()
+            loads = {**asked, "what": "load", "rule": rule, "together": many, "meet": str(meet)}
+            found, code = _execute(_plan([(1, loads)] * many), folder / f"control-{number}-{rule}-{many}", Observer())
+            checks[f"{case}: measured"] = code == 0
+            if code:
+                continue
+            cpus[case] = [len(each["cpus"]) for each in found]
+            if rule == "gpu" and many == 2:
+                checks["those that are pinned share no CPU"] = not set(found[0]["cpus"]) & set(found[1]["cpus"])
+            if many == 2:
+                checks[f"{case}: at the same time"] = _overlap(*found) > WINDOWS * asked["seconds"]
+            for what, each in rates[case].items():
+                for one in found:
+                    each += [tokens / (end - begin) for begin, end, tokens in one[what]]
+    base = {what: statistics.median(found) for what, found in rates["alone"].items() if found}
+    table: dict[str, Json] = {}
+    for case, by_what in rates.items():
+        table[case] = {
+            what: {
+                "tokens_per_s": round(statistics.median(found), 1),
+                "over_alone": round(statistics.median(found) / base[what], 4),
+                "spread": round((max(found) - min(found)) / statistics.median(found), 4),
+            }
+            for what, found in by_what.items()
+            if found and what in base
+        }
+    return {"rates": table, "cpus": cpus}
+
+
+def _pretend() -> None:
+    """Two GPUs that are not there."""
+    found = tuple(Device(Gpu(index, f"GPU-{index}", "made up", 2**33, 90), f"GPU-{index}") for index in range(2))
+    before = probe.survey()
+    machine = replace(before.machine, gpus=tuple(each.gpu for each in found))
+    after = replace(before, machine=machine, graphics=Graphics(devices=found, everything=found))
+    from trtllm_pipeline.execution import loop
+
+    for module in (probe, loop):
+        vars(module)["survey"] = lambda: after
+    vars(probe)["machine"] = lambda: machine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each window that is measured")
+    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--pretend", action="store_true")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--keep", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    if args.pretend:
+        _pretend()
+    if args.keep:
+        folder, runs, given = args.keep
+        return _execute(_plan([(1, json.loads(given))] * int(runs)), Path(folder), Observer())[1]
+    known = probe.survey().graphics
+    near = cpus_of(known.everything)
+    told: dict[str, Json] = {
+        "gpus": [
+            {"uuid": each.gpu.uuid, "name": each.gpu.name, "bus": each.bus, "cpus": list(near[each.gpu.uuid])}
+            for each in known.everything
+        ],
+        "problems": list(known.problems),
+    }
+    checks: dict[str, bool] = {}
+    asked = {"seconds": args.seconds, "gib": args.gib, "together": 1, "cpu": args.pretend, "meet": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder  # leases of its own: other pipelines are not waited for
+        for name, part in (("devices", devices), ("kill", kill)):
+            told[name] = part(Path(folder), asked, checks)
+            print(name, json.dumps(told[name]), file=sys.stderr, flush=True)
+        told["control"] = control(Path(folder), asked, args.passes, checks)
+    told["checks"] = dict(checks)
+    if args.format == "json":
+        print(json.dumps(told, indent=1))
+    else:
+        for name, value in told.items():
+            rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+            print(name, *(f"  {key}: {each}" for key, each in rows), sep="\n")
+    return 0 if all(checks.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
