@@ -15,8 +15,10 @@ from typing import Final
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains.companions import speculation
+from trtllm_pipeline.toolchains.tensorrt_llm import vision
 
 _MOST_FRACTION: Final = 0.95
+_LEAST_FRACTION: Final = 0.4
 _ROWS: Final = 512
 _LEAST_ROWS: Final = 16
 _LEAST_TOKENS: Final = 512
@@ -119,7 +121,10 @@ def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
 
 def _shares(cell: Cell, machine: Machine) -> Iterator[Reduction]:
     share = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
-    if machine.gpus and (share is None or (isinstance(share, (int, float)) and share < _MOST_FRACTION)):
+    if vision.sees(cell):  # what the cache leaves has to hold a visual engine
+        if not isinstance(share, (int, float)) or share > _LEAST_FRACTION:
+            yield _setting("repository", "kv_cache_free_gpu_mem_fraction", _LEAST_FRACTION)
+    elif machine.gpus and (share is None or (isinstance(share, (int, float)) and share < _MOST_FRACTION)):
         yield _setting("repository", "kv_cache_free_gpu_mem_fraction", _MOST_FRACTION)
 
 

@@ -887,10 +887,23 @@ SIGNATURES: Final = (
         (f"{_TRTLLM}1472",),
     ),
     Signature(
+        "visual-example",
+        "hub",
+        r"ConnectionPool\(host='qianwen-res[^\n]*Max retries exceeded with url",
+        _USER,
+        "the script that builds Qwen2-VL's visual engine fetches an image of its own while it does, and cannot reach it from "
+        "here: run this stage once where the internet is reached, or set HTTPS_PROXY; on 1.0 and later, the toolchain "
+        "tensorrt_llm_pytorch needs no such engine",
+        (
+            "HTTPSConnectionPool(host='qianwen-res.oss-cn-beijing.aliyuncs.com', port=443): Max retries exceeded with url: /Qwen-VL",
+        ),
+        ("build_qwen2_vl_engine of TensorRT-LLM's multimodal_builder.py, and requests",),
+    ),
+    Signature(
         "hub-unreachable",
         "hub",
         r"We couldn't connect to 'https?://|LocalEntryNotFoundError"
-        r"|ConnectionPool\(host='(?!localhost|127\.|0\.0)[^\n]*Max retries exceeded with url|OfflineModeIsEnabled|outgoing traffic has been disabled",
+        r"|ConnectionPool\(host='(?!localhost|127\.|0\.0|qianwen-res)[^\n]*Max retries exceeded with url|OfflineModeIsEnabled|outgoing traffic has been disabled",
         _USER,
         "the hub cannot be reached from here, and a program asks for a file that the model's folder lacks: a proxy "
         "(HTTPS_PROXY), or a folder that has all files",

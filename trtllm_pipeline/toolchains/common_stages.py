@@ -36,7 +36,7 @@ from trtllm_pipeline.stages.params import (
     load,
 )
 from trtllm_pipeline.toolchains import companions, durations
-from trtllm_pipeline.toolchains.base import EMBEDDED, ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.base import EMBEDDED, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import longest_prompt
 
@@ -230,8 +230,7 @@ def _smoke(cell: Cell) -> SmokeParams:
 
 def _needed_images(cell: Cell) -> dict[str, Any]:
     """The image of a question that has none, on engines of a model that takes one with every question."""
-    found = vision.FAMILIES.get(str(cell.recipe["family"])) if cell.toolchain == ENGINES else None
-    return {} if found is None else {"images": f"1@{found.image}"}
+    return {"images": f"1@{vision.FAMILIES[str(cell.recipe['family'])].image}"} if vision.sees(cell) else {}
 
 
 SMOKE = Stage(

@@ -63,6 +63,14 @@ def test_a_share_of_the_cache_costs_nothing() -> None:
     assert fitted(low, gpus(4, 24)) == ("settings.repository.kv_cache_free_gpu_mem_fraction=0.95",)
 
 
+def test_a_smaller_share_of_the_cache_makes_room_for_a_visual_engine() -> None:
+    recipe = {"family": "qwen2_vl", "vision_parameters": 675_759_104, "images": True, "vocab_size": 152064}
+    seeing = dataclasses.replace(trtllm_cells.cell("fp16", batch=4, recipe=recipe), isl=2048)
+    assert fitted(seeing, gpus(1, 26)) == ("settings.repository.kv_cache_free_gpu_mem_fraction=0.4",)
+    asked = with_setting(seeing, "repository", kv_cache_free_gpu_mem_fraction=0.3)
+    assert fitted(asked, gpus(1, 20)) == ("axes.max_batch_size=[1]",), "no share is smaller than what was asked for"
+
+
 def test_the_batch_is_halved_no_further_than_is_enough_with_all_gpus() -> None:
     assert fitted(llama(256), gpus(2, 24)) == (
         "axes.max_batch_size=[128]",

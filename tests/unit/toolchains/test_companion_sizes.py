@@ -11,7 +11,8 @@ from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.common_stages import DOWNLOAD
-from trtllm_pipeline.toolchains.tensorrt_llm import needs
+from trtllm_pipeline.toolchains.tensorrt_llm import needs, vision
+from trtllm_pipeline.toolchains.tensorrt_llm.engine_backend import REPOSITORY
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 
 ADAPTER: dict[str, Any] = {"max_lora_rank": 8, "lora_target_modules": ["attn_q", "attn_v"]}
@@ -101,11 +102,23 @@ def test_a_visual_engine_takes_memory_where_it_is_built_and_served(family: str, 
     assert (building.leaves, building.gpu) == (tower, 2 * tower + activations + needs.CONTEXT)
     assert building.host > 2 * 8_030_261_248 * (2 if family == "qwen2_vl" else 1), "the whole model is loaded"
     assert {"host", "gpu"} <= set(building.assumed), "nothing is refused for it"
-    served, without = needs.serving(wanted, machine()), needs.serving(text_only, machine())
-    features = 2 * 4096 * 4 * 128
-    assert served.gpu - without.gpu == tower + activations + 300_000_000 + features
+    served, without = needs.served(wanted, machine()), needs.served(text_only, machine())
+    seen = tower + activations + 300_000_000 + 2 * 4096 * 4 * 128
+    assert served.fixed - without.fixed == seen
     more = needs.serving(seeing(family, 64), machine())
-    assert more.error > 0.5, "most of it is what nobody measured"
+    assert more.error > 0.3, "most of it is what nobody measured"
+
+
+def test_a_visual_engine_fits_into_what_the_cache_leaves() -> None:
+    wanted = seeing("qwen2_vl", 4)
+    parts, seen = needs.served(wanted, machine()), 1_200_000_000 + needs.visual_bytes(wanted)
+    for share, asked in ((vision.SHARE, None), (0.9, 0.9), (1.0, 1.0)):
+        settings = {**wanted.settings["repository"], "kv_cache_free_gpu_mem_fraction": asked}
+        changed = dataclasses.replace(wanted, settings={**wanted.settings, "repository": settings})
+        cache = parts.fixed + int(parts.kv_token * 4 * 192 / share)
+        crowded = parts.fixed - seen + seen / (1 - share) if share < 1 else 0
+        assert needs.serving(changed, machine()).gpu == pytest.approx(max(cache, crowded), abs=2)
+        assert REPOSITORY.read(changed).kv_cache_free_gpu_mem_fraction == share
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (1, 3)])

@@ -175,7 +175,7 @@ def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Seq
 def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
     release = installed(machine).release
     if context.params.frontend == backends.TRITON:
-        return (planned_world(context, machine, backends.world_size(cell), release, images=_sees(cell)),)
+        return (planned_world(context, machine, backends.world_size(cell), release, images=vision.sees(cell)),)
     inputs = context.inputs
     if context.params.frontend == backends.TRITON_OPENAI:
         program = backends.openai_program(machine)
@@ -270,15 +270,10 @@ def _build_params(cell: Cell) -> EngineBuild:
         **speculation.build_params(cell),
         "max_lora_rank": rank,
         "lora_target_modules": modules,
-        "max_multimodal_len": cell.max_batch_size * cell.isl if _sees(cell) else None,
+        "max_multimodal_len": cell.max_batch_size * cell.isl if vision.sees(cell) else None,
         "options": {name: given[name] for name in given if rank is None or name not in companions.LORA_BUILD},
     }
     return load(EngineBuild, backends.checkpoint_params(cell), own)
-
-
-def _sees(cell: Cell) -> bool:
-    """Whether a cell has a visual engine."""
-    return cell.recipe["family"] in vision.FAMILIES
 
 
 def _visual_params(cell: Cell) -> VisualBuild:
@@ -294,8 +289,11 @@ def _repository(cell: Cell) -> EngineRepository:
         own["decoding_mode"] = found.method
     if found is not None and found.method == "draft":
         own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
-        share = settings["kv_cache_free_gpu_mem_fraction"]
-        own["kv_cache_free_gpu_mem_fraction"] = speculation.SHARE if share is None else share
+        own["kv_cache_free_gpu_mem_fraction"] = speculation.SHARE
+    if vision.sees(cell):
+        own["kv_cache_free_gpu_mem_fraction"] = vision.SHARE
+    if settings["kv_cache_free_gpu_mem_fraction"] is not None:
+        own.pop("kv_cache_free_gpu_mem_fraction", None)
     return load(EngineRepository, own, settings)
 
 
@@ -370,7 +368,7 @@ BUILD_VISUAL: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run_visual",
     commands=_visual,
     inputs={"model": "download"},
-    applies=lambda cell, _machine: _sees(cell),
+    applies=lambda cell, _machine: vision.sees(cell),
     params=VisualBuild,
     read=_visual_params,
     resources=backends.one_gpu,
@@ -391,7 +389,7 @@ CHECK: Final = Stage(
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
     optional=frozenset({ADAPTER}),
     parts=lambda _cell: {"model": _READ_BY_RUN},
-    applies=lambda cell, _machine: not _sees(cell),  # run.py asks with text alone
+    applies=lambda cell, _machine: not vision.sees(cell),  # run.py asks with text alone
     params=EngineCheck,
     read=lambda cell: load(
         EngineCheck,
@@ -452,7 +450,7 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
     if not backends.in_triton(cell):
         return None
     found, asked = installed(machine), _repository(cell)
-    if _sees(cell) and (reason := _not_with_images(cell, machine)):
+    if vision.sees(cell) and (reason := _not_with_images(cell, machine)):
         return reason
     try:
         parameters = templates.texts(asked.parameters)

@@ -212,11 +212,10 @@ def visual_bytes(cell: Cell) -> int:
     """What a visual engine takes on a GPU beside its weights, in bytes: activations, the pool by which Triton hands features
     on, and the features of all prompts in flight.
     """
-    family = str(cell.recipe["family"])
-    if cell.toolchain != ENGINES or family not in vision.FAMILIES:
+    if not vision.sees(cell):
         return 0
     features = 2 * Shape.of(cell.recipe).hidden_size * cell.max_batch_size * cell.isl
-    return vision.activation_bytes(family, cell.max_batch_size) + IMAGE_POOL + features
+    return vision.activation_bytes(str(cell.recipe["family"]), cell.max_batch_size) + IMAGE_POOL + features
 
 
 def drafting_bytes(cell: Cell) -> tuple[int, int]:
@@ -242,7 +241,8 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     """
     parts = served(cell, machine)
     repository = cell.settings["repository"]
-    fraction = _number(repository.get("kv_cache_free_gpu_mem_fraction")) or _DEFAULT_FRACTION
+    usual = vision.SHARE if vision.sees(cell) else _DEFAULT_FRACTION
+    fraction = _number(repository.get("kv_cache_free_gpu_mem_fraction")) or usual
     block = commands.TOKENS_PER_BLOCK
     request = -(-(cell.isl + cell.osl) // block) * block
     limit = _number(repository.get("max_tokens_in_paged_kv_cache"))
@@ -259,13 +259,19 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     if companions.adapters(cell):
         loaded += ranks * _adapter_cache(cell)
     in_triton = backends.in_triton(cell)
-    gpu_least = parts.fixed + int(parts.kv_token * request / fraction)
+    gpu_least, gpu = (parts.fixed + int(parts.kv_token * number / fraction) for number in (request, tokens))
+    uncertain = parts.uncertain
+    if vision.sees(cell) and fraction < 1:  # where the cache is there first, a visual engine finds what that leaves
+        more = fraction / (1 - fraction)
+        crowded = parts.fixed + int(more * (shape.tower_bytes + parts.visual))
+        uncertain += _VISUAL_ERROR * more * parts.visual if crowded > gpu_least else 0
+        gpu_least, gpu = max(gpu_least, crowded), max(gpu, crowded)
     return Needs(
         host=ranks * _RUNTIME + loaded + (_TRITON if in_triton else 0),
-        gpu=parts.fixed + int(parts.kv_token * tokens / fraction),
+        gpu=gpu,
         gpu_least=gpu_least,
         shared=(_TRITON_SHARED if in_triton else 0) + (ranks * _COLLECTIVES_SHARED if ranks > 1 else 0),
-        error=max(Needs().error, parts.uncertain / gpu_least),
+        error=max(Needs().error, uncertain / gpu_least),
         assumed=("host", "shared"),
     )
 

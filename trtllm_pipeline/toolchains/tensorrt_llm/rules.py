@@ -793,7 +793,7 @@ def image_prompts(case: Case) -> str | None:
     asked = images_asked(case.cell)
     if asked is None:
         return None
-    if case.family in vision.FAMILIES and case.cell.toolchain == ENGINES:
+    if vision.sees(case.cell):
         return None  # TLM512 looks at them
     if case.cell.toolchain == ENGINES:
         return f"{asked}: no visual engine of family {case.family} is built here"

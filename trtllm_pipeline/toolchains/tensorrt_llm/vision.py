@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.serving.command_lines import ENCODERS_MODEL
+from trtllm_pipeline.toolchains.base import ENGINES
 
 TEMPLATE_SET: Final = "multimodal"
 """Folder of `all_models` with it, and with the ensemble that calls it."""
@@ -66,6 +68,9 @@ ENGINES_WITHOUT: Final[Mapping[str, str]] = {
 """Family whose visual engine releases build -> why its images cannot be served with engines, whichever the release."""
 PYTORCH_WITHOUT: Final = frozenset({"llava", "llava_onevision", "internvl_chat"})
 """Families that no list of the PyTorch backend has."""
+SHARE: Final = 0.7
+"""Of the memory that an engine of language leaves, for its KV cache, where the matrix says nothing: an assumption. Models load
+beside each other, and a visual engine that comes last finds only the rest."""
 
 _PATCH: Final = 14
 _MERGED: Final = 2 * _PATCH
@@ -77,6 +82,11 @@ _SIDE: Final = 27
 """Tokens along the edge of a square of LLaVA-OneVision."""
 _MOST_SQUARES: Final = 9
 _GRID: Final = 6
+
+
+def sees(cell: Cell) -> bool:
+    """Whether a cell has a visual engine."""
+    return cell.toolchain == ENGINES and cell.recipe["family"] in FAMILIES
 
 
 def activation_bytes(family: str, batch: int) -> int:
