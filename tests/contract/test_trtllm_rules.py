@@ -47,6 +47,7 @@ DRAFT: Final[dict[str, Any]] = {
     "repository__decoupled": False,
     "repository__enable_kv_cache_reuse": True,
 }
+HEADS: Final[dict[str, Any]] = {"draft_heads": {"eagle3": ["org/EAGLE3"], "eagle": ["org/EAGLE"]}}
 MIXTRAL: Final[dict[str, Any]] = {"family": "mixtral", "num_experts": 8}
 QWEN2_VL: Final[dict[str, Any]] = {"family": "qwen2_vl", "images": True, "vocab_size": 152064}
 CODE: Final = {"configuration_phi3.py": "0" * 64}
@@ -226,6 +227,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         cell(lane=PYTORCH, **ADAPTER, **TRTLLM_SERVE),
         on(),
     ),
+    "TLM706": Example(
+        some_cell(toolchain=PYTORCH, settings={"speculative.method": "mtp"}),
+        some_cell(toolchain=PYTORCH, recipe={"family": "deepseek_v3"}, settings={"speculative.method": "mtp"}),
+        on(),
+    ),
     "TLM711": Example(
         cell(**MEDUSA, speculative__num_eagle_layers=4), cell(**EAGLE, speculative__num_eagle_layers=4), on()
     ),
@@ -269,6 +275,29 @@ SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
         cell(speculative__method="medusa"),
         "1.2.0",
         "medusa takes a draft model, and settings.speculative.model names none",
+    ),
+    (cell(speculative__method="eagle2"), "1.2.0", "eagle2: Triton's TensorRT-LLM backend has no dynamic trees"),
+    (cell(lane=PYTORCH, speculative__method="eagle2"), "1.2.0", "its heads are those of the method eagle"),
+    (cell(speculative__method="redrafter"), "1.2.0", "redrafter: no engines are made with examples/redrafter here"),
+    (
+        some_cell(recipe=HEADS, settings={"speculative.method": "eagle"}),
+        "1.2.0",
+        "settings.speculative.model names none; known for model: org/EAGLE",
+    ),
+    (
+        some_cell(recipe=HEADS, settings={"speculative.method": "eagle", "speculative.model": "Org/eagle3@main"}),
+        "1.2.0",
+        "settings.speculative.model Org/eagle3@main is a head of the method eagle3, this is eagle; known for model: org/EAGLE",
+    ),
+    (
+        some_cell(recipe=HEADS, settings={"speculative.method": "eagle", "speculative.model": "org/EAGLE"}),
+        "1.2.0",
+        None,
+    ),
+    (
+        some_cell(recipe=HEADS, settings={"speculative.method": "eagle", "speculative.model": "org/other"}),
+        "1.2.0",
+        None,
     ),
     (cell(**MEDUSA, build__max_draft_len=5), "1.2.0", "settings.build.max_draft_len is what settings.speculative says"),
     (cell(**MEDUSA, repository__decoding_mode="medusa"), "1.2.0", "settings.repository.decoding_mode is what"),

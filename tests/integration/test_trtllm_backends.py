@@ -12,7 +12,8 @@ import re
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -773,26 +774,72 @@ def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -
         for name in ("tensorrt_llm", "tensorrt_llm_draft")
     }
     assert len(set(engines.values())) == 2
+    with kept(lane, "method=draft") as (url, metrics):
+        body = {"model": "tiny", "prompt": "abcdefgh", "max_tokens": 10, "temperature": 0}
+        whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        streamed = httpx.post(f"{url}/v1/completions", json={**body, "stream": True}, timeout=60).text
+        (choice,) = whole["choices"]
+        assert (choice["finish_reason"], whole["usage"]["completion_tokens"]) == ("length", 10)
+        events = [json.loads(line[6:])["choices"][0] for line in streamed.splitlines() if line.startswith("data: {")]
+        assert [event["text"] for event in events] == [choice["text"], ""]
+        # Of 10 tokens, each pass of the model over 4 drafted ones makes 5.
+        assert 'nv_inference_request_success{model="tensorrt_llm_draft",version="1"} 4' in httpx.get(metrics).text
+    with kept(lane, "method=lookahead") as (url, _metrics):
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
+        page = httpx.get(f"{url}/metrics").text
+        counts = [re.search(rf"pipeline_gateway_{name}_tokens_total.* (\d+)", page) for name in ("drafted", "accepted")]
+        drafted, accepted = (int(found[1]) if found else 0 for found in counts)
+        assert 0 < accepted < drafted
+
+
+@contextmanager
+def kept(lane: Lane, cell: str) -> Iterator[tuple[str, str]]:
+    """URLs of the gateway and of Triton's metrics of a cell that is kept served."""
+    workspace = ("--workspace", str(lane.workspace))
+    started = lane.start("serve", "start", cell, "--openai", "--name", "kept", *workspace)
+    try:
+        _, said = started.communicate(timeout=120)
+        assert started.returncode == 0, said
+        folder = lane.workspace / "serve" / "kept"
+        told = [json.loads((folder / name).read_text()) for name in ("gateway.json", "service.json")]
+        yield told[0]["url"], told[1]["metrics"]
+    finally:
+        lane.pipeline("serve", "stop", "kept", "--remove", *workspace)
 
 
 @pytest.mark.parametrize("release", ["1.2.0"])
 def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release)
-    several = "settings:\n  lora: { adapter: { sql: ./sql, chat: ./chat } }\n  accuracy: { lora: chat }\n"
+    several = "  settings.perf.lora: [null, none]\n"
+    several += "settings:\n  lora: { adapter: { sql: ./sql, chat: ./chat } }\n  accuracy: { lora: chat }\n"
     head, _, rest = LORA_ENGINES.partition("  settings.lora.adapter: [./sql, ./chat]\nsettings:\n")
     lane.matrix.write_text(head + several + rest, encoding="utf-8")
     for name, rank in (("sql", 4), ("chat", 7)):
         write_adapter(lane.folder / name, random_pairs(TINY, rank=rank))
-    (cell,) = lane.run().values()
-    assert cell["status"] == "done"
-    assert {level["failures"] for level in cell["perf"]} == {0}
+    report = {name.rpartition("=")[2]: cell for name, cell in lane.run().items()}
+    assert {name: cell["status"] for name, cell in report.items()} == {"null": "done", "none": "done"}
+    assert {level["failures"] for cell in report.values() for level in cell["perf"]} == {0}
+    made = Counter(name.partition("/")[0] for name in lane.artifacts())
+    assert (made["build"], made["smoke"], made["accuracy"], made["perf"]) == (1, 1, 1, 2), "measured one by one"
     (smoke,) = (json.loads((folder / "smoke.json").read_text()) for folder in lane.outputs("smoke"))
     (detail,) = (check["detail"] for check in smoke["checks"] if check["name"] == "adapter")
     answers = dict(reversed(part.split("' with")) for part in detail.split(", '"))
     assert list(answers) == [" sql", " chat", "out"]
     assert len(set(answers.values())) == 3, detail
-    (folder,) = lane.outputs("perf")
-    records = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    of_runs = sorted(map(ranks_asked_for, lane.outputs("perf")), key=len)
+    assert [ranks.keys() for ranks in of_runs] == [{0}, {4, 7}]
+    assert abs(of_runs[1][4] - of_runs[1][7]) <= 2, "one after the other, at each level"
+    with kept(lane, "lora=none") as (url, _metrics):
+        listed = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+        assert listed == ["tiny", "tiny:sql", "tiny:chat"]
+        body = {"prompt": "abcdefghijkl", "max_tokens": 3, "temperature": 0}
+        told = [httpx.post(f"{url}/v1/completions", json={**body, "model": name}, timeout=60).json() for name in listed]
+        assert [each["choices"][0]["text"] for each in told] == ["bcd", "fgh", "ijk"]
+
+
+def ranks_asked_for(perf: Path) -> Counter[int]:
+    """How many requests of a measurement were answered by an adapter of each rank, 0 for none."""
+    records = [json.loads(line) for line in (perf / "events.jsonl").read_text().splitlines()]
     prompts = {record["id"]: record["text"] for record in records if record["type"] == "prompt"}
     ranks: Counter[int] = Counter()
     for record in records:
@@ -800,8 +847,7 @@ def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_p
             answer = "".join(event[1] for event in record["events"])
             prompt = prompts[record["prompt"]]
             ranks[next(rank for rank in range(9) if answer.startswith(prompt[1 + rank :][:5]))] += 1
-    assert ranks.keys() == {4, 7}
-    assert abs(ranks[4] - ranks[7]) <= 2, "one after the other, at each level"
+    return ranks
 
 
 def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_matrix(tmp_path: Path) -> None:

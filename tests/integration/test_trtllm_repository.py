@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from packaging.version import Version
 
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.broken_repositories import BROKEN, copy, write_good
+from tests.helpers.gateways import listening
 from tests.helpers.triton_client import Client
 from tests.standins import templates as standin
 from tests.standins import triton as backend
@@ -26,6 +28,7 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, GenerationRequest
 from trtllm_pipeline.client.triton import Client as TritonClient
 from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.serving import triton
@@ -181,6 +184,18 @@ def test_an_adapter_is_kept_by_the_engine_s_model_and_handed_on_by_the_ensemble(
         assert client.text("ensemble", text_input="abcd", max_tokens=3, lora_task_id=1) == "dab"
         if Version(release) >= Version("0.16"):
             assert client.text("tensorrt_llm_bls", text_input="abcd", max_tokens=3, lora_task_id=1) == "dab"
+        model = OfferedModel(name="m", url=f"grpc://{service.grpc}", server_model="ensemble", adapters={"sql": adapter})
+        with listening(tmp_path, GatewayConfig(models=(model,))) as url:
+            assert [completion(url, name) for name in ("m", "m:sql", "m")] == ["bcd", "dab", "bcd"]
+
+
+def completion(url: str, model: str) -> str:
+    """What a gateway's model answers to abcd."""
+    body = {"model": model, "prompt": "abcd", "max_tokens": 3, "temperature": 0}
+    answer = httpx.post(f"{url}/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
 
 
 def changed(tensors: LoraTensors, **change: int) -> LoraTensors:

@@ -385,6 +385,11 @@ class Recipe(Strict):
     """Layers without experts at the beginning."""
     interleave_moe_layer_step: Positive | None = None
     """One layer in so many has experts; without it all have, after those of `first_k_dense_replace`."""
+    num_nextn_predict_layers: Count | None = None
+    """Layers of its own that draft further tokens (`settings.speculative.method: mtp`), 0 for none; without it those of the
+    model's config.json."""
+    draft_heads: dict[params.HeadMethod, Annotated[tuple[Text, ...], NonEmpty]] = {}
+    """Heads that were trained for it, as ORGANISATION/NAME, by the method of `settings.speculative` that takes them."""
     quantization: Form | None = None
     """How the weights are quantized already, of a model that its owner quantized: such a model has the precision `as_is`
     alone. The plan reads it from the model's files where a hub can be reached, and the download checks it."""
@@ -516,10 +521,10 @@ class Lora(Strict):
 class Speculative(Strict):
     """Several tokens in one pass of the model: something cheap drafts them, the model checks them."""
 
-    method: Literal["none", params.Speculation] = "none"
+    method: Literal["none", params.Speculation, "eagle2", "redrafter"] = "none"
     """Who drafts: another model (draft), an EAGLE-3 head trained for the model (eagle3), the model's own layers for it
     (mtp), the text so far (ngram), Medusa heads (medusa), the model itself, by lookahead decoding (lookahead), or an EAGLE
-    head (eagle)."""
+    head (eagle). No cell works with eagle2 and redrafter: the plan says why."""
     model: Text | None = None
     """The model that drafts, for draft, eagle3, medusa and eagle: ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, a
     recipe, or a folder (`./heads/foo`)."""

@@ -27,7 +27,7 @@ _SAME_NAME: Final = (
     "max_position_embeddings",
     *("kv_lora_rank", "qk_rope_head_dim", "q_lora_rank"),
     *("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "interleave_moe_layer_step"),
-    "num_experts_per_tok",
+    *("num_experts_per_tok", "num_nextn_predict_layers"),
 )
 
 

@@ -392,6 +392,7 @@ class GatewayApp:
                 wants_tokens=asked.logprobs,
                 changed=feed.arrived,
                 enough=feed.enough,
+                count=backend.count,
             )
             feed.choices.append(choice)
             work.append((prompt, inputs, choice))

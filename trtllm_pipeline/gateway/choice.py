@@ -33,6 +33,7 @@ class Choice(Answer):
         "_accumulated",
         "_accumulates",
         "_changed",
+        "_count",
         "_parser",
         "_raw",
         "_stops",
@@ -59,7 +60,9 @@ class Choice(Answer):
         wants_tokens: bool,
         changed: Callable[[Choice, int], None],
         enough: Callable[[Choice], None],
+        count: Callable[[str], int] | None = None,
     ) -> None:
+        """`count`: tokens of a text, where a response has several and the server may not count them."""
         super().__init__()
         self.index = index
         self.deltas: list[Delta] = []
@@ -79,6 +82,7 @@ class Choice(Answer):
         self._accumulated = ""
         self._raw: list[str] = []
         self._changed = changed
+        self._count = count
 
     @property
     def raw(self) -> str:
@@ -156,7 +160,9 @@ class Choice(Answer):
             for delta in self._parser.end():
                 self._append(delta)
         if reason is None:
-            made = self.output_tokens if self.output_tokens is not None else self.responses
+            made = self.output_tokens
+            if made is None:
+                made = self.responses if self._count is None else self._count(self.raw)
             reason = "length" if made >= self.max_tokens else "stop"
         called = self._parser is not None and self._parser.called
         self.finish = "tool_calls" if called and reason == "stop" else reason

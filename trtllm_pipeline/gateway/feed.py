@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.gateway.answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.gateway.api_error import ApiError
@@ -263,8 +263,7 @@ class ChoicesFeed(Feed):
             return choice.output_tokens
         if self._texts is None:
             return None
-        tokenizer: Any = self._texts.tokenizer
-        return len(tokenizer.encode(choice.raw, add_special_tokens=False).ids)
+        return self._texts.answer_tokens(choice.raw)
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

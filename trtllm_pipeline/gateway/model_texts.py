@@ -163,6 +163,10 @@ class ModelTexts:
         renders = [self.render(conversation, special=False) for _ in self._renderers]
         await asyncio.gather(*renders, return_exceptions=True)  # whoever asks is told
 
+    def answer_tokens(self, text: str) -> int:
+        """Tokens of an answer."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
     def pieces(self, text: str, count: int) -> list[str]:
         """`text` as `count` tokens; all of it as the first where the tokenizer cuts it otherwise."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -160,6 +160,11 @@ class TritonBackend:
     def accumulates(self) -> bool:
         """Whether each response repeats all text so far."""
         return self._client.model.accumulates
+
+    @property
+    def count(self) -> Callable[[str], int] | None:
+        """Tokens of an answer, of a server whose responses have several; None where each has one, or nobody knows."""
+        return None if self._texts is None or self._client.model.decoupled else self._texts.answer_tokens
 
     async def ready(self) -> bool:
         """Whether the server says that it can be asked."""

@@ -66,6 +66,15 @@ def described(names: Collection[str], form: str) -> list[str]:
     return sorted({*description_files(names), *({CONFIGURATION[form]} & {*names})})
 
 
+def lacking(form: str, names: Collection[str]) -> str:
+    """What to say of files that lack the configuration of a form."""
+    said = f"has no {CONFIGURATION[form]}, so it is not {'a LoRA adapter' if form == 'adapter' else 'a model of transformers'}"
+    nemo = next((name for name in sorted(names) if name.endswith(".nemo")), None)
+    if form != "adapter" or nemo is None:
+        return said
+    return f"{said} as PEFT writes it; {nemo} is NVIDIA NeMo's, which is not taken"
+
+
 def is_licence(name: str) -> bool:
     """Whether a file of a model is there for people alone: no stage reads it."""
     return _LICENCE.fullmatch(name) is not None

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.files import model_files
-from trtllm_pipeline.hub.files import CONFIGURATION, MODEL, Progress, code_files, described, hex_digest, weight_files
+from trtllm_pipeline.hub.files import (
+    CONFIGURATION,
+    MODEL,
+    Progress,
+    code_files,
+    described,
+    hex_digest,
+    lacking,
+    weight_files,
+)
 from trtllm_pipeline.hub.hub_errors import UnavailableError
 from trtllm_pipeline.hub.verify import check_folder
 
@@ -20,8 +29,7 @@ def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Pa
         raise UnavailableError(f"{model}: folder {folder} does not exist")
     names = model_files.names(folder)
     if CONFIGURATION[form] not in names:
-        what = "a LoRA adapter" if form == "adapter" else "a Hugging Face model folder"
-        raise UnavailableError(f"{model}: {folder} has no {CONFIGURATION[form]}, so it is not {what}")
+        raise UnavailableError(f"{model}: {folder} {lacking(form, names)}")
     wanted = sorted({*described(names, form), *weight_files(folder, names, model)})
     return {name: path for name in wanted if (path := model_files.find(folder, name)) is not None}
 

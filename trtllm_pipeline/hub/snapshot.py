@@ -28,6 +28,7 @@ from trtllm_pipeline.hub.files import (
     described,
     hex_digest,
     is_licence,
+    lacking,
     listed_code,
     trusted_code,
     weight_files,
@@ -255,8 +256,7 @@ def fetch(
         )
     small = described(files, form)
     if CONFIGURATION[form] not in small:
-        what = "a LoRA adapter" if form == "adapter" else "a transformers model"
-        raise DownloadError(f"{model} has no {CONFIGURATION[form]}, so it is not {what}")
+        raise DownloadError(f"{model} {lacking(form, files)}")
     with _transfer(repository, kept, progress=progress, max_workers=max_workers, others=others) as transfer:
         transfer.fetch([files[name] for name in small if not (others and is_licence(name))])
         # The index, if there is one, is among the small files and tells which the others are.

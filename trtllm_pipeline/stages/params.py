@@ -189,6 +189,8 @@ LoraNames = Annotated[
 Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", "eagle"]
 """Who drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; its text so far; heads
 on its last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
+HeadMethod = Literal["eagle3", "medusa", "eagle"]
+"""Methods that draft with heads trained for the model."""
 WITH_DRAFT_MODEL = frozenset(("draft", "eagle3", "medusa", "eagle"))
 """Those that take a model of its own."""
 DRAFT_LENGTHS = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}

@@ -28,6 +28,9 @@ SETTINGS: Final = {DRAFT: "settings.speculative.model", **dict.fromkeys(ADAPTERS
 LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
 """Options of trtllm-build that say what adapters an engine takes."""
 _ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
+_OWN_LAYERS: Final = "num_nextn_predict_layers"
+"""Of config.json and of recipes: layers of a model that draft."""
+_OF_VOCABULARY: Final = frozenset({"embed_tokens", "lm_head"})
 _ROTARY_BASE: Final = 10000
 _ALL_LINEAR: Final = "all-linear"
 
@@ -53,6 +56,12 @@ READ_BY: Final = {
 def beyond_default(settings: Mapping[str, Json], defaults: Mapping[str, int]) -> dict[str, Json]:
     """Settings of speculative decoding, None where they say their default: it must not matter who says it."""
     return {name: None if settings[name] == default else settings[name] for name, default in defaults.items()}
+
+
+def known_heads(cell: Cell) -> dict[str, list[str]]:
+    """Method -> the heads for a cell's model that its recipe names."""
+    listed: Any = cell.recipe.get("draft_heads") or {}
+    return {method: [*names] for method, names in listed.items()}
 
 
 def asked_for(cell: Cell) -> dict[str, str]:
@@ -114,7 +123,7 @@ def read_adapter(folder: Path) -> tuple[int, list[str]]:
 
 CONFIGURATION: Final = (
     *("architectures", "hidden_size", "target_hidden_size", "draft_vocab_size"),
-    *("num_nextn_predict_layers", "rope_scaling", "rope_theta"),
+    *(_OWN_LAYERS, "rope_scaling", "rope_theta"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "modules_to_save", "lora_bias"),
 )
 """What is looked at of config.json, of a companion and of the cell's own model, and of adapter_config.json."""
@@ -125,7 +134,8 @@ def configurations_needed(cell: Cell) -> tuple[str, ...]:
     settings = speculation(cell)
     method = None if settings is None else settings["method"]
     both = (DRAFT, "model")
-    needed = {"eagle3": (DRAFT,), "mtp": ("model",), "medusa": ("model",), "eagle": both}.get(str(method), ())
+    own = ("model",) if cell.recipe.get(_OWN_LAYERS) is None else ()
+    needed = {"eagle3": (DRAFT,), "mtp": own, "medusa": both, "eagle": both}.get(str(method), ())
     return (*needed, *adapters(cell))
 
 
@@ -145,8 +155,7 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     drafter, model = of.get(DRAFT), of.get("model")
     if drafter is not None:
         name = asked_for(cell)[DRAFT]
-        architectures = drafter.get("architectures") or ()
-        if "draft_vocab_size" not in drafter and not any("eagle3" in str(each).lower() for each in architectures):
+        if not _is_eagle3(drafter):
             return (
                 f"settings.speculative.model {name} is no EAGLE-3 head: its config.json has no draft_vocab_size, and no "
                 "architecture of that name"
@@ -157,10 +166,11 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
                 f"settings.speculative.model {name} is for models with a hidden size of {size}; {cell.model} has "
                 f"{cell.recipe['hidden_size']}"
             )
-    if model is not None and not model.get("num_nextn_predict_layers"):
+    where, known = ("config.json", model) if cell.recipe.get(_OWN_LAYERS) is None else ("recipe", cell.recipe)
+    if method == "mtp" and known is not None and not known.get(_OWN_LAYERS):
         return (
-            f"settings.speculative.method mtp: {cell.model} has no layers of its own that draft; its config.json has no "
-            "num_nextn_predict_layers"
+            f"settings.speculative.method mtp: {cell.model} has no layers of its own that draft; its {where} has no "
+            f"{_OWN_LAYERS}"
         )
     return None
 
@@ -221,6 +231,11 @@ def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | N
     the scaling of rotary embeddings its name alone, and of which earlier ones take their base from an option.
     """
     model, head = of.get("model") or {}, of.get(DRAFT) or {}
+    if _is_eagle3(head):
+        return (
+            f"settings.speculative.model {asked_for(cell)[DRAFT]} is an EAGLE-3 head by its config.json, and {method} takes "
+            "others; the toolchain tensorrt_llm_pytorch takes it with settings.speculative.method: eagle3"
+        )
     said = f"settings.speculative.method {method}: {cell.model}"
     if model.get("rope_scaling"):
         return f"{said} scales its rotary embeddings (rope_scaling of config.json), which the converter of heads leaves out"
@@ -238,6 +253,11 @@ def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | N
             f"has {cell.recipe['hidden_size']}"
         )
     return None
+
+
+def _is_eagle3(head: Mapping[str, Any]) -> bool:
+    architectures = head.get("architectures") or ()
+    return "draft_vocab_size" in head or any("eagle3" in str(each).lower() for each in architectures)
 
 
 def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str | None:
@@ -259,7 +279,24 @@ def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str |
         return str(error)
     if rank > width:
         return f"its rank {rank} is more than the hidden size {width} of {cell.model}"
-    return _unfit_engine(cell, configuration, rank, modules) if engine else None
+    return _unfit_engine(cell, configuration, rank, modules) if engine else _unfit_pytorch(cell, configuration)
+
+
+def _unfit_pytorch(cell: Cell, configuration: Mapping[str, Any]) -> str | None:
+    """Why the LLM API cannot take an adapter. Source: `DecoderModelForCausalLM` of the PyTorch backend, which takes a vocabulary
+    and what maps to it from the one folder in `lora_dir` when it loads the model, and no other whole layer.
+    """
+    saved = [str(name) for name in configuration.get("modules_to_save") or ()]
+    if not saved:
+        return None
+    if others := [name for name in saved if name.rpartition(".")[2] not in _OF_VOCABULARY]:
+        return f"it has whole layers of its own ({', '.join(others)}), which would be left out; merge it into the model"
+    if len(adapters(cell)) > 1:
+        return (
+            f"it has whole layers of its own ({', '.join(saved)}), which all requests would get, or none; serve it alone, or "
+            "merge it into the model"
+        )
+    return None
 
 
 def _unfit_engine(cell: Cell, configuration: Mapping[str, Any], rank: int, modules: list[str]) -> str | None:

@@ -16,7 +16,7 @@ from trtllm_pipeline.gateway.stops import StopWords
 
 class Watched:
     def __init__(
-        self, *stops: str, accumulates: bool = False, max_tokens: int = 10, wants_tokens: bool = False
+        self, *stops: str, accumulates: bool = False, max_tokens: int = 10, wants_tokens: bool = False, **more: Any
     ) -> None:
         self.enough = 0
         self.changes: list[int] = []
@@ -29,6 +29,7 @@ class Watched:
             wants_tokens=wants_tokens,
             changed=lambda _choice, tokens: self.changes.append(tokens),
             enough=lambda _choice: self._enough(),
+            **more,
         )
 
     def _enough(self) -> None:
@@ -37,6 +38,14 @@ class Watched:
     @property
     def text(self) -> str:
         return "".join(delta.text for delta in self.choice.deltas if isinstance(delta, Content))
+
+
+def test_the_end_of_an_answer_that_the_server_sends_whole_and_does_not_count() -> None:
+    for text, reason in (("a b c", "length"), ("a b", "stop")):
+        watched = Watched(max_tokens=3, count=lambda text: len(text.split()))
+        watched.choice.received(0, text, None)
+        watched.choice.end()
+        assert (watched.choice.finish, watched.choice.output_tokens) == (reason, None)
 
 
 def test_texts_that_nobody_takes_are_joined() -> None:

@@ -112,10 +112,43 @@ def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
     assert reason is None if words is None else words in str(reason)
 
 
+@pytest.mark.parametrize("method", ["medusa", "eagle"])
+def test_a_head_of_another_kind_is_refused_before_anything_is_fetched(model: Path, method: str) -> None:
+    write(model.parent / "head", HEAD)
+    reason = pinned(asked(model, lane=ENGINES, method=method, model="./head")).reason
+    assert f"./head is an EAGLE-3 head by its config.json, and {method} takes others" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("saved", "several", "words"),
+    [
+        (["model.embed_tokens", "lm_head"], False, None),
+        (["lm_head"], True, "which all requests would get, or none"),
+        (["score"], False, "whole layers of its own (score), which would be left out"),
+    ],
+)
+def test_the_llm_api_takes_a_vocabulary_of_an_adapter_alone(
+    model: Path, saved: list[str], several: bool, words: str | None
+) -> None:
+    write_adapter(model.parent / "adapter", {**ADAPTER, "modules_to_save": saved})
+    wanted = with_adapter(model)
+    if several:
+        lora = {"adapter": {"one": "./adapter", "two": "./adapter"}}
+        wanted = replace(wanted, settings={**wanted.settings, "lora": lora})
+    reason = pinned(wanted).reason
+    assert reason is None if words is None else words in str(reason)
+
+
 def test_layers_of_its_own_are_looked_for_in_the_model(model: Path) -> None:
     assert "has no num_nextn_predict_layers" in str(pinned(asked(model, method="mtp")).reason)
     (model / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 1}))
     assert pinned(asked(model, method="mtp")).reason is None
+    for layers, words in ((0, "its recipe has no num_nextn_predict_layers"), (1, None)):  # before any file is looked at
+        told = asked(model, method="mtp")
+        told = replace(told, recipe={**told.recipe, "num_nextn_predict_layers": layers})
+        assert companions.configurations_needed(told) == ()
+        reason = companions.unfit(told, {})
+        assert reason is None if words is None else words in str(reason)
 
 
 def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path) -> None:
@@ -293,6 +326,9 @@ def test_a_folder_that_is_no_adapter_is_said_to_be_none(model: Path) -> None:
     write(model.parent / "adapter", {"architectures": ["LlamaForCausalLM"]})
     with pytest.raises(DownloadError, match=r"has no adapter_config\.json, so it is not a LoRA adapter"):
         pinned(with_adapter(model))
+    (model.parent / "adapter" / "sql.nemo").write_bytes(b"")
+    with pytest.raises(DownloadError, match=r"as PEFT writes it; sql\.nemo is NVIDIA NeMo's, which is not taken"):
+        pinned(with_adapter(model))
 
 
 def test_the_largest_rank_counts() -> None:
@@ -321,16 +357,24 @@ def test_a_default_that_is_written_out_makes_the_same(
     model: Path, lane: str, settings: dict[str, Any], stage: str
 ) -> None:
     (model / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 1}))
+    family = "deepseek_v3" if settings["method"] == "mtp" else "llama"
     head = write(model.parent / "head", {"hidden_size": 4096, "medusa_num_heads": 5})
     given: dict[str, Any] = {"method": settings["method"]}
     if lane == ENGINES:
         given["model"] = f"./{head.name}"
     runs = [
-        {run.stage.name: run.fingerprint for run in plan(pinned(asked(model, lane=lane, **said))).stage_runs.values()}
+        {
+            run.stage.name: run.fingerprint
+            for run in plan(_of(family, asked(model, lane=lane, **said))).stage_runs.values()
+        }
         for said in (given, {**given, **settings})
     ]
     assert runs[0][stage] == runs[1][stage]
     assert runs[0] == runs[1]
+
+
+def _of(family: str, wanted: Cell) -> Cell:
+    return pinned(replace(wanted, recipe={**wanted.recipe, "family": family}))
 
 
 SMALL: dict[str, Any] = {

@@ -63,6 +63,18 @@ _LORA_IN_ENGINES: Final = "0.10"
 _LORA_IN_SERVE: Final = "1.0"
 _LORA_IN_LLMAPI: Final = "1.3.0rc20"
 """Of 30 June 2026; pull request 14079 was merged in May."""
+_NOT_PLANNED: Final = {
+    "eagle2": "Triton's TensorRT-LLM backend has no dynamic trees; its heads are those of the method eagle",
+    "redrafter": "no engines are made with examples/redrafter here; pipeline build --checkpoint DIR --options "
+    "speculative_decoding_mode=explicit_draft_tokens makes one of a checkpoint of yours",
+}
+"""Methods that people look for -> why no cell has them."""
+_MTP_FAMILIES: Final = frozenset(
+    {
+        *("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa"),
+        *("exaone_moe", "nemotron_h", "nemotron_h_puzzle", "qwen3_next"),
+    }
+)
 _SPECULATION_SINCE: Final = {"draft": "0.18", "eagle": "0.17"}
 _SPECULATION_SERVED: Final = "0.20"
 _SPECULATION_PRECISIONS: Final = {
@@ -940,11 +952,13 @@ def experts(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def speculation(case: Case) -> str | None:
-    """A method of speculative decoding that the backend does not have, in Triton or `trtllm-serve`. Source:
+    """A method of speculative decoding that the backend does not have, in Triton or `trtllm-serve`, and ReDrafter. Source:
     `--speculative_decoding_mode` of trtllm-build and examples/prompt_lookup, which is a program of its own, for engines;
-    `DecodingBaseConfig` and its subclasses for PyTorch.
+    `DecodingBaseConfig` and its subclasses for PyTorch; Triton's tutorial on speculative decoding, for EAGLE-2.
     """
     found = companions.speculation(case.cell)
+    if found is not None and (why := _NOT_PLANNED.get(str(found["method"]))) is not None:
+        return f"settings.speculative.method {found['method']}: {why}"
     if found is None or (found["method"] in MODES) is (case.cell.toolchain == ENGINES) or found["method"] == "draft":
         return None
     backend = "engines have" if case.cell.toolchain == ENGINES else "the PyTorch backend has"
@@ -953,15 +967,21 @@ def speculation(case: Case) -> str | None:
 
 @rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a folder", toolchains=_BOTH)
 def draft_model(case: Case) -> str | None:
-    """A method that takes a draft model, without one. Source: `DecodingBaseConfig` and its subclasses of the LLM API; the
-    converters of examples/medusa and examples/eagle.
+    """A method that takes a draft model, without one, or with a head that the model's recipe knows for another method. Source:
+    `DecodingBaseConfig` and its subclasses of the LLM API; the converters of examples/medusa and examples/eagle; recipes.
     """
     found = companions.speculation(case.cell)
-    if found is None or found["method"] not in WITH_DRAFT_MODEL or found["model"] is not None:
+    if found is None or found["method"] not in WITH_DRAFT_MODEL:
         return None
-    return (
-        f"settings.speculative.method {found['method']} takes a draft model, and settings.speculative.model names none"
-    )
+    method, heads = str(found["method"]), companions.known_heads(case.cell)
+    known = f"; known for {case.cell.model}: {', '.join(heads[method])}" if method in heads else ""
+    if found["model"] is None:
+        return f"settings.speculative.method {method} takes a draft model, and settings.speculative.model names none{known}"
+    name = str(found["model"]).partition("@")[0].lower()
+    taken = next((of for of, names in heads.items() if name in map(str.lower, names)), method)
+    if taken == method:
+        return None
+    return f"settings.speculative.model {found['model']} is a head of the method {taken}, this is {method}{known}"
 
 
 @rule("TLM703", "name it in one of the two", toolchains=_BOTH)
@@ -1027,6 +1047,17 @@ def lora_twice(case: Case) -> str | None:
     if not companions.adapters(case.cell) or not isinstance(given, dict) or "lora_config" not in given:
         return None
     return "settings.repository.llm_args.lora_config is what settings.lora says"
+
+
+@rule("TLM706", "take another method, or a model of one of those families", toolchains=(PYTORCH,))
+def speculation_family(case: Case) -> str | None:
+    """`mtp` of a model whose family has no layers that draft in the PyTorch backend. Source: `MTPForCausalLM` in
+    modeling_speculative.py.
+    """
+    found = companions.speculation(case.cell)
+    if found is None or found["method"] != "mtp" or case.family in _MTP_FAMILIES:
+        return None
+    return f"settings.speculative.method mtp: TensorRT-LLM has it for {', '.join(sorted(_MTP_FAMILIES))}, this is {case.family}"
 
 
 @rule(
