@@ -802,7 +802,7 @@ def kept(lane: Lane, cell: str) -> Iterator[tuple[str, str]]:
         assert started.returncode == 0, said
         folder = lane.workspace / "serve" / "kept"
         told = [json.loads((folder / name).read_text()) for name in ("gateway.json", "service.json")]
-        yield told[0]["url"], told[1]["metrics"]
+        yield told[0]["url"], f"http://{told[1]['metrics']}/metrics"
     finally:
         lane.pipeline("serve", "stop", "kept", "--remove", *workspace)
 
