@@ -82,7 +82,9 @@ class GatewayApp:
         self.servers = tuple(ModelServer(model, config.params) for model in config.models)
         self.served = {name: server for server in self.servers for name in server.model.names}
         """Name that clients ask for -> its server: a model and its adapters have one."""
-        self.metrics = GatewayMetrics(self.served)
+        self.metrics = GatewayMetrics()
+        for name, server in self.served.items():
+            self.metrics.add(name, server.model.name)
         for server in self.servers:
             limits = server.admission
             self.metrics.limits(server.model.name, in_flight=limits.places, queued=limits.queue)

@@ -82,9 +82,12 @@ class GatewayMetrics:
         for model in models:
             self.add(model)
 
-    def add(self, model: str) -> None:
-        """Export 0 for a model before its first request, so that the first one shows as a rate."""
-        self._models.setdefault(model, ModelMetrics(self, model))
+    def add(self, model: str, places_of: str | None = None) -> None:
+        """Export 0 for a model before its first request, so that the first one shows as a rate.
+
+        An adapter has the places of its model: what is in flight and queued counts there.
+        """
+        self._models.setdefault(model, ModelMetrics(self, model, places_of or model))
 
     def limits(self, model: str, *, in_flight: int, queued: int) -> None:
         """Say how many requests of a model may be at its server, and how many may wait."""
@@ -110,7 +113,7 @@ class GatewayMetrics:
 class ModelMetrics:
     """The series of one model, looked up once: a lookup by labels costs as much as counting itself."""
 
-    def __init__(self, metrics: GatewayMetrics, model: str) -> None:
+    def __init__(self, metrics: GatewayMetrics, model: str, places_of: str) -> None:
         self.model = model
         self.requests = metrics.requests
         self.rejected = metrics.rejected
@@ -120,8 +123,8 @@ class ModelMetrics:
         self.output_tokens = metrics.output_tokens.labels(model)
         self.drafted_tokens = metrics.drafted_tokens.labels(model)
         self.accepted_tokens = metrics.accepted_tokens.labels(model)
-        self.in_flight = metrics.in_flight.labels(model)
-        self.queued = metrics.queued.labels(model)
+        self.in_flight = metrics.in_flight.labels(places_of)
+        self.queued = metrics.queued.labels(places_of)
         self.ttft = metrics.ttft.labels(model)
         self.inter_token = metrics.inter_token.labels(model)
         self.duration = metrics.duration.labels(model)

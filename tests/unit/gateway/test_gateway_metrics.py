@@ -169,6 +169,19 @@ def test_a_model_is_there_before_its_first_request() -> None:
     assert (seen["requests_in_flight_limit{model=qwen}"], seen["requests_queued_limit{model=qwen}"]) == (8, 32)
 
 
+def test_an_adapter_takes_the_places_of_its_model_and_counts_for_itself() -> None:
+    metrics = GatewayMetrics(["qwen"])
+    metrics.add("qwen:sql", "qwen")
+    request = metrics.request("qwen:sql", CHAT)
+    request.started()
+    request.drafts(8, 3)
+    seen = values(metrics)
+    assert seen["requests_in_flight{model=qwen}"] == 1
+    assert "requests_in_flight{model=qwen:sql}" not in seen
+    assert (seen["drafted_tokens_total{model=qwen:sql}"], seen["accepted_tokens_total{model=qwen:sql}"]) == (8, 3)
+    assert seen["drafted_tokens_total{model=qwen}"] == 0
+
+
 def test_the_page_is_what_the_scraper_asks_for() -> None:
     metrics = GatewayMetrics(["qwen"])
     assert metrics.page()[1].startswith("text/plain")

@@ -26,6 +26,15 @@ def test_the_page_of_a_gateway_is_read_by_model() -> None:
     assert readings["llama"].requests == 0
 
 
+def test_adapters_count_with_their_model() -> None:
+    gateway = metrics_pages.Gateway("qwen")
+    gateway.metrics.add("qwen:sql", "qwen")
+    gateway.step()
+    gateway.metrics.request("qwen:sql", "/v1/completions").finish(200)
+    readings = read(gateway.page())
+    assert {name: reading.requests for name, reading in readings.items()} == {"qwen": 7}
+
+
 def test_a_request_to_an_ensemble_counts_once() -> None:
     (reading,) = read(metrics_pages.triton(3)).values()
     assert reading.requests == 12
