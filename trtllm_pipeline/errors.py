@@ -35,6 +35,8 @@ class FailureClass(str, Enum):
     """Host or GPU memory ran out."""
     TRANSIENT = "transient"
     """Likely to work later: a dropped connection, a busy port. Retried with backoff."""
+    LOST = "lost"
+    """The node of a cluster on which it ran was lost. Tried again on another."""
     TIMEOUT = "timeout"
     """Took longer than its limit."""
     USER = "user"
@@ -50,6 +52,7 @@ class FailureClass(str, Enum):
         return {
             FailureClass.INFEASIBLE: "can never work",
             FailureClass.TRANSIENT: "transient, retries used up",
+            FailureClass.LOST: "lost with its node, again and again",
             FailureClass.TIMEOUT: "timed out",
             FailureClass.USER: "action required",
         }.get(self, self.value.replace("_", " "))

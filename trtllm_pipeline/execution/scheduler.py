@@ -12,9 +12,12 @@ scheduling system", 1995). A reservation for everything that does not fit would 
 wrongly expected (`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits
 does not.
 
-A task that must be alone takes every slot of the machine (`Exclusive.MACHINE`). Those of `Exclusive.GPU` run beside each
+There may be several nodes. A task runs on one of them: where the fewest GPUs, then CPUs, are left free, so that whole
+nodes stay free for what needs one. A reservation holds a place on one node.
+
+A task that must be alone takes every slot of its node (`Exclusive.MACHINE`). Those of `Exclusive.GPU` run beside each
 other and beside nothing else: there are slots for work and slots for measurements, and while any of one kind is taken,
-none of the other is free. What runs is joined by its own kind as long as that fits, so the machine changes seldom from
+none of the other is free. What runs is joined by its own kind as long as that fits, so a node changes seldom from
 one to the other.
 
 A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
@@ -22,6 +25,7 @@ they run in it one after another, then it is stopped. Only the service occupies 
 
 What failed is tried again, `Task.retries` times at most:
 
+    LOST                   as TRANSIENT, but at least `LOST_RETRIES` times: its node was lost, and there are others
     TRANSIENT              after a growing, jittered wait
     OUT_OF_MEMORY          once and alone on the machine, if it failed while something else ran; otherwise the same
                            inputs in the same memory would only fail again
@@ -35,7 +39,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
@@ -46,15 +50,18 @@ from trtllm_pipeline.errors import FailureClass, StageError
 BACKOFF_S: Final = 2.0
 """Mean wait before the first retry; doubles with each further one."""
 BACKOFF_LIMIT_S: Final = 120.0
+LOST_RETRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is to hand out: CPU slots, GPUs by name (UUID), downloads at a time."""
+    """What one node has to hand out: CPU slots, GPUs by name (UUID), downloads at a time."""
 
     cpus: int
     gpus: tuple[str, ...] = ()
     downloads: int = 4
+    node: str = ""
+    """Its name; empty for the machine on which this runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +128,11 @@ Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | Inter
 
 @dataclass(frozen=True, slots=True)
 class Start(_OfTask):
-    """Start this task on these GPUs. `attempt` counts from 1."""
+    """Start this task on these GPUs of this node. `attempt` counts from 1."""
 
     gpus: tuple[str, ...]
     attempt: int
+    node: str = ""
 
 
 class Stop(_OfTask):
@@ -165,7 +173,7 @@ ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if 
 _THERE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
 _NO_SHARE: Final = (0.0, 0.0, 0.0)
 
-# Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all there is for a task that must be alone.
+# Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all of a node for one that must be alone.
 _Amounts: TypeAlias = tuple[int, int, int, int, int]
 _WORK: Final = 0
 _MEASURING: Final = 4
@@ -197,7 +205,8 @@ class _TaskNode:
     failure: StageError | None = None
     cause: _TaskNode | None = None  # the failed node that blocks this one; itself if it failed
     amounts: _Amounts = _NOTHING  # held while it runs
-    gpus: tuple[int, ...] = ()
+    node: int = 0
+    gpus: tuple[int, ...] = ()  # of that node
     end: float = 0.0  # when it is expected to end
 
 
@@ -226,9 +235,22 @@ def _fits(amounts: _Amounts, free: Sequence[int]) -> bool:
     return work <= free[0] and cpus <= free[1] and gpus <= free[2] and downloads <= free[3] and measuring <= free[4]
 
 
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    """A place on a node from `start` on; `held` is what is held there from then on, by it too."""
+
+    node: int
+    start: float
+    held: list[int]
+
+
 def _measures(node: _TaskNode) -> bool:
     """Whether it runs beside measurements, and beside nothing else."""
     return node.task.resources.exclusive is Exclusive.GPU and not node.alone
+
+
+def _most_retries(node: _TaskNode, failure: StageError) -> int:
+    return max(node.task.retries, LOST_RETRIES if failure.failure is FailureClass.LOST else 0)
 
 
 def backoff_s(task_id: str, failures: int) -> float:
@@ -253,14 +275,12 @@ class Scheduler:
     def __init__(
         self,
         tasks: Iterable[Task],
-        machine: Capacity,
-        *,
+        *nodes: Capacity,
         up_to_date: Collection[StageRunId] = (),
         wanted: Collection[StageRunId] | None = None,
         keep_going: bool = True,
         observe: Callable[[StageRunId, StageStatus, StageStatus], None] | None = None,
     ) -> None:
-        self._machine = machine
         self._keep_going = keep_going
         self._observe = observe
         self._halted = self._interrupted = False
@@ -274,10 +294,12 @@ class Scheduler:
                 index, task, task.expected_s, task.resources.exclusive is Exclusive.MACHINE
             )
         slots = len(self._nodes)
-        self._capacity: _Amounts = (slots, machine.cpus, len(machine.gpus), machine.downloads, slots)
-        self._held = list(_NOTHING)
-        self._free = self._beside(self._held)
-        self._free_gpus = list(range(len(machine.gpus)))
+        self._places = nodes
+        self._capacity: list[_Amounts] = [(slots, each.cpus, len(each.gpus), each.downloads, slots) for each in nodes]
+        self._total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
+        self._held = [list(_NOTHING) for _ in nodes]
+        self._free = [self._beside(number, held) for number, held in enumerate(self._held)]
+        self._free_gpus = [list(range(len(each.gpus))) for each in nodes]
         self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
         self._queues: dict[_Amounts, list[_Entry]] = {}  # what is ready, by what must be free for it
         self._room = False  # whether something has come or gone, so that something may fit
@@ -295,11 +317,11 @@ class Scheduler:
         self._shares = {node: self._share(node) for node in required if node.service is None}
         self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
         for node in required:
-            if node.waiting == 0:
-                self._enqueue(node)
-        for node in required:
             if node.service is None and (reason := self._excess(node.task.resources)):
                 self._fail_for_good(node, StageError(reason, failure=FailureClass.INFEASIBLE))
+        for node in required:
+            if node.waiting == 0 and node.status is _S.PENDING:
+                self._enqueue(node)
         self._settle()
         self._steer()
 
@@ -343,7 +365,8 @@ class Scheduler:
         if not (self._open or self._halted):
             self._halt()
         self._steer()
-        if self._room and self._open and (self._free[_WORK] or self._free[_MEASURING]):  # none is while a task is alone
+        # None is free while a task is alone.
+        if self._room and self._open and any(free[_WORK] or free[_MEASURING] for free in self._free):
             self._dispatch()
         instructions, self._instructions = self._instructions, []
         return [one for one in instructions if not isinstance(one, Cancel) or self.status(one.id) is _S.RUNNING]
@@ -467,23 +490,27 @@ class Scheduler:
                 node.priority = node.duration + after(node, None)
 
     def _share(self, node: _TaskNode) -> tuple[float, ...]:
-        """Seconds for which `node` takes the whole machine, as far as CPUs, GPUs and downloads go; as work, then as measurement."""
+        """Seconds for which `node` takes all that there is, as far as CPUs, GPUs and downloads go; as work, then as measurement."""
         need = node.task.resources
-        asked = zip((need.cpus, need.gpus, need.downloads), self._capacity[1:4], strict=True)
-        taken = tuple(node.duration * (1.0 if node.alone else amount / (have or 1)) for amount, have in asked)
+        asked = zip((need.cpus, need.gpus, need.downloads), self._total, strict=True)
+        least = 1.0 / len(self._capacity) if node.alone else 0.0
+        taken = tuple(node.duration * max(least, amount / (have or 1)) for amount, have in asked)
         return (*_NO_SHARE, *taken) if _measures(node) else (*taken, *_NO_SHARE)
 
     def _excess(self, resources: Resources) -> str | None:
-        """What this asks for beyond the machine, in words."""
-        amounts = (
-            (resources.cpus, self._machine.cpus, "CPUs"),
-            (resources.gpus, len(self._machine.gpus), "GPUs"),
-            (resources.downloads, self._machine.downloads, "downloads at a time"),
-        )
+        """What this asks for beyond every node, in words."""
+        asked = (resources.cpus, resources.gpus, resources.downloads)
+        if any(_fits((0, *asked, 0), capacity) for capacity in self._capacity):
+            return None
+        who = "this machine" if len(self._capacity) == 1 else "no node"
+        names = ("CPUs", "GPUs", "downloads at a time")
         excess = [
-            f"needs {asked} {name}, this machine offers {limit}" for asked, limit, name in amounts if asked > limit
+            f"needs {amount} {name}, {who} offers {'more than ' * (who == 'no node')}{limit}"
+            for amount, name, *limits in zip(asked, names, *(each[1:4] for each in self._capacity), strict=True)
+            if amount > (limit := max(limits))
         ]
-        return "; ".join(excess) or None
+        wanted = ", ".join(f"{amount} {name}" for amount, name in zip(asked, names, strict=True) if amount)
+        return "; ".join(excess) or f"needs {wanted}; no node offers all of these"
 
     # Statuses.
 
@@ -542,11 +569,12 @@ class Scheduler:
 
     def _may_retry(self, node: _TaskNode, failure: StageError) -> bool:
         """Whether to try again; asked while `node` still counts as running."""
-        if not self._open or node.failures >= node.task.retries:
+        if not self._open or node.failures >= _most_retries(node, failure):
             return False
         if failure.failure is FailureClass.OUT_OF_MEMORY:
-            return node in self._running and not node.alone and len(self._running) > 1
-        return failure.failure is FailureClass.TRANSIENT
+            beside = any(other is not node and other.node == node.node for other in self._running)
+            return node in self._running and not node.alone and beside
+        return failure.failure in (FailureClass.TRANSIENT, FailureClass.LOST)
 
     def _retry(self, node: _TaskNode, failure: StageError) -> None:
         node.failures += 1
@@ -568,7 +596,7 @@ class Scheduler:
             failure = StageError(
                 f"{node.service.task.id} failed while this ran", failure=ended.failure, log=failure.log
             )
-            again = node.failures < node.task.retries and self._may_retry(node.service, ended)
+            again = node.failures < _most_retries(node, ended) and self._may_retry(node.service, ended)
         self._leave(node)
         if failure is None:
             self._move(node, _S.SUCCEEDED)
@@ -650,16 +678,34 @@ class Scheduler:
             return
         demand = self._demand(node)
         heappush(self._queues.setdefault(demand, []), _entry(node))
-        if _fits(demand, self._free):
-            self._room = True
+        self._room = self._room or self._place(demand) is not None
 
     def _demand(self, node: _TaskNode) -> _Amounts:
-        """What must be free for `node` to start: all there is where it must be alone."""
+        """What must be free for `node` to start: all there is on the smallest node with enough where it must be alone."""
         need = node.task.resources
-        if node.alone:
-            return self._capacity
         work, measuring = (0, 1) if _measures(node) else (1, 0)
-        return (work, need.cpus, need.gpus, need.downloads, measuring)
+        demand = (work, need.cpus, need.gpus, need.downloads, measuring)
+        return min(size for size in self._capacity if _fits(demand, size)) if node.alone else demand
+
+    def _place(self, demand: _Amounts, end: float = 0.0, reserved: _Reservation | None = None) -> int | None:
+        """The node where what takes this until `end` can start now: where the fewest GPUs, then CPUs, stay free.
+
+        What still runs when a reserved place is due must fit beside it.
+        """
+        best: tuple[int, int, int] | None = None
+        for number, free in enumerate(self._free):
+            if (
+                _fits(demand, free)
+                and (best is None or (free[2], free[1]) < best[:2])
+                and (
+                    reserved is None
+                    or number != reserved.node
+                    or end <= reserved.start
+                    or _fits(demand, self._beside(number, reserved.held))
+                )
+            ):
+                best = free[2], free[1], number
+        return None if best is None else best[2]
 
     def _dispatch(self) -> None:
         """Start all that fits, best first; hold a place for the first that does not and that the end of the run waits for."""
@@ -671,31 +717,33 @@ class Scheduler:
                 heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
             if not queue:
                 del self._queues[demand]
-            elif _fits(demand, self._free):
+            elif self._place(demand) is not None:
                 heads.append((queue[0], demand))
             elif waiting is None or queue[0] < waiting[0]:
                 waiting = queue[0], demand
         heapify(heads)
-        shadow = math.inf
-        held: list[int] | None = None  # from then on, by what a place is held for and what will still run
+        reserved: _Reservation | None = None
         while heads:
             entry, demand = heads[0]
             node = entry[3]
-            if not _fits(demand, self._free):
+            if self._place(demand) is None:
                 if waiting is None or entry < waiting[0]:
                     waiting = entry, demand
                 heappop(heads)
                 continue
-            if held is None and waiting and waiting[0] < entry and self._is_critical(waiting[0][3]):
-                shadow, held = self._reservation(waiting[1])
-            if held and self._now + node.duration > shadow:  # it will still run then: it must fit beside
-                if not _fits(demand, self._beside(held)):
-                    heappop(heads)
-                    continue
-                held = [taken + more for taken, more in zip(held, demand, strict=True)]
+            if reserved is None and waiting and waiting[0] < entry and self._is_critical(waiting[0][3]):
+                reserved = self._reservation(waiting[1])
+            end = self._now + node.duration
+            place = self._place(demand, end, reserved)
+            if place is None:
+                heappop(heads)
+                continue
+            if reserved and place == reserved.node and end > reserved.start:  # it will still run then
+                held = [taken + more for taken, more in zip(reserved.held, demand, strict=True)]
+                reserved = replace(reserved, held=held)
             queue = self._queues[demand]
             heappop(queue)
-            self._start(node)
+            self._start(node, place)
             while queue and queue[0][3].status is not _S.PENDING:
                 heappop(queue)
             if queue:
@@ -710,43 +758,45 @@ class Scheduler:
         """
         return node.priority >= max(self._work[:3]) + max(self._work[3:])
 
-    def _reservation(self, head: _Amounts) -> tuple[float, list[int]]:
-        """When `head` can start if all that runs ends as expected, and what is held from then on, by it too.
+    def _reservation(self, head: _Amounts) -> _Reservation | None:
+        """Where and when `head` can start first if all that runs ends as expected.
 
-        While what it waits for is overdue that time has passed, and nothing gets in that would still run then.
+        While what it waits for is overdue that time has passed, and nothing gets in there that would still run then.
         """
-        held = list(self._held)
-        shadow = self._now
+        held = [list(each) for each in self._held]
         for node in sorted(self._running, key=lambda node: node.end):
-            if _fits(head, self._beside(held)):
-                break
-            shadow = node.end
-            held = [taken - back for taken, back in zip(held, node.amounts, strict=True)]
-        return shadow, [taken + more for taken, more in zip(held, head, strict=True)]
+            there = held[node.node] = [taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)]
+            if _fits(head, self._beside(node.node, there)):
+                taken = [before + more for before, more in zip(there, head, strict=True)]
+                return _Reservation(node.node, node.end, taken)
+        return None
 
-    def _beside(self, held: Sequence[int]) -> list[int]:
-        """What is free beside these amounts."""
-        free = [have - taken for have, taken in zip(self._capacity, held, strict=True)]
+    def _beside(self, node: int, held: Sequence[int]) -> list[int]:
+        """What is free on a node beside these amounts."""
+        free = [have - taken for have, taken in zip(self._capacity[node], held, strict=True)]
         if held[_WORK]:
             free[_MEASURING] = 0
         if held[_MEASURING]:
             free[_WORK] = 0
         return free
 
-    def _start(self, node: _TaskNode) -> None:
+    def _start(self, node: _TaskNode, place: int) -> None:
         node.amounts = self._demand(node)
         node.end = self._now + node.duration
-        node.gpus = tuple(heappop(self._free_gpus) for _ in range(node.task.resources.gpus))
-        self._hold(node.amounts, 1)
+        node.node = place
+        node.gpus = tuple(heappop(self._free_gpus[place]) for _ in range(node.task.resources.gpus))
+        self._hold(node, 1)
         self._running[node] = None
         if isinstance(node, _Service):
             node.phase = _Phase.STARTING
-        self._begin(node, node.gpus)
+        self._begin(node, node)
 
-    def _begin(self, node: _TaskNode, gpus: tuple[int, ...]) -> None:
+    def _begin(self, node: _TaskNode, holder: _TaskNode) -> None:
+        """Start `node` with what `holder` holds: itself, or the service around it."""
         self._move(node, _S.RUNNING)
-        names = tuple(self._machine.gpus[gpu] for gpu in gpus)
-        self._instructions.append(Start(node.task.id, names, node.failures + 1))
+        place = self._places[holder.node]
+        names = tuple(place.gpus[gpu] for gpu in holder.gpus)
+        self._instructions.append(Start(node.task.id, names, node.failures + 1, place.node))
 
     def _leave(self, node: _TaskNode) -> None:
         """`node` runs no more: give back what it occupied."""
@@ -757,15 +807,16 @@ class Scheduler:
             node.phase = _Phase.OFF
         del self._running[node]
         self._room = True
-        self._hold(node.amounts, -1)
+        self._hold(node, -1)
         for gpu in node.gpus:
-            heappush(self._free_gpus, gpu)
+            heappush(self._free_gpus[node.node], gpu)
         node.amounts, node.gpus = _NOTHING, ()
 
-    def _hold(self, amounts: _Amounts, sign: int) -> None:
-        for which, amount in enumerate(amounts):
-            self._held[which] += sign * amount
-        self._free = self._beside(self._held)
+    def _hold(self, node: _TaskNode, sign: int) -> None:
+        held = self._held[node.node]
+        for which, amount in enumerate(node.amounts):
+            held[which] += sign * amount
+        self._free[node.node] = self._beside(node.node, held)
 
     def _steer(self) -> None:
         """Start the next task inside each service where something has changed, or stop it when none is left.
@@ -785,5 +836,5 @@ class Scheduler:
                     node = heappop(service.ready)[3]
                     if node.status is _S.PENDING:
                         service.current = node
-                        self._begin(node, service.gpus)
+                        self._begin(node, service)
         self._stirred.clear()

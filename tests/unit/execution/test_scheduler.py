@@ -15,6 +15,7 @@ from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId, Stag
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.scheduler import (
     ENDED,
+    LOST_RETRIES,
     TRANSITIONS,
     Busy,
     Cancel,
@@ -90,6 +91,79 @@ def served(*more: Task, **options) -> Scheduler:
 
 def running(scheduler: Scheduler) -> set[StageRunId]:
     return {task for task in scheduler._nodes if scheduler.status(task) is S.RUNNING}
+
+
+# Several nodes.
+
+LOST = StageError("node one is gone", failure=FailureClass.LOST)
+
+DRIVER = Capacity(0, downloads=2)
+NODES = DRIVER, *(Capacity(8, ("A", "B", "C", "D"), downloads=0, node=name) for name in ("one", "two"))
+
+
+def test_a_task_runs_on_one_node_and_leaves_whole_nodes_free() -> None:
+    scheduler = Scheduler([task(name, gpus=1) for name in "abcd"] + [task("gang", gpus=4)], *NODES)
+    assert {(one.id, one.node) for one in scheduler.advance(0)} == {
+        *((name, "one") for name in "abcd"),
+        ("gang", "two"),
+    }
+
+
+def test_what_no_node_has_is_infeasible_even_if_all_together_have_it() -> None:
+    scheduler = Scheduler([task("gang", gpus=8), task("both", cpus=4, gpus=4, downloads=1)], *NODES)
+    assert str(scheduler.failure(sid("gang"))) == "needs 8 GPUs, no node offers more than 4"
+    assert str(scheduler.failure(sid("both"))) == (
+        "needs 4 CPUs, 4 GPUs, 1 downloads at a time; no node offers all of these"
+    )
+
+
+def test_downloads_are_on_the_node_that_has_some() -> None:
+    scheduler = Scheduler([task("get", cpus=0, downloads=1), task("make", "get")], *NODES)
+    assert scheduler.advance(0) == [Start(sid("get"), (), 1)]
+    assert [one.node for one in scheduler.advance(1, Finished(sid("get")))] == ["one"]
+
+
+def test_alone_is_alone_on_its_node() -> None:
+    tasks = [
+        task("small"),
+        service("serve", gpus=1, exclusive=Exclusive.MACHINE),
+        inside("perf", "serve"),
+        task("later", gpus=4),
+    ]
+    scheduler = Scheduler(tasks, *NODES)
+    started = {one.id: one.node for one in scheduler.advance(0)}
+    assert started == {"serve": "one", "later": "two", "small": "two"}
+    assert [(one.id, one.node) for one in scheduler.advance(1, ServiceReady(sid("serve")))] == [("perf", "one")]
+    assert scheduler.advance(2, Finished(sid("later"))) == []
+
+
+def test_a_place_held_on_one_node_is_in_nobodys_way_on_another() -> None:
+    tasks = [task("gate", s=1), task("long", gpus=3, s=50), task("short", gpus=3, s=10)]
+    tasks += [task("gang", "gate", gpus=4, s=100), *(task(name, "gate", gpus=1, s=40) for name in ("a", "b"))]
+    scheduler = Scheduler(tasks, *NODES)
+    assert {one.id: one.node for one in scheduler.advance(0)} == {"gate": "one", "long": "one", "short": "two"}
+    # The gang will have node two when the short one has ended; one GPU is free on each.
+    assert [(one.id, one.node) for one in scheduler.advance(1, Finished(sid("gate")))] == [("a", "one")]
+    assert [(one.id, one.node) for one in scheduler.advance(10, Finished(sid("short")))] == [("gang", "two")]
+
+
+def test_what_was_lost_with_its_node_is_tried_again_whatever_its_retries_but_not_for_ever() -> None:
+    scheduler = Scheduler([task("a")], Capacity(4))
+    now = 0.0
+    for attempt in range(1, LOST_RETRIES + 2):
+        assert scheduler.advance(now) == [Start(sid("a"), (), attempt)]
+        scheduler.advance(now, Finished(sid("a"), LOST))
+        now = scheduler.wake_at or now
+    assert statuses(scheduler, "a") == [S.FAILED]
+
+
+def test_a_lost_service_and_what_ran_inside_it_are_tried_again() -> None:
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], *NODES)
+    scheduler.advance(0)
+    scheduler.advance(1, ServiceReady(sid("serve")))
+    scheduler.advance(2, ServiceEnded(sid("serve"), LOST), Finished(sid("perf"), LOST))
+    assert statuses(scheduler, "serve", "perf") == [S.PENDING, S.PENDING]
+    assert names(scheduler.advance(99)) == ["serve"]
 
 
 # Order and resources.
@@ -648,21 +722,21 @@ class Simulation:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        gpus = tuple(f"GPU-{i}" for i in range(rng.choice([0, 1, 2, 4])))
-        self.machine = Capacity(rng.choice([1, 2, 4]), gpus, rng.choice([1, 2]))
+        self.nodes = {name: self.capacity(name) for name in rng.choice(["1", "1", "12", "123"])}
         self.tasks = {one.id: one for one in self.random_tasks()}
         ids = list(self.tasks)
         up_to_date = {one for one in ids if rng.random() < 0.2}
         wanted = rng.sample(ids, rng.randint(0, len(ids))) if rng.random() < 0.3 else None
         self.scheduler = Scheduler(
             rng.sample(list(self.tasks.values()), len(ids)),
-            self.machine,
+            *self.nodes.values(),
             up_to_date=up_to_date,
             wanted=wanted,
             keep_going=rng.random() < 0.8,
             observe=self.observe,
         )
         self.held: dict[StageRunId, tuple[str, ...]] = {}  # tasks that run, and their GPUs
+        self.on: dict[StageRunId, str] = {}  # the node of the latest start
         self.phase: dict[StageRunId, str] = {}  # of services that run
         self.asked: set[StageRunId] = set()  # to stop or be cancelled
         self.elsewhere: set[StageRunId] = set()
@@ -675,6 +749,10 @@ class Simulation:
     def observe(self, task_id: StageRunId, old: StageStatus, new: StageStatus) -> None:
         assert new in TRANSITIONS[old]
 
+    def capacity(self, node: str) -> Capacity:
+        gpus = tuple(f"GPU-{node}-{i}" for i in range(self.rng.choice([0, 1, 2, 4])))
+        return Capacity(self.rng.choice([1, 2, 4]), gpus, self.rng.choice([1, 2]), node)
+
     def random_tasks(self) -> list[Task]:
         rng = self.rng
         tasks: list[Task] = []
@@ -685,8 +763,8 @@ class Simulation:
 
         def resources() -> dict[str, int | Exclusive]:
             gpus = rng.choice([0, 0, 1, 1, 2, 4])
-            gpus = gpus if rng.random() < 0.1 else min(gpus, len(self.machine.gpus))
-            cpus = rng.randint(0, self.machine.cpus)
+            gpus = gpus if rng.random() < 0.1 else min(gpus, *(len(node.gpus) for node in self.nodes.values()), 9)
+            cpus = rng.randint(0, max(node.cpus for node in self.nodes.values()))
             return {
                 "gpus": gpus,
                 "cpus": cpus,
@@ -722,7 +800,7 @@ class Simulation:
             about = self.tasks[one.id]
             if isinstance(one, RetryAt):
                 assert one.when > self.now
-                assert one.attempt <= about.retries + 1
+                assert one.attempt <= max(about.retries, LOST_RETRIES) + 1
                 continue
             if isinstance(one, Start):
                 self.check_start(one, about)
@@ -742,13 +820,13 @@ class Simulation:
         assert not self.interrupted
         assert start.id not in self.held
         assert start.id not in self.elsewhere
-        assert start.attempt == self.attempt.get(start.id, 1) <= about.retries + 1
+        assert start.attempt == self.attempt.get(start.id, 1) <= max(about.retries, LOST_RETRIES) + 1
         assert all(self.there(need) for need in about.needs if need != about.service)
         if about.service is not None:
             assert self.phase[about.service] == "ready"
             assert about.service not in self.asked
             assert not self.inside(about.service)
-            assert start.gpus == self.held[about.service]
+            assert (start.gpus, start.node) == (self.held[about.service], self.on[about.service])
         if about.scope is Scope.SERVICE:
             self.phase[start.id] = "starting"
             members = [one for one in self.tasks.values() if one.service == start.id]
@@ -760,19 +838,21 @@ class Simulation:
         if about.service is None:
             assert len(start.gpus) == about.resources.gpus
         self.held[start.id] = start.gpus
+        self.on[start.id] = start.node
 
     def check_machine(self) -> None:
-        units = [self.tasks[one] for one in self.held if self.tasks[one].service is None]
-        gpus = [gpu for one in units for gpu in self.held[one.id]]
-        assert len(gpus) == len(set(gpus))
-        assert set(gpus) <= set(self.machine.gpus)
-        assert sum(one.resources.cpus for one in units) <= self.machine.cpus
-        assert sum(one.resources.downloads for one in units) <= self.machine.downloads
-        rules = {one.resources.exclusive for one in units}
-        if Exclusive.MACHINE in rules:
-            assert len(units) == 1
-        if Exclusive.GPU in rules:
-            assert rules == {Exclusive.GPU}
+        for name, node in self.nodes.items():
+            units = [self.tasks[one] for one in self.held if self.tasks[one].service is None and self.on[one] == name]
+            gpus = [gpu for one in units for gpu in self.held[one.id]]
+            assert len(gpus) == len(set(gpus))
+            assert set(gpus) <= set(node.gpus)
+            assert sum(one.resources.cpus for one in units) <= node.cpus
+            assert sum(one.resources.downloads for one in units) <= node.downloads
+            rules = {one.resources.exclusive for one in units}
+            if Exclusive.MACHINE in rules:
+                assert len(units) == 1
+            if Exclusive.GPU in rules:
+                assert rules == {Exclusive.GPU}
         assert running(self.scheduler) == set(self.held)
 
     def failure(self) -> StageError:
