@@ -110,7 +110,7 @@ def _execute(plan: Plan, folder: Path, observer: Observer) -> tuple[list[dict[st
     """What each stage run of a plan left, in order, and the exit code."""
     store = Store(folder)
     on = capacity(plan.machine)
-    outcome = execute(plan, store, Executor(), observer, run_id="gpus", machine=on, present={})
+    outcome = execute(plan, store, Executor(), observer, run_id="gpus", nodes=[on], present={})
     results = []
     for run in plan.stage_runs.values():
         left = outcome.artifacts.get(run.fingerprint)

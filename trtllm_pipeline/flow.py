@@ -16,7 +16,9 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +31,7 @@ from trtllm_pipeline.planning import retries, runs
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
-from trtllm_pipeline.planning.request import Request, read_request
+from trtllm_pipeline.planning.request import LOCAL, Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
@@ -40,9 +42,11 @@ from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.config.load import LoadedMatrix
+    from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import Forecast
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.execution.pulling import RemoteSource
+    from trtllm_pipeline.execution.scheduler import Capacity
     from trtllm_pipeline.machine.model import Machine
     from trtllm_pipeline.report.fits import Fits
     from trtllm_pipeline.report.forecast_check import ForecastCheck
@@ -73,6 +77,49 @@ def machine_of(request: Request) -> Machine:
     from trtllm_pipeline.machine.probe import machine
 
     return machine()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where stage runs go."""
+
+    machine: Machine
+    """What plans are made for: this machine, or a node of a cluster."""
+    nodes: Sequence[Capacity]
+    """What there is to hand out; the first is this machine."""
+    executor: Callable[[], Executor]
+    """A new one, for one run of a plan."""
+
+
+@contextmanager
+def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
+    """Where the request's stage runs go. Raises UsageError where there is no such cluster."""
+    from trtllm_pipeline.execution.executor import Executor
+    from trtllm_pipeline.execution.forecast import capacity
+    from trtllm_pipeline.execution.scheduler import Capacity
+
+    if request.executor in (None, LOCAL):
+        machine = machine_of(request)
+        yield Placement(machine, [capacity(machine)], Executor)
+        return
+    if request.assume is not None:
+        raise UsageError(
+            "--assume describes a machine, --executor asks a cluster for one", hint="leave one of them out"
+        )
+    from trtllm_pipeline.execution.cluster import ClusterExecutor
+
+    accelerator = loaded.command_line.cluster.accelerator or loaded.matrix.settings.cluster.accelerator
+    try:
+        from trtllm_pipeline.execution.ray_cluster import RayCluster
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--executor ray needs the package {error.name}", hint="pip install 'trtllm-pipeline[ray]'"
+        ) from error
+    cluster = RayCluster(request.ray_address, accelerator)
+    try:
+        yield Placement(cluster.machine, [Capacity(0), *cluster.nodes], partial(ClusterExecutor, cluster))
+    finally:
+        cluster.close()
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:
@@ -123,11 +170,9 @@ def _expanded(
     return select(cells, request.cells) if request.cells else cells
 
 
-def plan_of(request: Request, store: Store | None, *, guess: bool = False, loaded: LoadedMatrix | None = None) -> Plan:
+def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
     """The plan for all that the request selects. Raises MatrixError, UsageError, PlanError."""
-    machine = machine_of(request)
-    cells = select_cells(request, loaded or load(request), machine, store)
-    return plan_cells(cells, store, machine, until=request.until, guess=guess)
+    return _plan(request, load(request), store, machine_of(request), guess=guess)
 
 
 def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Plan, Forecast]:
@@ -135,11 +180,13 @@ def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Pla
     from trtllm_pipeline.execution.forecast import forecast
 
     loaded = load(request)
-    plan = plan_of(request, store, guess=True, loaded=loaded)
+    with place_of(request, loaded) as place:
+        machine, nodes = place.machine, place.nodes
+    plan = _plan(request, loaded, store, machine, guess=True)
     present = {} if store is None else _present(plan, store)
     source = _source(request, loaded, plan.machine)
     offers = None if source is None else source.offers(plan, present)
-    return plan, forecast(plan, store, present, workspace=workspace, offers=offers)
+    return plan, forecast(plan, store, present, workspace=workspace, offers=offers, nodes=nodes)
 
 
 def _source(request: Request, loaded: LoadedMatrix, machine: Machine) -> RemoteSource | None:
@@ -342,8 +389,24 @@ def run(
 
     The run's id ends with `name`, which later commands take in its place.
     """
-    from trtllm_pipeline.execution.executor import Executor
-    from trtllm_pipeline.execution.forecast import capacity, forecast
+    store.check_writable()
+    loaded = load(request)
+    with place_of(request, loaded) as place:
+        return _run(request, loaded, place, store, observer, command, keep_going=keep_going, name=name)
+
+
+def _run(
+    request: Request,
+    loaded: LoadedMatrix,
+    place: Placement,
+    store: Store,
+    observer: Observer,
+    command: tuple[str, ...],
+    *,
+    keep_going: bool,
+    name: str | None,
+) -> Result:
+    from trtllm_pipeline.execution.forecast import forecast
     from trtllm_pipeline.execution.loop import execute
     from trtllm_pipeline.planning.lock_file import write_lock
     from trtllm_pipeline.report import repeated
@@ -351,12 +414,11 @@ def run(
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
 
-    store.check_writable()
-    loaded = load(request)
-    plan = _runnable_plan(request, loaded, store)
+    plan = _runnable_plan(request, loaded, store, place.machine)
     present = _present(plan, store)
     source = _source(request, loaded, plan.machine)
-    seen = forecast(plan, store, present, offers=None if source is None else source.offers(plan, present))
+    offers = None if source is None else source.offers(plan, present)
+    seen = forecast(plan, store, present, offers=offers, nodes=place.nodes)
     check_room(seen, store)  # before there is a run: one without a plan would be the latest
     found = None if seen.to_run or seen.pulls else repeated.digest(request, loaded, plan, present)
     earlier = None if found is None else repeated.unchanged(store, found)
@@ -381,10 +443,10 @@ def run(
             return execute(
                 part,
                 store,
-                Executor(),
+                place.executor(),
                 observer,
                 run_id=run_id,
-                machine=capacity(part.machine),
+                nodes=place.nodes,
                 present=present,
                 keep_going=keep_going,
                 expected_s=expected_s,
@@ -403,7 +465,9 @@ def run(
             if not changed or not keep_going:
                 break
             plan = again
-            write_lines(folder / PLAN_FILE, plan_json(plan, store, forecast(plan, store), run_id=run_id))
+            write_lines(
+                folder / PLAN_FILE, plan_json(plan, store, forecast(plan, store, nodes=place.nodes), run_id=run_id)
+            )
             observer.retrying(changed)
             part = planning.part(plan, changed)
             outcome = outcome.then(execute_(part, _present(part, store)), plan)
@@ -436,13 +500,13 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
 
     store.check_writable()
     loaded = load(request)
-    plan = _runnable_plan(request, loaded, store)
+    plan = _runnable_plan(request, loaded, store, machine_of(request))
     present: Mapping[Fingerprint, Artifact] = _present(plan, store)
     source = _source(request, loaded, plan.machine)
     if source is not None:
         present = source.pull(plan, store, present, observer)
     outcome = execute(
-        plan, store, Executor(), observer, run_id=BY_HAND, machine=capacity(plan.machine), present=present
+        plan, store, Executor(), observer, run_id=BY_HAND, nodes=[capacity(plan.machine)], present=present
     )
     return plan, outcome
 
@@ -452,9 +516,8 @@ def _present(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:
     return store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
 
 
-def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan:
-    """The plan, with the workspace ready for it. Raises PlanError when this machine lacks what a toolchain needs to run."""
-    machine = machine_of(request)
+def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store, machine: Machine) -> Plan:
+    """The plan, with the workspace ready for it. Raises PlanError when `machine` lacks what a toolchain needs to run."""
     if machine.assumed:
         raise UsageError(
             "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
@@ -474,8 +537,11 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan
     return plan
 
 
-def _plan(request: Request, loaded: LoadedMatrix, store: Store, machine: Machine) -> Plan:
-    return plan_cells(select_cells(request, loaded, machine, store), store, machine, until=request.until)
+def _plan(
+    request: Request, loaded: LoadedMatrix, store: Store | None, machine: Machine, *, guess: bool = False
+) -> Plan:
+    cells = select_cells(request, loaded, machine, store)
+    return plan_cells(cells, store, machine, until=request.until, guess=guess)
 
 
 def _connections(plan: Plan) -> int:
@@ -609,4 +675,6 @@ def run_command(request: Request, store: Store) -> str:
     words += [word for value in request.sets for word in ("--set", value)]
     words += [word for value in request.cells for word in ("--cells", value)]
     words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
+    words += [] if request.executor is None else ["--executor", request.executor]
+    words += [] if request.ray_address is None else ["--ray-address", request.ray_address]
     return shlex.join([*words, "--workspace", str(store.workspace)])

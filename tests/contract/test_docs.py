@@ -295,7 +295,7 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     if page.name == "deploying.md":  # it has options of docker, kubectl, tar and sha256sum
         known |= {"--build-arg", "--detach", "--wait", "--label-columns", "--from-literal", "--for", "--timeout"}
         known |= {"--exclude", "--no-same-owner", "--quiet", "--selector", "--rm", "--restart", "--labels", "--image"}
-    if page.name == "multi-node.md":  # it has options of srun, mpirun and tritonserver too
+    if page.name in ("multi-node.md", "cluster.md"):  # it has options of srun, mpirun and tritonserver too
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []
 

@@ -30,6 +30,16 @@ def run(
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
     assume: options.Assume = None,
+    executor: Annotated[
+        Literal["local", "ray"] | None,
+        options.option("--executor", None, "Where stages run: on this machine, or on a Ray cluster (default: local)."),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        options.option(
+            "--ray-address", "HOST:PORT", "The Ray cluster (default: RAY_ADDRESS, or the one on this machine)."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, options.switch("--dry-run", "Only show what would be done, as pipeline plan does.")
     ] = False,
@@ -73,6 +83,7 @@ def run(
     called = None if name is None else check_name(name)
     found = options.store_at(workspace)
     request = pulling.of(options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume))
+    request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
         return _show_plan(request, found, Path(workspace), format, verbose=verbose)
     store = found or Store(Path(workspace))

@@ -643,6 +643,13 @@ class Retry(Strict):
     """Changes of one cell at most."""
 
 
+class OnCluster(Strict):
+    """Where stage runs go on a cluster. No stage reads it, and it is the same for all cells."""
+
+    accelerator: Text | None = None
+    """Type of GPU to build, serve and measure on, as the cluster calls it; null is its only one."""
+
+
 class Settings(Strict):
     """Settings of the stages. Whatever is not given has the default shown."""
 
@@ -659,6 +666,7 @@ class Settings(Strict):
     accuracy: Accuracy = Accuracy()
     gateway: Gateway = Gateway()
     retry: Retry = Retry()
+    cluster: OnCluster = OnCluster()
 
 
 # ----------------------------------------------------------------------------------------------------------- matrix
@@ -743,6 +751,13 @@ class Override(Strict):
     """Which cells; {} is all."""
     settings: Settings
     """What is different there."""
+
+    @field_validator("settings")
+    @classmethod
+    def _one_cluster(cls, value: Settings) -> Settings:
+        if "cluster" in value.model_fields_set:
+            raise ValueError("cluster is the same for all cells: set it in the matrix's own settings")
+        return value
 
 
 class Matrix(Strict):

@@ -14,11 +14,11 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.domain import Json, Scope, StageRunId
+from trtllm_pipeline.domain import Exclusive, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.machine.gpus import GpuPeaks
@@ -66,13 +66,17 @@ class Job:
     gpus: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()
     """Those that its program and all that it starts run on; () for any."""
+    resources: Resources = field(default_factory=Resources)
+    node: str = ""
+    """Where a cluster is to run it; empty for this machine."""
     viewed: Mapping[str, str] = field(default_factory=dict)
     """Input name -> the artifact of which `inputs` has a folder with some files, there as long as the attempt runs."""
     schema: int = field(default=SCHEMA)
 
     def write(self, path: Path) -> None:
         """Write the job file."""
-        data = {each.name: getattr(self, each.name) for each in fields(self)} | {"scope": self.scope.value}
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data |= {"scope": self.scope.value, "resources": asdict(self.resources)}
         path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -85,6 +89,8 @@ def read_job(path: Path) -> Job:
         data["commands"] = tuple(tuple(command) for command in data["commands"])
         data["scope"] = Scope(data["scope"])
         data |= {name: tuple(data.get(name, ())) for name in ("gpus", "cpus")}
+        resources = data.get("resources", {})
+        data["resources"] = Resources(**{**resources, "exclusive": Exclusive(resources.get("exclusive", "none"))})
         return Job(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"not a job file: {error}"
@@ -123,6 +129,8 @@ class Ended:
     id: StageRunId
     error: StageError | None
     usage: Usage
+    system: Mapping[str, Json] | None = None
+    """The machine where it ran, as `machine.probe.here` says it; None for this one."""
 
 
 ExecutorEvent: TypeAlias = Ready | Ended

@@ -7,7 +7,7 @@ what earlier runs took.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
@@ -133,10 +133,12 @@ def forecast(
     *,
     workspace: Path | None = None,
     offers: Offers | None = None,
+    nodes: Sequence[scheduling.Capacity] = (),
 ) -> Forecast:
     """What running `plan` now would do, why, and what it takes. `present` is what the store has, if that is known.
 
-    Where there is no store yet, `workspace` is where it would be. `offers` is what a remote store has.
+    Where there is no store yet, `workspace` is where it would be. `offers` is what a remote store has. Without `nodes` it runs
+    on the plan's machine.
     """
     runs = plan.stage_runs.values()
     if present is None:
@@ -158,7 +160,7 @@ def forecast(
         expected_s,
         times,
         durations,
-        simulate(plan, expected_s, capacity(plan.machine), todo),
+        simulate(plan, expected_s, nodes or [capacity(plan.machine)], todo),
         sum(not times[run].measured for run in todo),
         tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
         corrections,
@@ -200,12 +202,12 @@ def capacity(machine: Machine) -> scheduling.Capacity:
 
 
 def simulate(
-    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Capacity, among: Collection[StageRunId]
+    plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[scheduling.Capacity], among: Collection[StageRunId]
 ) -> float:
-    """Wall-clock seconds that running `among` of `plan` on the machine `on` will take, if each `takes` these seconds."""
+    """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds."""
     known = list(tasks(plan, among, lambda run: takes[run.id]))
     scopes = {task.id: task.scope for task in known}
-    scheduler = scheduling.Scheduler(known, on)
+    scheduler = scheduling.Scheduler(known, *on)
     now = 0.0
     due: list[tuple[float, int, scheduling.Event]] = []
     events: list[scheduling.Event] = []

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -26,8 +26,7 @@ from trtllm_pipeline.execution.forecast import Durations, guess_s, section, task
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.placement import cpus_of
-from trtllm_pipeline.machine.probe import here, made_by, survey
+from trtllm_pipeline.machine.probe import cpus_near, here, made_by
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
@@ -129,7 +128,7 @@ def execute(
     observer: Observer,
     *,
     run_id: str,
-    machine: scheduling.Capacity,
+    nodes: Sequence[scheduling.Capacity],
     present: Mapping[Fingerprint, Artifact],
     keep_going: bool = True,
     expected_s: Mapping[StageRunId, float] | None = None,
@@ -139,7 +138,7 @@ def execute(
     `present` are the artifacts that are there already, `expected_s` what a forecast of this plan said, where there is one.
     """
     return _Execution(
-        plan, store, executor, observer, run_id, machine, dict(present), keep_going, expected_s or {}
+        plan, store, executor, observer, run_id, nodes, dict(present), keep_going, expected_s or {}
     ).loop()
 
 
@@ -152,7 +151,7 @@ class _Execution:
     _executor: Executor
     _observer: Observer
     _run_id: str
-    _machine: scheduling.Capacity
+    _nodes: Sequence[scheduling.Capacity]
     _present: dict[Fingerprint, Artifact]
     _keep_going: bool
     _expected: Mapping[StageRunId, float]
@@ -185,7 +184,7 @@ class _Execution:
             self._expected = {run: durations.expected(self._plan.stage_runs[run]) for run in self._to_run}
         self._scheduler = scheduling.Scheduler(
             tasks(self._plan, self._to_run, lambda run: self._expected[run.id]),
-            self._machine,
+            *self._nodes,
             keep_going=self._keep_going,
             observe=self._changed,
         )
@@ -305,7 +304,7 @@ class _Execution:
 
     def _obey(self, instruction: scheduling.Instruction) -> None:
         if isinstance(instruction, scheduling.Start):
-            self._queued += self._start(self._plan.stage_runs[instruction.id], instruction.gpus)
+            self._queued += self._start(self._plan.stage_runs[instruction.id], instruction)
         elif isinstance(instruction, scheduling.RetryAt):
             wait = max(0.0, instruction.when - time.monotonic())
             run = self._plan.stage_runs[instruction.id]
@@ -317,7 +316,7 @@ class _Execution:
                 stopping_s = _seconds(held.run, "stop_timeout_s", 0.0)  # a service stops its server first
                 self._executor.stop(instruction.id, grace_s=5.0 + stopping_s)
 
-    def _start(self, run: StageRun, gpus: tuple[str, ...]) -> list[scheduling.Event]:
+    def _start(self, run: StageRun, start: scheduling.Start) -> list[scheduling.Event]:
         """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
         known = self._known_infeasible.get(run.fingerprint)
         if known is not None:
@@ -330,13 +329,15 @@ class _Execution:
         claim = self._store.claim(run.fingerprint)
         if claim is None:
             return self._busy(run, "another invocation works on it")
-        held = [claim]
+        held, gpus = [claim], start.gpus
         done = self._done_elsewhere(run)
         if done:
             _release(held)
             return done
         cpus: tuple[int, ...] = ()
-        if run.stage.scope is Scope.IN_SERVICE:
+        if start.node:  # a node of a cluster leases, and names, its own
+            gpus = ()
+        elif run.stage.scope is Scope.IN_SERVICE:
             service = self._running[StageRunId(run.inputs["service"])]
             gpus, cpus = service.gpus, service.cpus
         else:
@@ -353,10 +354,9 @@ class _Execution:
             claims, gpus = leased
             held += claims
             if exclusive is Exclusive.GPU:
-                near = cpus_of(survey().graphics.everything)
-                cpus = tuple(sorted({cpu for gpu in gpus for cpu in near.get(gpu, ())}))
+                cpus = cpus_near(gpus)
         attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
-        job = self._job(run, attempt, gpus, cpus)
+        job = replace(self._job(run, attempt, gpus, cpus), node=start.node)
         job.write(attempt.folder / JOB)
         self._running[run.id] = _Running(run, attempt, held, gpus, cpus, time.monotonic())
         self._executor.submit(job, [claim.fd for claim in held])
@@ -420,6 +420,7 @@ class _Execution:
             section=run.stage.section or run.stage.name,
             gpus=gpus,
             cpus=cpus,
+            resources=run.stage.resources(run.first_cell, self._plan.machine),
         )
 
     def _input(self, upstream: StageRun) -> Path:
@@ -439,7 +440,7 @@ class _Execution:
             left = size_bytes(attempt.out)
             self._remember_peak(held, event.usage, left)
             in_thread = left > _SEAL_IN_THREAD_BYTES
-            self._sealing[run.id] = self._seal(held, event.usage, in_thread=in_thread)
+            self._sealing[run.id] = self._seal(held, event, in_thread=in_thread)
             return []
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
@@ -474,10 +475,10 @@ class _Execution:
             self._store.index.add_infeasible(run.fingerprint, error.message)
         return _ended_event(run, error)
 
-    def _seal(self, held: _Running, usage: Usage, *, in_thread: bool) -> Future[Manifest]:
-        run = held.run
-        if self._system is None:  # a run looks at its machine once, and only if it makes something
-            self._system = here()
+    def _seal(self, held: _Running, event: Ended, *, in_thread: bool) -> Future[Manifest]:
+        run, usage, system = held.run, event.usage, event.system or self._system
+        if system is None:  # a run looks at its machine once, and only if it makes something
+            system = self._system = here()
         provenance: dict[str, Json] = {
             "run": self._run_id,
             "attempt": held.attempt.number,
@@ -486,7 +487,7 @@ class _Execution:
             "expected_s": round(self._expected[run.id], 3),
             "cpu_s": round(usage.cpu_s, 3),
             **_peaks(usage),
-            "system": self._system,
+            "system": dict(system),
             "inputs": {**dict(self._read_by(run))},
             **({"made_from": made_from} if (made_from := self._made_from(run)) else {}),
             **({"made_by": who} if (who := made_by()) else {}),

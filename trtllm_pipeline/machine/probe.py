@@ -20,7 +20,7 @@ from typing import Final
 from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import gpus, memory, triton_installation
+from trtllm_pipeline.machine import gpus, memory, placement, triton_installation
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
 
 EXAMPLES_VARIABLE: Final = "TENSORRT_LLM_EXAMPLES"
@@ -90,6 +90,12 @@ def survey() -> Survey:
         shared_bytes=memory.shared_bytes(),
     )
     return Survey(found, graphics, problems)
+
+
+def cpus_near(uuids: Iterable[str]) -> tuple[int, ...]:
+    """The CPUs of these GPUs of this machine, see `placement`."""
+    near = placement.cpus_of(survey().graphics.everything)
+    return tuple(sorted({cpu for uuid in uuids for cpu in near.get(uuid, ())}))
 
 
 def identity(found: Machine) -> Mapping[str, Json]:

@@ -11,6 +11,8 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
 
 FILE: Final = "request.json"
+LOCAL: Final = "local"
+"""The executor that is this machine."""
 DEFAULT_WORKSPACE: Final = ".pipeline"
 
 
@@ -32,6 +34,9 @@ class Request:
     require_signed: bool = False
     trusted_keys: str | None = None
     """With `require_signed`, the policy for what is pulled."""
+    executor: str | None = None
+    """Where stage runs go, local, ray or slurm; None is local."""
+    ray_address: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -47,6 +52,8 @@ class Request:
             until=other.until or self.until,
             toolchain=other.toolchain or self.toolchain,
             assume=other.assume or self.assume,
+            executor=other.executor or self.executor,
+            ray_address=other.ray_address or self.ray_address,
         )
 
     def to_json(self) -> dict[str, Json]:

@@ -41,6 +41,8 @@ _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
 """Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
 _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Files there: the claim on a stage run."""
+CLUSTER: Final = ".cluster"
+"""Ends the name of a folder beside an attempt: what is said between its node and the pipeline."""
 _DURABLE_AFTER_S: Final = 1.0
 """The files of work that took longer are synced before they are published."""
 
@@ -396,6 +398,9 @@ class Store:
             claim = self.claim(fingerprint)
             if claim is not None:
                 claim.release()
+        for name in [name for name in _names(self.work_dir) if name.endswith(CLUSTER)]:
+            if not (self.work_dir / name.removesuffix(CLUSTER)).is_dir():
+                shutil.rmtree(self.work_dir / name, ignore_errors=True)
         # Whatever else lies there is not ours: somebody may have named a folder that is no workspace.
         folders = [name for name in _names(self.work_dir) if _ATTEMPT.fullmatch(name)]
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})

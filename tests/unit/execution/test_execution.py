@@ -17,12 +17,12 @@ from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import loop
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.machine import model as machines
+from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import Device, Graphics
 from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
@@ -121,7 +121,7 @@ def plan_of(*precisions: str, until: str | None = None) -> Plan:
 def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
     present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
     on = Capacity(cpus=4, downloads=2)
-    return execute(plan, store, executor, observer or Silent(), run_id="r", machine=on, present=present)
+    return execute(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present)
 
 
 def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
@@ -288,8 +288,10 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     plan = plan_of("fp16", "fp8")
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     # One download, both builds side by side, then two services one after the other.
-    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), plan.stage_runs) == pytest.approx(10 + 4 + 2 * (1 + 2))
-    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), set()) == 0.0
+    assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], plan.stage_runs) == pytest.approx(
+        10 + 4 + 2 * (1 + 2)
+    )
+    assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], set()) == 0.0
 
 
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:
@@ -368,7 +370,7 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     taken = claims.lease_machine(("GPU-a",))
     executor = PretendExecutor()
     machine = Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))
-    outcome = execute(plan, store, executor, Silent(), run_id="r", machine=machine, present={})
+    outcome = execute(plan, store, executor, Silent(), run_id="r", nodes=[machine], present={})
     assert taken is not None
     assert outcome.exit_code == 0
     seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
@@ -382,7 +384,7 @@ def test_what_is_measured_side_by_side_has_cpus_of_its_own(
     gpus = tuple(machines.Gpu(index, name, "GPU", 1 << 30, 90) for index, name in enumerate(("GPU-a", "GPU-b")))
     graphics = Graphics(everything=tuple(Device(gpu, gpu.uuid) for gpu in gpus))
     seen = Survey(replace(MACHINE, gpus=gpus), graphics, {})
-    monkeypatch.setattr(loop, "survey", lambda: seen)
+    monkeypatch.setattr(probe, "survey", lambda: seen)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
     toolchain = make_toolchain()
     stages = tuple(
@@ -398,7 +400,7 @@ def test_what_is_measured_side_by_side_has_cpus_of_its_own(
     executor = PretendExecutor()
     executor.alone = rule is Exclusive.MACHINE
     on = Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))
-    assert execute(plan, store, executor, Silent(), run_id="r", machine=on, present={}).exit_code == 0
+    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
     cpus = {(job.stage, *job.gpus): job.cpus for job in executor.jobs}
     if rule is Exclusive.GPU:
         assert cpus["serve", "GPU-a"] == cpus["look", "GPU-a"] == (0, 1, 2, 3)

@@ -105,7 +105,7 @@ def test_the_forecast_waits_for_gpus(gpus: int, rounds: int) -> None:
     make = replace(make, resources=lambda _cell, machine: Resources(gpus=min(1, len(machine.gpus))))
     plan = plan_with(*(make_cell(batch=batch) for batch in range(1, 5)), stages=(get, make), machine=on)
     takes = fabricated.expected(plan, {"get": 1.0, "make": 10.0})
-    assert simulate(plan, takes, capacity(plan.machine), plan.stage_runs) == pytest.approx(1 + 10 * rounds)
+    assert simulate(plan, takes, [capacity(plan.machine)], plan.stage_runs) == pytest.approx(1 + 10 * rounds)
 
 
 # --------------------------------------------------------------------------------------------------- assumed machines

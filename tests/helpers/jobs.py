@@ -1,0 +1,35 @@
+"""Jobs of no stage, for executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.execution.executor import Job
+
+
+def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> Job:
+    """A job of one command, with its attempt's folder; for the node "one"."""
+    attempt = folder / f"{name}.1"
+    (attempt / "out").mkdir(parents=True)
+    return Job(
+        id=StageRunId(name),
+        stage=name,
+        toolchain="toy",
+        fingerprint=name,
+        scope=scope,
+        commands=(more.pop("command", ("true",)),),
+        environment={},
+        program=None,
+        params_class="",
+        params={},
+        inputs=more.pop("inputs", {}),
+        files={},
+        out=str(attempt / "out"),
+        attempt=str(attempt),
+        timeout_s=60.0,
+        section=name,
+        node=more.pop("node", "one"),
+        **more,
+    )

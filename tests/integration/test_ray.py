@@ -1,0 +1,196 @@
+"""Stage runs on a real Ray cluster: two nodes on this machine, one of which is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.jobs import job
+from trtllm_pipeline.domain import Resources
+from trtllm_pipeline.errors import FailureClass, UsageError
+from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.executor import Ended, Job
+
+pytestmark = pytest.mark.integration
+pytest.importorskip("ray", reason="needs the extra [ray]")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from trtllm_pipeline.execution import ray_cluster  # noqa: E402
+from trtllm_pipeline.execution.ray_cluster import RayCluster  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+H100 = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H100": 1}, "object_store_memory": 80_000_000}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A cluster of two nodes that say that they have two H100 each."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("leases")))
+    cluster = Cluster(initialize_head=True, head_node_args={**H100, "include_dashboard": False})
+    cluster.add_node(**H100)
+    yield cluster
+    cluster.shutdown()
+    patch.undo()
+
+
+@pytest.fixture
+def connected(nodes: Any) -> Iterator[RayCluster]:
+    cluster = RayCluster(nodes.address, None)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def executor(connected: RayCluster) -> Iterator[ClusterExecutor]:
+    executor = ClusterExecutor(connected)
+    yield executor
+    executor.close()
+
+
+def submit(executor: ClusterExecutor, of: Job) -> Job:
+    of.write(Path(of.attempt) / "job.json")
+    executor.submit(of, [])
+    return of
+
+
+def end(executor: ClusterExecutor, seconds: float = 60.0) -> Ended:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for event in executor.wait(0.2):
+            assert isinstance(event, Ended)
+            return event
+    raise AssertionError("nothing ended")
+
+
+def appears(path: Path, seconds: float = 60.0) -> str:
+    until = time.monotonic() + seconds
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < until, f"{path} does not appear"
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_job_runs_with_its_gpus_and_its_log_is_here(
+    connected: RayCluster, executor: ClusterExecutor, tmp_path: Path
+) -> None:
+    assert [(node.cpus, len(node.gpus), node.downloads) for node in connected.nodes] == [(2, 2, 0), (2, 2, 0)]
+    command = ("sh", "-c", 'echo "has $CUDA_VISIBLE_DEVICES"; exit 3')
+    gang = job(tmp_path, "gang", command=command, resources=Resources(gpus=2), node=connected.nodes[0].node)
+    submit(executor, gang)
+    ended = end(executor)
+    assert ended.error is not None
+    assert ended.error.message == "gang: ended with exit code 3; its last line: has 0,1"
+    assert (Path(gang.attempt) / "log").read_text() == "has 0,1\n"
+    assert ended.usage.wall_s > 0.0
+
+
+def test_stopping_ends_every_process_on_the_node(
+    connected: RayCluster, executor: ClusterExecutor, tmp_path: Path
+) -> None:
+    command = ("sh", "-c", "sleep 600 & echo $! > pid; wait")
+    long = submit(executor, job(tmp_path, "long", command=command, node=connected.nodes[1].node))
+    pid = int(appears(Path(long.attempt) / "pid"))
+    executor.stop(long.id, 1.0)
+    assert end(executor).error is not None
+    assert not runs(pid)
+
+
+def test_closing_the_executor_ends_what_runs(connected: RayCluster, tmp_path: Path) -> None:
+    executor = ClusterExecutor(connected)
+    command = ("sh", "-c", "echo $$ > pid; exec sleep 600")
+    long = submit(executor, job(tmp_path, "long", command=command, node=connected.nodes[1].node))
+    pid = int(appears(Path(long.attempt) / "pid"))
+    executor.close()
+    until = time.monotonic() + 20
+    while runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not runs(pid)
+
+
+@pytest.mark.slow
+def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
+    nodes: Any, connected: RayCluster, executor: ClusterExecutor, tmp_path: Path
+) -> None:
+    other = nodes.add_node(**H100)
+    nodes.wait_for_nodes()
+    three = RayCluster.__new__(RayCluster)  # sees the third node as well
+    three.__dict__ |= vars(connected) | {"_nodes": {"third": ray_cluster._Node(other.node_id, 2, 2)}}
+    executor._cluster = three
+    command = ("sh", "-c", "echo $$ > pid; exec sleep 600")
+    doomed = submit(executor, job(tmp_path, "doomed", command=command, node="third"))
+    pid = int(appears(Path(doomed.attempt) / "pid"))
+    nodes.remove_node(other, allow_graceful=False)
+    ended = end(executor)
+    assert ended.error is not None
+    assert ended.error.failure is FailureClass.LOST
+    assert ended.error.message.startswith("doomed: lost with its node: ")
+    until = time.monotonic() + 20
+    while runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not runs(pid), "the guardian ended it"
+    again = job(tmp_path, "again", node="third")
+    submit(executor, again)
+    assert end(executor).error is None, "another node took it"
+
+
+def node(name: str, accelerator: str | None, cpus: float = 4.0) -> dict[str, Any]:
+    types = {} if accelerator is None else {f"accelerator_type:{accelerator}": 1.0, "GPU": 8.0}
+    return {"NodeID": name, "Resources": {"CPU": cpus, **types}}
+
+
+def test_a_plan_is_for_one_type_of_accelerator() -> None:
+    mixed = [node("head", None, 0.0), node("a", "H100"), node("b", "A100"), node("c", "H100")]
+    assert [each["NodeID"] for each in ray_cluster._chosen(mixed, "H100")[1]] == ["a", "c"]
+    assert [each["NodeID"] for each in ray_cluster._chosen(mixed[:2], None)[1]] == ["a"]
+    assert ray_cluster._chosen([node("cpu", None)], None)[0] is None
+    with pytest.raises(UsageError, match="has several types of accelerators: A100, H100"):
+        ray_cluster._chosen(mixed, None)
+    with pytest.raises(UsageError, match="no node with CPUs and B200; it has A100, H100"):
+        ray_cluster._chosen(mixed, "B200")
+
+
+def test_no_cluster_is_said_at_once() -> None:
+    with pytest.raises(UsageError, match=r"no Ray cluster at 127\.0\.0\.1:1: "):
+        RayCluster("127.0.0.1:1", None)
+
+
+@pytest.mark.slow
+def test_a_matrix_is_brought_up_to_date_on_ray(nodes: Any, tmp_path: Path) -> None:
+    """Embedded, whole: servers and what is measured inside them are tasks of Ray as well."""
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    pipeline = [
+        sys.executable,
+        "-m",
+        "trtllm_pipeline",
+        "run",
+        "-m",
+        str(ROOT / "matrices/tiny.yaml"),
+        "--format",
+        "json",
+    ]
+    command = [*pipeline, "--cells", "*/fp16/*", "--executor", "ray", "--ray-address", nodes.address]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "-w", str(tmp_path / "w")], check=False, capture_output=True, text=True, timeout=300
+        )
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert '"status": "done"' in done.stdout
+    again = run()
+    assert "8 up to date, 0 to do" in again.stderr, again.stderr
+    assert not list((tmp_path / "w/work").iterdir())

@@ -1,0 +1,196 @@
+"""The executor of a cluster, on a cluster that only pretends; its nodes' answers are written here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.jobs import job
+from trtllm_pipeline.domain import Resources, Scope
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution import agent, cluster
+from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
+from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.files.writing import read_object, write_json
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages import failure
+
+LOST = StageError("lost with its node: gone", failure=FailureClass.LOST)
+USAGE = Usage(2.0, 1.0, 1000)
+
+
+class PretendCluster:
+    """Runs nothing. What is put into `ended` has ended."""
+
+    machine = Machine(cpus=4, cpu="of a node")
+    nodes = (Capacity(4, downloads=0, node="one"),)
+
+    def __init__(self) -> None:
+        self.started: list[Job] = []
+        self.ended: dict[str, StageError | None] = {}
+        self.cancelled: list[str] = []
+
+    def start(self, job: Job) -> str:
+        self.started.append(job)
+        return f"ticket {len(self.started)}"
+
+    def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        self.cancelled += tickets
+        self.ended |= dict.fromkeys(tickets, LOST)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def pretend() -> PretendCluster:
+    return PretendCluster()
+
+
+@pytest.fixture
+def executor(pretend: PretendCluster) -> Iterator[ClusterExecutor]:
+    executor = ClusterExecutor(pretend)
+    yield executor
+    executor.close()
+
+
+def answer(of: Job, *, ready: Sequence[Job] = (), ended: Mapping[str, bool] | None = None) -> None:
+    told = {run: {"failed": failed, "usage": asdict(USAGE)} for run, failed in (ended or {}).items()}
+    answers = {"host": "h", "system": {"cpu": "of the node"}, "ready": [each.id for each in ready], "ended": told}
+    write_json(agent.folder_of(Path(of.attempt)) / agent.ANSWERS, answers)
+
+
+def orders(of: Job) -> dict[str, object]:
+    return read_object(agent.folder_of(Path(of.attempt)) / agent.ORDERS) or {}
+
+
+def test_a_job_that_names_a_node_goes_to_the_cluster_and_its_answer_comes_back(
+    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
+) -> None:
+    build = job(tmp_path, "build", resources=Resources(gpus=2))
+    executor.submit(build, [])
+    assert executor.wait(0.0) == []
+    answer(build, ended={"build": False})
+    pretend.ended["ticket 1"] = None
+    assert executor.wait(0.0) == [Ended(build.id, None, USAGE, {"cpu": "of the node"})]
+    assert not agent.folder_of(Path(build.attempt)).exists(), "nothing is left of what was said"
+
+
+def test_a_job_without_a_node_runs_here(pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path) -> None:
+    executor.submit(job(tmp_path, "download", node=""), [])
+    (event,) = executor.wait(20.0)
+    assert isinstance(event, Ended)
+    assert event.error is None
+    assert not pretend.started
+
+
+def test_why_it_failed_is_what_its_node_left(
+    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
+) -> None:
+    build = job(tmp_path, "build")
+    executor.submit(build, [])
+    failure.write(Path(build.attempt), StageError("build: no room", failure=FailureClass.USER, hint="make some"))
+    answer(build, ended={"build": True})
+    pretend.ended["ticket 1"] = None
+    (event,) = executor.wait(0.0)
+    assert isinstance(event, Ended)
+    assert event.error is not None
+    assert (event.error.message, event.error.failure, event.error.hint) == (
+        "build: no room",
+        FailureClass.USER,
+        "make some",
+    )
+
+
+def test_a_service_and_what_runs_inside_are_one_task_and_are_lost_together(
+    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
+) -> None:
+    serve = job(tmp_path, "serve", Scope.SERVICE)
+    perf = job(tmp_path, "perf", Scope.IN_SERVICE, inputs={"service": f"{serve.attempt}/service.json"})
+    executor.submit(serve, [])
+    answer(serve, ready=[serve])
+    assert executor.wait(0.0) == [Ready(serve.id)]
+    assert executor.wait(0.0) == [], "which is said once"
+    executor.submit(perf, [])
+    assert [each.id for each in pretend.started] == ["serve"]
+    assert orders(serve)["jobs"] == [perf.attempt]
+    pretend.ended["ticket 1"] = LOST
+    lost = {event.id: event.error for event in executor.wait(0.0) if isinstance(event, Ended)}
+    assert {run: error and (error.message, error.failure) for run, error in lost.items()} == {
+        "serve": ("serve: lost with its node: gone", FailureClass.LOST),
+        "perf": ("perf: lost with its node: gone", FailureClass.LOST),
+    }
+
+
+def test_what_has_not_begun_is_cancelled_and_what_has_begun_is_asked_first(
+    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, runs = job(tmp_path, "waits"), job(tmp_path, "runs")
+    executor.submit(waits, [])
+    executor.submit(runs, [])
+    answer(runs)
+    for each in (waits, runs):
+        executor.stop(each.id, 5.0)
+    assert [event.id for event in (*executor.wait(0.0), *executor.wait(0.0))] == ["waits"]
+    assert pretend.cancelled == ["ticket 1"]
+    assert orders(runs)["stop"] == {"runs": 5.0}
+    executor.stop(runs.id, 0.0)  # asked a second time
+    assert [event.id for event in (*executor.wait(0.0), *executor.wait(0.0))] == ["runs"]
+
+
+def test_an_agent_that_ends_without_an_answer_has_lost_it(
+    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = job(tmp_path, "build")
+    executor.submit(build, [])
+    pretend.ended["ticket 1"] = None
+    assert executor.wait(0.0) == [], "the answer may still come, over a slow file system"
+    monkeypatch.setattr(cluster, "_ANSWER_S", 0.0)
+    (event,) = executor.wait(0.0)
+    assert isinstance(event, Ended)
+    assert event.error is not None
+    assert event.error.failure is FailureClass.LOST
+
+
+def test_the_pipeline_says_that_it_lives(
+    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = job(tmp_path, "serve", Scope.SERVICE)
+    executor.submit(serve, [])
+    monkeypatch.setattr(agent, "BEAT_S", -1.0)
+    executor.wait(0.0)
+    assert orders(serve)["beat"] == 1
+
+
+# The agent, on a job of real processes.
+
+
+def test_an_agent_runs_a_job_as_this_machine_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    build = job(tmp_path, "build")
+    build.write(Path(build.attempt) / "job.json")
+    assert read_job(Path(build.attempt) / "job.json") == build
+    agent.folder_of(Path(build.attempt)).mkdir()
+    agent.run(Path(build.attempt))
+    answers = read_object(agent.folder_of(Path(build.attempt)) / agent.ANSWERS)
+    assert answers is not None
+    assert answers["ended"]["build"]["failed"] is False
+
+
+def test_an_agent_whose_pipeline_is_gone_ends_its_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(agent, "SILENCE_S", 0.3)
+    serve = job(tmp_path, "serve", Scope.SERVICE, command=("sleep", "600"))
+    serve.write(Path(serve.attempt) / "job.json")
+    agent.folder_of(Path(serve.attempt)).mkdir()
+    agent.run(Path(serve.attempt))
+    answers = read_object(agent.folder_of(Path(serve.attempt)) / agent.ANSWERS)
+    assert answers is not None
+    assert answers["ended"]["serve"]["failed"] is True

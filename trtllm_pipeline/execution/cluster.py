@@ -1,0 +1,206 @@
+"""The executor of a cluster: an attempt's job becomes one task of Ray, or one job of Slurm, that runs `agent.py` on a node.
+
+A service and what is measured inside it are one task: the agent that runs the service is told of the others through its
+orders. Which node has room is the scheduler's to say; `Cluster` starts, cancels and counts. Downloads run on this machine,
+which has the network and the tokens. Workers open no database: they see the attempt's folder and write there, and what
+came of it is published here.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution import agent as agents
+from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.files.writing import read_object, write_json
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages import failure
+from trtllm_pipeline.store.store import LOG
+
+_POLL_S: Final = 0.2
+_CANCEL_S: Final = 15.0
+"""For an agent to end what it was told to, beyond the grace, before the cluster ends the agent."""
+_CLOSE_S: Final = 60.0
+_ANSWER_S: Final = 60.0
+"""For the last answer of an agent that has ended to be seen here: network file systems remember what they have read."""
+
+
+class Cluster(Protocol):
+    """Where agents run. A ticket names what was started."""
+
+    @property
+    def machine(self) -> Machine:
+        """What a node is: plans are made for it."""
+
+    @property
+    def nodes(self) -> Sequence[Capacity]:
+        """What there is to hand out."""
+
+    def start(self, job: Job) -> str:
+        """Run the agent of `job.attempt` on a node with `job.resources`, on `job.node` if possible; returns its ticket."""
+
+    def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
+        """The tickets that have ended since this was asked last, after at most `timeout_s`; with why the agent could not end."""
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """End these agents, whether they have begun or not; `over` tells when they are."""
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    """An agent that was started, and the stage runs that it was given."""
+
+    attempt: Path
+    service: bool
+    ticket: str = ""
+    orders: dict[str, Any] = field(default_factory=lambda: {"jobs": [], "stop": {}, "beat": 0})
+    open: dict[StageRunId, Job] = field(default_factory=dict)
+    ready: bool = False
+    started_s: float = field(default_factory=time.monotonic)
+    cancel_at: float = math.inf
+    over_at: float = math.inf
+    """When the cluster said that it has ended."""
+    lost: StageError | None = None
+
+    def order(self) -> None:
+        """Tell it all that it was told, with what is new."""
+        write_json(agents.folder_of(self.attempt) / agents.ORDERS, self.orders)
+
+    def answers(self) -> dict[str, Any]:
+        """What it has answered; nothing as long as it has not begun."""
+        return read_object(agents.folder_of(self.attempt) / agents.ANSWERS) or {}
+
+    def unanswered(self, job: Job) -> StageError | None:
+        """Why a stage run that it was given will have no answer; None where there may still be one."""
+        since = time.monotonic() - self.over_at
+        if since < 0.0 or (since < _ANSWER_S and self.lost is None and not self.orders["stop"]):
+            return None
+        if self.orders["stop"]:
+            return StageError(f"{job.stage}: stopped")
+        why = self.lost or StageError("its agent ended without an answer", failure=FailureClass.LOST)
+        return StageError(f"{job.stage}: {why.message}", failure=why.failure, hint=why.hint, log=_log(job))
+
+
+class ClusterExecutor(Executor):
+    """Runs jobs that name a node on a cluster, and others on this machine."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._agents: dict[str, _Agent] = {}
+        self._given: dict[StageRunId, _Agent] = {}
+        self._beat_s = time.monotonic()
+
+    def submit(self, job: Job, claims: Sequence[int]) -> None:
+        """Start a job, on a node or here. `claims` are inherited here only; on a node, the agent takes leases."""
+        if not job.node:
+            super().submit(job, claims)
+            return
+        if job.scope is Scope.IN_SERVICE:
+            service = Path(job.inputs["service"]).parent
+            agent = next(each for each in self._given.values() if each.attempt == service)
+            agent.orders["jobs"].append(job.attempt)
+            agent.order()
+        else:
+            agent = _Agent(Path(job.attempt), job.scope is Scope.SERVICE)
+            folder = agents.folder_of(agent.attempt)
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt with the same number, before the index was lost
+            folder.mkdir()
+            agent.order()
+            agent.ticket = self._cluster.start(job)
+            self._agents[agent.ticket] = agent
+        agent.open[job.id] = job
+        self._given[job.id] = agent
+
+    def stop(self, job: StageRunId, grace_s: float) -> None:
+        """As on this machine; an agent that has not begun is cancelled."""
+        agent = self._given.get(job)
+        if agent is None:
+            super().stop(job, grace_s)
+            return
+        agent.orders["stop"][job] = grace_s
+        agent.order()
+        if agent.open[job].scope is not Scope.IN_SERVICE:
+            patience = grace_s + _CANCEL_S if grace_s > 0 and agent.answers() else 0.0
+            agent.cancel_at = min(agent.cancel_at, time.monotonic() + patience)
+
+    def wait(self, timeout_s: float) -> list[ExecutorEvent]:
+        """What happened, after at most `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
+        while True:
+            events = super().wait(0.0)
+            self._keep()
+            remaining = max(0.0, until - time.monotonic())
+            for ticket, error in self._cluster.over(0.0 if events else min(_POLL_S, remaining)).items():
+                if ticket in self._agents:
+                    self._agents[ticket].over_at, self._agents[ticket].lost = time.monotonic(), error
+            for agent in list(self._agents.values()):
+                if agent.service or agent.over_at < math.inf:
+                    events += self._look(agent)
+            if events or time.monotonic() >= until:
+                return events
+
+    def _look(self, agent: _Agent) -> Iterator[ExecutorEvent]:
+        """What an agent has answered, and what became of the stage runs of one that has ended."""
+        answers = agent.answers()
+        for job in list(agent.open.values()):
+            if not agent.ready and job.id in answers.get("ready", ()):
+                agent.ready = True
+                yield Ready(job.id)
+            ended = answers.get("ended", {}).get(job.id)
+            if ended is not None:
+                usage, error = Usage(**ended["usage"]), _failure(job) if ended["failed"] else None
+            else:
+                usage, error = Usage(time.monotonic() - agent.started_s, 0.0, 0), agent.unanswered(job)
+            if ended is not None or error is not None:
+                del agent.open[job.id], self._given[job.id]
+                yield Ended(job.id, error, usage, answers.get("system"))
+        if agent.over_at < math.inf and not agent.open:
+            del self._agents[agent.ticket]
+            shutil.rmtree(agents.folder_of(agent.attempt), ignore_errors=True)
+
+    def _keep(self) -> None:
+        """Say that this lives, and end agents that did not end what they were told to."""
+        now = time.monotonic()
+        for agent in self._agents.values():
+            if now > agent.cancel_at:
+                agent.cancel_at = math.inf
+                self._cluster.cancel([agent.ticket])
+        if now - self._beat_s > agents.BEAT_S:
+            self._beat_s = now
+            for agent in self._agents.values():
+                if agent.service:
+                    agent.orders["beat"] += 1
+                    agent.order()
+
+    def close(self) -> None:
+        """End everything that still runs, and wait for it."""
+        for agent in self._agents.values():
+            agent.orders["stop"] = dict.fromkeys(agent.open, 0.0)
+        self._cluster.cancel([agent.ticket for agent in self._agents.values() if agent.over_at == math.inf])
+        until = time.monotonic() + _CLOSE_S
+        while self._agents and time.monotonic() < until:
+            self.wait(_POLL_S)
+        super().close()
+
+
+def _log(job: Job) -> Path:
+    return Path(job.attempt) / LOG
+
+
+def _failure(job: Job) -> StageError:
+    """Why a stage run failed, as it was left on the node."""
+    told = failure.read(Path(job.attempt), _log(job))
+    return told or StageError(f"{job.stage}: failed, and did not leave why", log=_log(job))

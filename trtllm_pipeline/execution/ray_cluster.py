@@ -1,0 +1,205 @@
+"""Agents as tasks of Ray (`--executor ray`). Needs the extra [ray]; imported by nobody who did not ask for it.
+
+Every task asks for the CPUs and GPUs of its stage run, and for its type of accelerator. It prefers the node that the
+scheduler chose and goes to another when that one is gone, so losing a node costs what ran there. Ray retries nothing itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import ray
+from ray._private import worker
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from trtllm_pipeline.domain import Exclusive
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.execution import agent
+from trtllm_pipeline.execution.executor import Job
+from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.gpus import MASK_VARIABLE
+from trtllm_pipeline.machine.model import Machine
+
+_TYPE: Final = "accelerator_type:"
+"""Of a node's resources: the type of its GPUs follows."""
+_CONNECT_S: Final = 10.0
+_PROBE_S: Final = 120.0
+_SAME_ENVIRONMENT: Final = "every node needs this release of trtllm-pipeline, in an environment at the same path"
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    id: str
+    cpus: int
+    gpus: int
+
+
+class RayCluster:
+    """The nodes of a Ray cluster, or those with one type of accelerator."""
+
+    def __init__(self, address: str | None, accelerator: str | None) -> None:
+        """Connect. Raises UsageError where there is no cluster, or no such node."""
+        # Ray prints what it hears of nodes to stdout, which is for data.
+        vars(worker)["print_to_stdstream"] = lambda *_args, **_more: None
+        where = address or os.environ.get("RAY_ADDRESS") or "auto"
+        try:
+            _check_listening(where)
+            ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"no Ray cluster at {where}: {str(error).splitlines()[0]}",
+                hint="start one with `ray start --head`, and name it with --ray-address HOST:PORT",
+            ) from error
+        try:
+            self._accelerator, found = _chosen([node for node in ray.nodes() if node["Alive"]], accelerator)
+            self._nodes = {node["NodeManagerHostname"] + ":" + node["NodeID"][:6]: _size(node) for node in found}
+            self.machine = self._machine()
+        except BaseException:
+            self.close()
+            raise
+        self.nodes = [
+            Capacity(node.cpus, tuple(f"{name}/{number}" for number in range(node.gpus)), 0, name)
+            for name, node in self._nodes.items()
+        ]
+        self._tickets: dict[Any, str] = {}
+        self._started = 0
+
+    def _machine(self) -> Machine:
+        """What its nodes have in common: the software of the first, and of CPUs and GPUs as many as each has."""
+        first = next(iter(self._nodes.values()))
+        try:
+            machine: Machine = ray.get(_PROBE.options(scheduling_strategy=_on(first.id)).remote(), timeout=_PROBE_S)
+        except RayError as error:
+            raise UsageError(
+                f"a node of the Ray cluster cannot be used: {_said(error)}", hint=_SAME_ENVIRONMENT
+            ) from error
+        gpus = min(node.gpus for node in self._nodes.values())
+        return replace(
+            machine,
+            cpus=min(node.cpus for node in self._nodes.values()),
+            gpus=tuple(replace(machine.gpus[0], index=each, uuid=f"{each}") for each in range(gpus))
+            if machine.gpus
+            else (),
+        )
+
+    def start(self, job: Job) -> str:
+        """See `Cluster`."""
+        node, need = self._nodes[job.node], job.resources
+        task = _AGENT.options(
+            name=job.stage,
+            num_cpus=node.cpus if need.exclusive is Exclusive.MACHINE else need.cpus,
+            num_gpus=need.gpus,
+            accelerator_type=self._accelerator if need.gpus else None,
+            scheduling_strategy=_on(node.id),
+        ).remote(job.attempt)
+        self._started += 1
+        self._tickets[task] = f"{self._started}"
+        return self._tickets[task]
+
+    def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
+        """See `Cluster`."""
+        if not self._tickets:
+            time.sleep(timeout_s)
+            return {}
+        known = list(self._tickets)
+        ready, _ = ray.wait(known, num_returns=1, timeout=timeout_s)
+        if ready:
+            ready, _ = ray.wait(known, num_returns=len(known), timeout=0)
+        return {self._tickets.pop(task): _lost(task) for task in ready}
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """See `Cluster`. The guardian of an agent whose process is gone ends what it had started."""
+        for task in [task for task, ticket in self._tickets.items() if ticket in tickets]:
+            ray.cancel(task, force=True)
+
+    def close(self) -> None:
+        """See `Cluster`."""
+        ray.shutdown()
+
+
+def _check_listening(address: str) -> None:
+    """Raise OSError where nothing listens: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in address:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+
+
+def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=True)
+
+
+def _found() -> Machine:
+    os.environ.pop(MASK_VARIABLE, None)  # all GPUs of the node: the task has none
+    return probe.machine()
+
+
+def _run(attempt: str) -> None:
+    # A process between: Ray kills the children of a worker that ends, and an agent's guardian must outlive its agent.
+    done = subprocess.run(
+        [sys.executable, "-m", agent.__name__, attempt], stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip() or f"it ended with exit code {done.returncode}")
+
+
+_PROBE: Final = ray.remote(num_cpus=0)(_found)
+_AGENT: Final = ray.remote(max_retries=0)(_run)
+
+
+def _chosen(nodes: Sequence[Mapping[str, Any]], accelerator: str | None) -> tuple[str | None, list[Mapping[str, Any]]]:
+    """The type of accelerator, and the nodes that have it; all that have CPUs where no node has any type.
+
+    Raises UsageError.
+    """
+    types = {_type(node) for node in nodes} - {None}
+    if accelerator is None and len(types) > 1:
+        raise UsageError(
+            f"the Ray cluster has several types of accelerators: {', '.join(sorted(map(str, types)))}",
+            hint="a plan is for one of them: --set settings.cluster.accelerator=TYPE",
+        )
+    wanted = accelerator or next(iter(types), None)
+    found = [node for node in nodes if _type(node) == wanted and _size(node).cpus]
+    if not found:
+        has = f"it has {', '.join(sorted(map(str, types)))}" if types else "no node names a type"
+        raise UsageError(
+            f"the Ray cluster has no node with CPUs and {wanted}; {has}"
+            if wanted
+            else "no node of the Ray cluster has CPUs",
+            hint="`ray status` shows its resources",
+        )
+    return wanted, found
+
+
+def _type(node: Mapping[str, Any]) -> str | None:
+    return next((name.removeprefix(_TYPE) for name in node["Resources"] if name.startswith(_TYPE)), None)
+
+
+def _size(node: Mapping[str, Any]) -> _Node:
+    return _Node(node["NodeID"], int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)))
+
+
+def _lost(task: Any) -> StageError | None:
+    """Why an agent that is over could not end by itself; None if it did."""
+    try:
+        ray.get(task)
+    except RayTaskError as error:
+        return StageError(f"its agent failed: {_said(error)}", failure=FailureClass.USER, hint=_SAME_ENVIRONMENT)
+    except RayError as error:
+        return StageError(f"lost with its node: {_said(error)}", failure=FailureClass.LOST)
+    return None
+
+
+def _said(error: RayError) -> str:
+    """The last line of a traceback; of another message the first sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if isinstance(error, RayTaskError) else lines[0].split(". ")[0]
