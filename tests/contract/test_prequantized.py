@@ -77,6 +77,28 @@ FAILS: Final = [
 ]
 
 
+CONVERTS: Final = "the toolchain tensorrt_llm converts it"
+QUANTIZES: Final = "precision int4_awq makes weights of that size from the unquantized model"
+
+
+@pytest.mark.parametrize(
+    ("form", "family", "release", "experts", "said"),
+    [
+        ("awq", "qwen2", "1.2.0", None, {CONVERTS, QUANTIZES}),
+        ("gptq", "llama", "1.3.0rc20", None, {CONVERTS, QUANTIZES}),
+        ("gptq", "llama", "1.3.0rc21", None, {QUANTIZES}),
+        ("gptq", "mixtral", "1.2.0", 8, set()),
+        ("compressed-tensors", "llama", "1.2.0", None, set()),
+    ],
+)
+def test_what_pytorch_does_not_read_comes_with_what_does(
+    form: str, family: str, release: str, experts: int | None, said: set[str]
+) -> None:
+    recipe = {"quantization": form, "family": family, "num_experts": experts}
+    told = str(infeasible(cell("as_is", toolchain=PYTORCH, recipe=recipe), on(release)))
+    assert {words for words in (CONVERTS, QUANTIZES) if words in told} == said
+
+
 @pytest.mark.parametrize(("lane", "form", "family", "release", "sm"), WORKS)
 def test_what_a_release_reads_is_planned_without_quantizing(
     lane: str, form: str, family: str, release: str, sm: int

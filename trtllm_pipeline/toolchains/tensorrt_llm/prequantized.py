@@ -1,20 +1,23 @@
 """Weights that are quantized already (`precision: as_is`): which release reads which form of them, on which GPUs.
 
 Sources. PyTorch runtime: `_update_from_hf_quant_config` in llm_utils.py and `model_config.py` of 1.0 to 1.3, which end with
-NotImplementedError for any other form; the hardware matrix of the page on quantization; the deployment guide of gpt-oss.
+NotImplementedError for any other form or, in later candidates of 1.3, look for weights that AutoAWQ and GPTQ do not store; the
+hardware matrix of the page on quantization; the deployment guide of gpt-oss.
 Engines: `update_quant_config_from_hf` of the scripts that convert Llama and Qwen; release notes 0.16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.toolchains.base import ENGINES
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_PYTORCH, at_least
+from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,11 @@ def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
     if name is None:
         return None
     form = FORMS.get(name)
+    family = str(cell.recipe["family"])
     if cell.toolchain == ENGINES:
-        reason = unconvertible(str(cell.recipe["family"]), name, release)
+        reason = unconvertible(family, name, release)
     else:
-        reason = _unloadable(name, form, release)
+        reason = _unloadable(name, form, release, cell.recipe)
     sms = () if form is None else form.sms
     if reason is not None or sm is None or not sms or any(low <= sm <= high for low, high in sms):
         return reason
@@ -83,21 +87,34 @@ def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
     return f"precision {AS_IS} ({name}): works on SM {known}, this is SM {sm}"
 
 
-def _unloadable(name: str, form: WeightsForm | None, release: str) -> str | None:
+def _unloadable(name: str, form: WeightsForm | None, release: str, recipe: Mapping[str, Json]) -> str | None:
     if form is None or form.pytorch is None:
-        return (
+        reads = (
             f"precision {AS_IS} ({name}): the PyTorch runtime reads FP8, NVFP4 and AWQ weights of Model Optimizer, FP8 weights "
             "with scales of 128 x 128 blocks, and MXFP4"
         )
+        return "; ".join([reads, *_instead(name, form, release, recipe)])
     if not at_least(release, form.pytorch):
         return f"precision {AS_IS} ({name}): the PyTorch runtime reads it since {form.pytorch}, this is {release}"
     return None
 
 
+def _instead(name: str, form: WeightsForm | None, release: str, recipe: Mapping[str, Json]) -> Iterator[str]:
+    """What a release has instead for weights that its PyTorch runtime does not read."""
+    if form is None:
+        return
+    engines = parse(release) <= parse(LAST_WITH_ENGINES)
+    if engines and unconvertible(str(recipe["family"]), name, release) is None:
+        yield f"the toolchain {ENGINES} converts it"
+    searched = PRECISIONS[form.precision].searches
+    if not (searched and recipe.get("num_experts")):
+        yield f"precision {form.precision} makes weights of that size from the unquantized model"
+
+
 def unconvertible(family: str, name: str, release: str) -> str | None:
     """Why no script of a release converts weights of the form `name`, or None. The family is one that it converts."""
-    form, script = FORMS.get(name), FAMILIES[family].script
-    since = None if form is None else form.converters.get(script)
+    form, script = FORMS.get(name), FAMILIES[family].script if family in FAMILIES else None
+    since = None if form is None or script is None else form.converters.get(script)
     if since is None or (script == "llama" and family not in _LLAMA) or (script == "qwen" and family == "qwen"):
         return f"precision {AS_IS} ({name}): no script of TensorRT-LLM that we know converts such weights of {family}"
     if not at_least(release, since):
