@@ -432,5 +432,11 @@ def test_a_run_goes_on_from_the_other_hub_and_says_so_in_its_log(hub: FakeHub, m
     )
     (lock,) = workspace.glob("runs/*/lock/recipes/from-hf.yaml")
     assert [each.keys() & {"hugging_face", "modelscope"} for each in yaml.safe_load(lock.read_text())["sources"]] == [
-        {"hugging_face"}
+        {"hugging_face"},
+        {"modelscope"},
     ]
+    # It holds for both: what one hub has no more comes from the other, if it is the same.
+    del hub.repositories[HUGGING_FACE]
+    elsewhere = ("-m", lock.parents[1] / "matrix.yaml", "--workspace", tmp_path / "elsewhere", "--cells", "from-hf/*")
+    pipeline("run", *elsewhere, "--until", "download")
+    assert [path.name for path in (tmp_path / "elsewhere").glob("store/download/*")] == [made.name]

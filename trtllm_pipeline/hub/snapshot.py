@@ -199,13 +199,15 @@ def _pinned_now(source: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _reached(pinned: Mapping[str, Json], copies: Sequence[Mapping[str, Json]]) -> tuple[_Repository, list[_Copy]]:
-    """The pinned repository, or where its hub cannot be asked now the first copy; and the copies of it. Raises DownloadError."""
+    """The pinned repository, or where its hub cannot be asked now or has it no more the first copy; and the copies of it.
+    Raises DownloadError.
+    """
     if not copies:
         return hub_errors.patiently(lambda: _repository(pinned)), []
     try:
         return _repository(pinned), [_Copy(copy) for copy in copies]
     except DownloadError as error:
-        if error.failure is not FailureClass.TRANSIENT:
+        if error.failure is not FailureClass.TRANSIENT and not isinstance(error, hub_errors.UnavailableError):
             raise
         for place, copy in enumerate(copies):
             others = [pinned, *copies[:place], *copies[place + 1 :]]

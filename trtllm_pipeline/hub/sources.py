@@ -76,7 +76,8 @@ def resolve(
             reasons.append(unreached[kind])
             continue
         try:
-            alone = len(candidates) == 1
+            # A lock file has the files: whoever has them will do, so nobody needs to be asked now.
+            alone = len(candidates) == 1 or "files" in source
             pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=alone, form=form)
         except UnavailableError as error:
             reasons.append(error)

@@ -52,9 +52,10 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path,
 
 
 def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
-    """The recipe of a planned cell, with its model's one source."""
-    source = known["source"]
+    """The recipe of a planned cell, with its model's one source; and the others where it is the files that are pinned."""
+    source, copies = known["source"], known.get("copies") or []
     assert isinstance(source, dict)
+    assert isinstance(copies, list)
     # The code that a source is fetched with is named by the matrix.
     source = {"local": known["folder"]} if "local" in source else {**source}
     source.pop("code", None)
@@ -62,7 +63,7 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
         source["files"] = known["files"] or {}
     return {
         **{name: known[name] for name in known if name not in {"source", "folder", "files", "copies", "code"}},
-        "sources": [source],
+        "sources": [source, *copies],
     }
 
 

@@ -167,12 +167,14 @@ def test_data_of_a_hub_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_branch_that_moved_on_moves_nothing(
     pinned: dict[str, str], files: dict[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a model's own code, which a pinned source carries too. Neither hub is asked by the plan of a lock."""
+    """With a model's own code, which a pinned source carries too. Neither hub is asked by the plan of a lock, which has the
+    other one's copy where the files are known."""
     kind = next(iter(pinned))
+    other = "modelscope" if kind == "hugging_face" else "hugging_face"
     path = write(tmp_path / "home", settings={"download": {"trust_remote_code": {"small": {"modeling.py": "f" * 64}}}})
     recipe = tmp_path / "home" / "recipes" / "small.yaml"
     data = yaml.safe_load(recipe.read_text())
-    recipe.write_text(yaml.safe_dump({**data, "sources": [{kind: "org/small"}]}))
+    recipe.write_text(yaml.safe_dump({**data, "sources": [{kind: "org/small"}, {other: "org/copy"}]}))
     with monkeypatch.context() as reached:
         reached.setattr("trtllm_pipeline.hub.sources.resolve", lambda *_sources, **_how: dict(pinned))
         reached.setattr("trtllm_pipeline.hub.sources.content_of", lambda *_source, **_how: files)
@@ -189,3 +191,5 @@ def test_a_branch_that_moved_on_moves_nothing(
     params = {"source": {**pinned, "code": code}} if files is None else {"content": {**files, **code}}
     assert json.loads(download.key)["params"] == params
     assert os.listdir(there / "recipes") != []
+    copies = [] if files is None else ["org/copy"]
+    assert [copy[other] for copy in download.params.copies or ()] == copies
