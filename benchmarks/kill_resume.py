@@ -78,8 +78,12 @@ class Disk:
 
     def close(self) -> None:
         """Unmount it."""
-        if self._real:
-            subprocess.run(["umount", self.folder], check=True)
+        until = time.monotonic() + _ENDS_S
+        # A killed process has no command line any more, and its files until the kernel has taken its memory apart.
+        while self._real and subprocess.run(["umount", self.folder], capture_output=True, check=False).returncode:
+            if time.monotonic() > until:
+                raise SystemExit(f"{self.folder}: something still uses it")
+            time.sleep(0.1)
 
 
 def main() -> int:
