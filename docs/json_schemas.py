@@ -74,6 +74,8 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
         "export tiny/fp16 --to bundle,hub --repository me/tiny --output-dir for-the-hub --format json",
         "export tiny/fp16 --to compose --output-dir for-compose --format json",
     ),
+    "store-du": ("store du --format json",),
+    "store-keep": ("store keep build --format json",),
     "store-gc": ("store gc --unused-days 0 --dry-run --format json",),
 }
 """Name of a schema -> the commands whose output it describes."""
@@ -87,11 +89,11 @@ FILES: Final = {
 _MAPS: Final = re.compile(
     r"(^|\.)(seconds|counts|environment|inputs|params|key|files|accuracy|accuracy_intervals|finish_reasons|scores|slo"
     r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
-    r"|fingerprints|ports|logs|targets|statement|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
+    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
-    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_attempts|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|favourites|questions|gpus|cpus|tp|pp|isl|osl|n|size|schema|\.line)$"
+    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_(attempts|partial)|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|favourites|questions|gpus|cpus|tp|pp|isl|osl|n|size|schema|\.line)$"
 )
 """Names of whole numbers; any other number may have a fraction."""
 _NEVER_SEEN: Final = {

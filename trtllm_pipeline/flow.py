@@ -391,7 +391,7 @@ def run(
     """
     store.check_writable()
     loaded = load(request)
-    with place_of(request, loaded) as place:
+    with store.in_use(), place_of(request, loaded) as place:
         return _run(request, loaded, place, store, observer, command, keep_going=keep_going, name=name)
 
 
@@ -498,16 +498,16 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     from trtllm_pipeline.execution.forecast import capacity
     from trtllm_pipeline.execution.loop import execute
 
-    store.check_writable()
     loaded = load(request)
     plan = _runnable_plan(request, loaded, store, machine_of(request))
-    present: Mapping[Fingerprint, Artifact] = _present(plan, store)
-    source = _source(request, loaded, plan.machine)
-    if source is not None:
-        present = source.pull(plan, store, present, observer)
-    outcome = execute(
-        plan, store, Executor(), observer, run_id=BY_HAND, nodes=[capacity(plan.machine)], present=present
-    )
+    with store.in_use():
+        present: Mapping[Fingerprint, Artifact] = _present(plan, store)
+        source = _source(request, loaded, plan.machine)
+        if source is not None:
+            present = source.pull(plan, store, present, observer)
+        outcome = execute(
+            plan, store, Executor(), observer, run_id=BY_HAND, nodes=[capacity(plan.machine)], present=present
+        )
     return plan, outcome
 
 

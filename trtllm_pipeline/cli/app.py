@@ -81,6 +81,8 @@ COMMANDS: Final = (
     Command("store verify", "store:verify", "Read every file again and compare it with the manifests."),
     Command("store repair", "store:repair", "Rebuild the index from the manifests and the history."),
     Command("store provenance", "provenance:provenance", "Show what artifacts were made from, sign it, check who did."),
+    Command("store du", "store:du", "Show what takes the space, by stage, model and precision."),
+    Command("store keep", "store:keep", "Keep artifacts whatever is removed."),
     Command("store gc", "store:gc", "Remove what killed runs left behind, and unused artifacts if asked."),
     Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a folder."),
     Command("store pull", "remote:pull", "Fetch artifacts from a remote store, and verify them."),

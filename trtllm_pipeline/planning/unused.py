@@ -1,40 +1,119 @@
-"""Artifacts that nobody has asked for lately, so that a workspace that is kept does not grow for ever."""
+"""Artifacts that nobody needs any more, so that a workspace that is kept does not grow for ever: which, and why others stay."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.errors import StateError, UsageError
+from trtllm_pipeline.files.user_files import decode_mapping
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, read_plan
+from trtllm_pipeline.planning.runs import find_run, run_folders
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
+KEPT: Final = "kept.json"
 _DAY_S: Final = 86400
 _FINGERPRINT: Final = re.compile(r"\b[0-9a-f]{32}\b")
 
 
-def unused(store: Store, days: float) -> list[Artifact]:
-    """The artifacts that no run of the last `days` asked for, and that are older themselves.
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """What is needed beside the latest run, kept artifacts and kept servers, which always are."""
 
-    What the latest run asked for is always used, however long ago that was, and what kept servers serve. Raises StateError
-    for a plan that cannot be read: what it asked for is not known.
+    unused_days: float | None = None
+    """What runs of so many days asked for, and what was made in them."""
+    runs: int = 0
+    """What so many latest runs asked for."""
+    named: tuple[str, ...] = ()
+    """What these runs asked for."""
+    matrices: Mapping[str, Collection[Fingerprint]] = field(default_factory=dict)
+    """Name of a matrix -> what its plan needs now."""
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is said; else everything is needed."""
+        return bool(self.unused_days is not None or self.runs or self.named or self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The artifacts of a workspace, sorted."""
+
+    unused: tuple[Artifact, ...]
+    needed: tuple[tuple[Artifact, str], ...]
+    """Each with the first reason for which it stays."""
+
+
+def sort_out(store: Store, roots: Roots) -> Sorted:
+    """What `roots` do not need, and why the rest stays.
+
+    Raises StateError for a plan, or a list of what is kept, that cannot be read: what it asked for is not known; UsageError for
+    a run that there is not.
     """
-    oldest_s = time.time() - days * _DAY_S
-    plans = sorted(store.runs_dir.glob(f"*/{NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    recent = [plan for place, plan in enumerate(plans) if place == 0 or plan.stat().st_mtime >= oldest_s]
-    used = {run.fingerprint for plan in recent for run in read_plan(plan).stage_runs.values()}
-    used |= _with_inputs(store, _served(store))
-    return [
-        artifact
-        for artifact in store.index.all_artifacts()
-        if artifact.fingerprint not in used and _made_s(artifact) < oldest_s
-    ]
+    artifacts = store.index.all_artifacts()
+    stages = {artifact.fingerprint: artifact.stage for artifact in artifacts}
+    why: dict[Fingerprint, str] = {}
+    for told, fingerprints in _reasons(store, roots, stages):
+        for each in fingerprints:
+            why.setdefault(each, told)
+        if stages.keys() <= why.keys():  # plans of large matrices take half a second each to read
+            break
+    unused: list[Artifact] = []
+    needed: list[tuple[Artifact, str]] = []
+    oldest_s = None if roots.unused_days is None else time.time() - roots.unused_days * _DAY_S
+    for artifact in artifacts:
+        reason = why.get(artifact.fingerprint)
+        if reason is None and not roots.any:
+            reason = "nothing was said to be unused"
+        elif reason is None and oldest_s is not None and _made_s(artifact) >= oldest_s:
+            reason = f"made in the last {roots.unused_days:g} days"
+        if reason is None:
+            unused.append(artifact)
+        else:
+            needed.append((artifact, reason))
+    return Sorted(tuple(unused), tuple(needed))
+
+
+def _reasons(
+    store: Store, roots: Roots, stages: Mapping[Fingerprint, str]
+) -> Iterator[tuple[str, Iterable[Fingerprint]]]:
+    """What is needed, with the reason, the strongest first."""
+
+    @cache
+    def asked(folder: Path) -> set[Fingerprint]:
+        return {run.fingerprint for run in read_plan(folder / NAME).stage_runs.values()}
+
+    yield f"kept (pipeline store keep, {KEPT})", _with_inputs(store, stages, kept(store))
+    yield "a kept server serves it", _with_inputs(store, stages, _served(store))
+    try:
+        runs: Sequence[Path] = run_folders(store)
+    except UsageError:  # none yet
+        runs = ()
+    for folder in runs[:1]:
+        yield f"the latest run, {folder.name}", asked(folder)
+    for name in roots.named:
+        folder = find_run(store, name)
+        yield f"run {folder.name}", asked(folder)
+    for matrix, fingerprints in roots.matrices.items():
+        yield f"matrix {matrix}", fingerprints
+    for folder in runs[: roots.runs]:
+        yield f"one of the latest {count(roots.runs, 'run')}", asked(folder)
+    if roots.unused_days is not None:
+        oldest_s = time.time() - roots.unused_days * _DAY_S
+        for folder in runs:
+            if (folder / NAME).stat().st_mtime >= oldest_s:
+                yield f"a run of the last {roots.unused_days:g} days", asked(folder)
 
 
 def _made_s(artifact: Artifact) -> float:
@@ -49,9 +128,8 @@ def _served(store: Store) -> set[Fingerprint]:
     return {Fingerprint(each) for file in files for each in _FINGERPRINT.findall(file.read_text(errors="replace"))}
 
 
-def _with_inputs(store: Store, wanted: Iterable[Fingerprint]) -> set[Fingerprint]:
-    """`wanted`, and all that these were made from."""
-    stages = {artifact.fingerprint: artifact.stage for artifact in store.index.all_artifacts()}
+def _with_inputs(store: Store, stages: Mapping[Fingerprint, str], wanted: Iterable[Fingerprint]) -> set[Fingerprint]:
+    """`wanted`, and all that these were made from. `stages` has the stage of every artifact."""
     found: set[Fingerprint] = set()
     pending = list(wanted)
     while pending:
@@ -62,3 +140,30 @@ def _with_inputs(store: Store, wanted: Iterable[Fingerprint]) -> set[Fingerprint
                 made = manifest.read(store.folder(stages[each], each))
                 pending += manifest.inputs(made).values()
     return found
+
+
+# What is kept for good.
+
+
+def kept(store: Store) -> dict[Fingerprint, str]:
+    """The artifacts that are kept whatever is unused, each with its stage. Raises StateError where the list cannot be read."""
+    path = store.workspace / KEPT
+    try:
+        data = decode_mapping(path.read_bytes())
+        return {Fingerprint(each["fingerprint"]): str(each["stage"]) for each in data["artifacts"]}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(
+            f"{path}: cannot be read: {error}",
+            hint="remove it and say again what is kept: pipeline store keep NAME",
+        ) from error
+
+
+def keep(store: Store, artifacts: Mapping[Fingerprint, str]) -> None:
+    """Replace the list of what is kept. Raises StateError in a read-only workspace."""
+    store.check_writable()
+    listed = [
+        {"stage": stage, "fingerprint": each} for each, stage in sorted(artifacts.items(), key=lambda row: row[::-1])
+    ]
+    write_json(store.workspace / KEPT, {"schema": 1, "artifacts": listed})

@@ -348,9 +348,11 @@ class Index(Database):
         row = self.run(lambda db: _add_artifact(db, manifest, manifest_bytes))
         return self._artifact((*row[:7], row[8]))
 
-    def remove_artifact(self, fingerprint: Fingerprint) -> None:
-        """Forget an artifact whose files are gone."""
-        self.run(lambda db: db.execute("DELETE FROM artifacts WHERE fingerprint = ?", (fingerprint,)))
+    def remove_artifacts(self, fingerprints: Iterable[Fingerprint]) -> None:
+        """Forget artifacts whose files are gone."""
+        query = f"DELETE FROM artifacts WHERE {_AMONG}"  # noqa: S608 - our own words
+        names = json.dumps(list(fingerprints))
+        self.run(lambda db: db.execute(query, (names,)))
 
     def durations(self) -> dict[str, float]:
         """Mean seconds of the latest artifacts by label ("stage/toolchain/model/precision") and by each prefix of it."""

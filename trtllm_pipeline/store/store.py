@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -39,6 +40,11 @@ INDEX: Final = "state.db"
 LOG: Final = "log"
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
 """Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
+_USERS: Final = "users.lock"
+"""Claimed together by all that use artifacts which they have found, alone by whoever removes some."""
+_AT_ONCE: Final = 200
+"""Artifacts that are claimed at once to be removed: each has an open file."""
+_STALE_AFTER_S: Final = 7 * 86400
 _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Files there: the claim on a stage run."""
 CLUSTER: Final = ".cluster"
@@ -151,7 +157,7 @@ class Store:
     def _look(self, stage: str, fingerprint: Fingerprint, row: Artifact | None, *, there: bool) -> Artifact | None:
         if not there:
             if row is not None:
-                self.index.remove_artifact(fingerprint)
+                self.index.remove_artifacts((fingerprint,))
             return None
         path = f"{self._artifacts}/{stage}/{fingerprint}"  # of a large plan, many
         if row is None or row.path != path or not whole(path, row.files, row.manifest_bytes):
@@ -168,7 +174,7 @@ class Store:
 
     def _set_aside(self, stage: str, fingerprint: str) -> str:
         """Take a damaged artifact out of use but keep its files; returns what was done."""
-        self.index.remove_artifact(Fingerprint(fingerprint))
+        self.index.remove_artifacts((Fingerprint(fingerprint),))
         return "left where it is" if self.unwritable is not None else self._move_aside(stage, fingerprint)
 
     def _move_aside(self, stage: str, fingerprint: str, name: str = ".") -> str:
@@ -262,7 +268,11 @@ class Store:
 
     def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
         """Where the files of an artifact from elsewhere are gathered; a killed pull goes on there. `sweep` leaves it."""
-        return self.work_dir / "partial" / "pulled" / stage / fingerprint
+        return self._pulled / stage / fingerprint
+
+    @property
+    def _pulled(self) -> Path:
+        return self.work_dir / "partial" / "pulled"
 
     def receive(self, sealed: Manifest) -> Artifact:
         """Publish what has arrived, by one rename. The caller holds the claim, and has checked every file."""
@@ -370,30 +380,53 @@ class Store:
         Raises StateError while anything runs in the workspace: it may be about to read one.
         """
         self.check_writable()
-        if self.claimed():
+        alone = claims.take(self.work_dir / _USERS, remove=False)
+        if alone is None or self.claimed():
+            if alone is not None:
+                alone.release()
             raise StateError(
                 f"{self.workspace}: something is running in this workspace and may need what would be removed",
                 hint="try again when it has ended; pipeline status shows what is running",
             )
-        removed = []
-        for artifact in artifacts:
-            claim = self.claim(artifact.fingerprint)
-            if claim is None:
-                continue
-            # By one rename, to where `sweep` finds it if this process is killed: never half an artifact in its place.
-            gone = self.work_dir / f"{artifact.fingerprint}.0"
-            with suppress(FileNotFoundError):
-                artifact.folder.rename(gone)
-            self.index.remove_artifact(artifact.fingerprint)
-            shutil.rmtree(gone, ignore_errors=True)
-            claim.release()
-            removed.append(artifact)
+        removed: list[Artifact] = []
+        try:
+            for start in range(0, len(artifacts), _AT_ONCE):
+                removed += self._remove(artifacts[start : start + _AT_ONCE])
+        finally:
+            alone.release()
         return removed
+
+    def _remove(self, artifacts: Sequence[Artifact]) -> list[Artifact]:
+        claimed = {each.fingerprint: claim for each in artifacts if (claim := self.claim(each.fingerprint)) is not None}
+        gone = [each for each in artifacts if each.fingerprint in claimed]
+        for each in gone:
+            # By one rename, to where `sweep` finds it if this process is killed: never half an artifact in its place.
+            with suppress(FileNotFoundError):
+                each.folder.rename(self.work_dir / f"{each.fingerprint}.0")
+        self.index.remove_artifacts(claimed)
+        for fingerprint, claim in claimed.items():
+            shutil.rmtree(self.work_dir / f"{fingerprint}.0", ignore_errors=True)
+            claim.release()
+        return gone
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """As long as the block runs, nothing is removed here: it may need what it found. Raises StateError while something is."""
+        self.check_writable()
+        shared = claims.take(self.work_dir / _USERS, shared=True, remove=False)
+        if shared is None:
+            raise StateError(
+                f"{self.workspace}: another process removes unused artifacts (pipeline store gc)",
+                hint="try again in a moment",
+            )
+        try:
+            yield
+        finally:
+            shared.release()
 
     def sweep(self) -> int:
         """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the number removed."""
         self.check_writable()
-        removed = 0
         for fingerprint in self._with_lock():  # killed after it had published, before it let go
             claim = self.claim(fingerprint)
             if claim is not None:
@@ -401,6 +434,23 @@ class Store:
         for name in [name for name in _names(self.work_dir) if name.endswith(CLUSTER)]:
             if not (self.work_dir / name.removesuffix(CLUSTER)).is_dir():
                 shutil.rmtree(self.work_dir / name, ignore_errors=True)
+        removed = 0
+        for folder, claim in self._left():
+            shutil.rmtree(folder, ignore_errors=True)
+            claim.release()
+            removed += 1
+        return removed
+
+    def left(self) -> list[Path]:
+        """The folders that `sweep` would remove."""
+        found = []
+        for folder, claim in self._left():
+            claim.release()
+            found.append(folder)
+        return found
+
+    def _left(self) -> Iterator[tuple[Path, claims.Claim]]:
+        """Attempts that nobody goes on with, each with a claim on it."""
         # Whatever else lies there is not ours: somebody may have named a folder that is no workspace.
         folders = [name for name in _names(self.work_dir) if _ATTEMPT.fullmatch(name)]
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})
@@ -411,10 +461,28 @@ class Store:
                 continue
             claim = self.claim(fingerprint)
             if claim is not None:
-                shutil.rmtree(self.work_dir / name, ignore_errors=True)
+                yield self.work_dir / name, claim
+
+    def stale(self) -> list[Path]:
+        """Partial downloads and pulls in which nothing was written for long, and pulls of what is there by now."""
+        oldest_s = time.time() - _STALE_AFTER_S
+        partial = self.work_dir / "partial"
+        downloads = [each for each in partial.glob("*") if each.is_dir() and each != self._pulled]
+        there = (
+            each for each in self._pulled.glob("*/*") if self.folder(each.parent.name, Fingerprint(each.name)).is_dir()
+        )
+        old = (each for each in (*downloads, *self._pulled.glob("*/*")) if _newest_s(each) < oldest_s)
+        return list(dict.fromkeys((*there, *old)))
+
+    def remove_stale(self, folders: Iterable[Path]) -> None:
+        """Remove some of these; what goes on just now is left alone."""
+        for folder in folders:
+            is_pull = folder.is_relative_to(self._pulled)
+            lock = (self.work_dir if is_pull else folder.parent) / f"{folder.name}.lock"
+            claim = claims.take(lock, remove=is_pull)
+            if claim is not None:
+                shutil.rmtree(folder, ignore_errors=True)
                 claim.release()
-                removed += 1
-        return removed
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -438,6 +506,11 @@ def _obstacle(error: OSError, workspace: Path) -> str:
 
 def _damage(findings: tuple[Discrepancy, ...]) -> Discrepancy | None:
     return next((found for found in findings if found.kind is Kind.DAMAGED), None)
+
+
+def _newest_s(folder: Path) -> float:
+    """When anything below `folder` was last written."""
+    return max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
 
 
 def _manifest_bytes(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""What `store gc --unused-days` removes, and what it leaves."""
+"""What `store gc` removes, what it leaves and why, and what `store keep` and `store du` say."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.domain import Fingerprint
+from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.planning.unused import unused
+from trtllm_pipeline.planning.unused import KEPT, Roots, sort_out
+from trtllm_pipeline.store import claims
+from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
@@ -38,9 +42,9 @@ def aged(path: Path, days: float) -> None:
     os.utime(path, (then, then))
 
 
-def asked(store: Store, plan: Plan, *, days: float) -> None:
+def asked(store: Store, plan: Plan, *, days: float, name: str | None = None) -> None:
     """A run so many days ago."""
-    folder = store.runs_dir / f"run-{days}"
+    folder = store.runs_dir / (name or f"run-{1000 - days:.0f}")
     folder.mkdir()
     lines = plan_lines(plan, present=(), to_run=(), reasons={}, times=lambda _run: None, commands=lambda _run: [])
     (folder / "plan.json").write_text("\n".join(lines))
@@ -50,6 +54,14 @@ def asked(store: Store, plan: Plan, *, days: float) -> None:
 def of(store: Store, *plans: Plan) -> set[str]:
     wanted = {run.fingerprint for plan in plans for run in plan.stage_runs.values()}
     return {each.fingerprint for each in store.index.all_artifacts() if each.fingerprint in wanted}
+
+
+def unused(store: Store, days: float) -> list[Artifact]:
+    return list(sort_out(store, Roots(unused_days=days)).unused)
+
+
+def left(store: Store, **roots: Any) -> set[str]:
+    return {each.fingerprint for each, _ in sort_out(store, Roots(**roots)).needed}
 
 
 def test_what_recent_runs_asked_for_stays(store: Store) -> None:
@@ -79,8 +91,53 @@ def test_what_a_kept_server_serves_stays_with_all_it_was_made_from(store: Store)
     folder.mkdir(parents=True)
     inputs = {"repository": str(store.folder("repository", repository.fingerprint) / "out")}
     (folder / "job.json").write_text(json.dumps({"inputs": inputs}))
-    left = {each.stage for each in unused(store, 30) if each.fingerprint in of(store, served)}
-    assert left == {"smoke", "perf", "accuracy"}
+    gone = {each.stage for each in unused(store, 30) if each.fingerprint in of(store, served)}
+    assert gone == {"smoke", "perf", "accuracy"}
+
+
+def test_the_latest_runs_named_ones_and_matrices_stay(store: Store) -> None:
+    old, named, latest = (fabricated.plan(cell) for cell in (INT4, FP16, INT8))
+    for number, (plan, name) in enumerate(((old, "old"), (named, "release-1.0"), (latest, "x"))):
+        asked(store, plan, days=40 - number, name=f"20260101-00000{number}-{name}")
+    every = of(store, old, named, latest)
+    assert left(store) == every, "nothing was said to be unused"
+    assert left(store, runs=1) == of(store, latest)
+    assert left(store, runs=2) == of(store, latest, named)
+    assert left(store, named=("release-1.0",)) == of(store, latest, named)
+    assert left(store, named=("old",), runs=2) == every
+    planned = {"my.yaml": {run.fingerprint for run in old.stage_runs.values()}}
+    assert left(store, matrices=planned) == of(store, latest, old)
+    reasons = {why for _, why in sort_out(store, Roots(named=("old",), matrices=planned, runs=2)).needed}
+    assert reasons == {
+        "the latest run, 20260101-000002-x",
+        "run 20260101-000000-old",
+        "one of the latest 2 runs",
+    }
+    with pytest.raises(UsageError, match=r"there is no run 'release-2\.0'"):
+        left(store, named=("release-2.0",))
+    (store.runs_dir / "20260101-000000-old" / "plan.json").write_text("{")
+    with pytest.raises(StateError, match="not a plan"):
+        left(store, runs=3)
+
+
+def test_what_is_kept_stays_with_all_it_was_made_from(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(store, fabricated.plan(FP16), days=1)
+    build = fabricated.stage_run(fabricated.plan(INT8), INT8, "build")
+    where = ["-w", str(store.workspace)]
+    assert main(["store", "keep", f"build-{build.fingerprint[:12]}", *where]) == 0
+    more = left(store, runs=1) - of(store, fabricated.plan(FP16))
+    assert {each.stage for each in store.index.artifacts(more).values()} == {"build", "convert"}
+    capsys.readouterr()
+    assert main(["store", "keep", *where, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["artifacts"] == [{"stage": "build", "fingerprint": build.fingerprint}]
+    assert main(["store", "keep", "--run", "latest", *where]) == 0
+    assert main(["store", "keep", "--forget", "build", *where]) == 0
+    assert build.fingerprint not in left(store, runs=1)
+    assert main(["store", "keep", "--forget", *where]) == 2
+    assert main(["store", "keep", "--forget", "--run", "latest", *where]) == 0
+    assert capsys.readouterr().out.endswith("nothing is kept for good\n")
+    (store.workspace / KEPT).write_text("[]")
+    assert main(["store", "gc", "--unused-days", "1", *where]) == 2, "what is kept is not known"
 
 
 def test_the_command(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,20 +145,82 @@ def test_the_command(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     gone = unused(store, 30)
     words = ["store", "gc", "-w", str(store.workspace), "--unused-days", "30"]
     assert main([*words, "--dry-run"]) == 0
-    assert f"{len(gone)} unused artifacts with 0.0 MB would be removed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"would be removed: {len(gone)} unused artifacts with 0.0 MB" in out
+    assert "the latest run, run-999" in out
     assert all(each.folder.is_dir() for each in gone)
     assert main([*words, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["fingerprint"] for each in found["artifacts"]] == [each.fingerprint for each in gone]
+    assert {each["why"] for each in found["kept"]} == {"the latest run, run-999"}
     assert found["freed_bytes"] == sum(each.size_bytes for each in gone) > 0
     assert not any(each.folder.exists() for each in gone)
     assert not any(each.is_dir() for each in store.work_dir.iterdir())
     assert unused(store, 30) == []
     assert all(store.get(each.stage, each.fingerprint) for each in store.index.all_artifacts())
     assert main([*words]) == 0
-    assert capsys.readouterr().out == "0 unused artifacts with 0.0 MB and 0 attempts removed\n"
-    assert main(["store", "gc", "--dry-run", "-w", str(store.workspace)]) == 2
+    assert capsys.readouterr().out == "removed: 0 unused artifacts with 0.0 MB, 0 attempts that killed runs left\n"
     assert main(["store", "gc", "--unused-days", "-1", "-w", str(store.workspace)]) == 2
+
+
+def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = {each.fingerprint for each in store.index.all_artifacts()}
+    attempt = store.begin("killed", "build", Fingerprint("0" * 32))
+    (attempt.out / "half").write_bytes(b"x" * 3_000_000)
+    old, new = (store.arriving("build", Fingerprint(digit * 32)) for digit in "12")
+    there = store.arriving("build", fabricated.stage_run(fabricated.plan(INT8), INT8, "build").fingerprint)
+    download = store.work_dir / "partial" / ("a" * 32)
+    for folder in (old, new, there, download):
+        folder.mkdir(parents=True)
+        (folder / "part").write_bytes(b"x" * 1_000_000)
+    for folder in (old, download):
+        for path in (folder / "part", folder):
+            aged(path, 8)
+    words = ["store", "gc", "-w", str(store.workspace)]
+    assert main([*words, "--dry-run"]) == 0
+    assert (
+        "would be removed: 1 attempt that killed runs left, 3 partial transfers with 6.0 MB" in capsys.readouterr().out
+    )
+    assert attempt.folder.is_dir()
+    claim = store.claim(Fingerprint("1" * 32))
+    assert claim is not None
+    assert main(words) == 0
+    assert [each.is_dir() for each in (attempt.folder, old, new, there, download)] == [False, True, True, False, False]
+    claim.release()
+    assert main(words) == 0
+    assert not old.is_dir()
+    assert {each.fingerprint for each in store.index.all_artifacts()} == every
+
+
+def test_what_takes_the_space_is_told_by_stage_model_and_precision(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store", "du", "-w", str(store.workspace), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    artifacts = store.index.all_artifacts()
+    assert found["artifacts"] == len(artifacts)
+    for shares in found["by"].values():
+        assert sum(each["size_bytes"] for each in shares.values()) == sum(each.size_bytes for each in artifacts)
+    assert set(found["by"]["precision"]) == {"as downloaded", "fp16", "int8_wo", "int4_wo"}
+    assert found["by"]["stage"]["build"]["artifacts"] == 3
+    assert set(found["by"]["model"]) == {"smollm2"}
+    assert main(["store", "du", "-w", str(store.workspace)]) == 0
+    assert "as downloaded" in capsys.readouterr().out
+
+
+def test_while_a_run_uses_what_it_found_nothing_is_removed_and_no_run_begins_meanwhile(store: Store) -> None:
+    asked(store, fabricated.plan(FP16), days=1)
+    gone = unused(store, 30)
+    with store.in_use(), store.in_use(), pytest.raises(StateError, match="something is running in this workspace"):
+        store.remove(gone)
+    assert store.remove(gone[:1]) == gone[:1]
+    alone = claims.take(store.work_dir / "users.lock", remove=False)
+    assert alone is not None
+    with pytest.raises(StateError, match="removes unused artifacts"), store.in_use():
+        pass
+    alone.release()
 
 
 def test_nothing_is_removed_while_something_runs(store: Store) -> None:

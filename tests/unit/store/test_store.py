@@ -95,7 +95,7 @@ def test_an_artifact_that_cannot_be_read_is_kept_and_named(
     store: Store, harm: Callable[[Path], None], look: Callable[[Store, Artifact], object]
 ) -> None:
     artifact = publish(store)
-    store.index.remove_artifact(artifact.fingerprint)
+    store.index.remove_artifacts([artifact.fingerprint])
     harm(artifact.folder / "manifest.json")
     with pytest.raises(StateError, match=artifact.fingerprint) as caught:
         look(store, artifact)
@@ -323,7 +323,7 @@ def test_manifests_of_older_releases_are_read(store: Store) -> None:
 
 def test_killed_between_rename_and_row(store: Store) -> None:
     artifact = publish(store)
-    store.index.remove_artifact(artifact.fingerprint)
+    store.index.remove_artifacts([artifact.fingerprint])
     assert store.get("build", artifact.fingerprint) is not None
     assert store.index.artifacts([artifact.fingerprint])
 
