@@ -96,9 +96,11 @@ def test_an_engine_is_asked_with_images_in_smoke_perf_and_accuracy(
 def exported(made: Lane, cell: str, folder: Path) -> None:
     """The cell's bundle has its visual engine, and answers elsewhere as its card asks it."""
     words = ("export", cell, "--to", "bundle,compose,kubernetes", "--workspace", str(made.workspace))
-    refused = made.start(*words, "--openai", "--output-dir", str(folder / "no"))
-    said = refused.communicate(timeout=120)[1]
-    assert (refused.returncode, "each question to this server has an image" in said) == (2, True), said
+    serving = ("serve", "start", cell, "--matrix", str(made.matrix), "--workspace", str(made.workspace), "--openai")
+    for command in ((*words, "--openai", "--output-dir", str(folder / "no")), serving):
+        refused = made.start(*command)
+        said = refused.communicate(timeout=120)[1]
+        assert (refused.returncode, "each question to this server has an image" in said) == (2, True), said
     made.pipeline(*words, "--output-dir", str(folder / "out"))
     bundle = folder / "a b"
     shutil.move(folder / "out" / "bundle", bundle)

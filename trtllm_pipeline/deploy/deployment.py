@@ -12,6 +12,7 @@ from trtllm_pipeline import provenance
 from trtllm_pipeline.deploy import images, names
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.flow import ServedCell, run_command
+from trtllm_pipeline.hosting.target import require_text
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
@@ -208,11 +209,8 @@ def describe(
             "what Triton's own OpenAI front end serves is not exported",
             hint="--set settings.serve.frontend=triton; --openai puts the gateway in front of it",
         )
-    if openai and VISUAL in served.launch.inputs:
-        raise UsageError(
-            "--openai: the gateway hands on text alone, and each question to this server has an image",
-            hint="leave it out",
-        )
+    if openai:
+        require_text(served.inputs)
     if openai and kind == "trtllm_serve":
         raise UsageError("--openai: trtllm-serve is an OpenAI server already", hint="leave it out")
     if world_size > gpus_per_node and world_size % gpus_per_node:

@@ -38,7 +38,7 @@ from trtllm_pipeline.hosting.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.hosting.target import ServeTarget, write_repository
+from trtllm_pipeline.hosting.target import ServeTarget, require_text, write_repository
 from trtllm_pipeline.processes.guardian import kill, process_table, with_descendants
 from trtllm_pipeline.serving.triton import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
@@ -98,11 +98,12 @@ def find(workspace: Path, name: str) -> KeptServer:
 def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
-    Raises UsageError for a name that cannot be or is in use and for a gateway without its packages, StateError where the
-    workspace cannot be written, StageError where a repository that has to be written first cannot.
+    Raises UsageError for a name that cannot be or is in use, for a gateway without its packages, or before a server that takes
+    images, StateError where the workspace cannot be written, StageError where a repository that has to be written first cannot.
     """
     if wish.gateway:
         require_packages()
+        require_text(target.inputs)
     name = check_name(wish.name or target.name)
     folder = servers.folder_of(workspace, name)
     try:

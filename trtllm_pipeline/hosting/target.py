@@ -16,7 +16,7 @@ from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, ENSEMBLE
+from trtllm_pipeline.serving.command_lines import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.store import manifest
@@ -69,6 +69,15 @@ class ServeTarget:
         found = (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
         repository = self.inputs.get("repository")
         return found if repository is None else tuple(dict.fromkeys((*found, *_referenced(repository))))
+
+
+def require_text(inputs: Mapping[str, Path]) -> None:
+    """Raise UsageError for a server that no gateway can stand in front of: one whose questions have images."""
+    if "repository" in inputs and (inputs["repository"] / ENCODERS_MODEL).is_dir():
+        raise UsageError(
+            "--openai: the gateway hands on text alone, and each question to this server has an image",
+            hint="leave it out",
+        )
 
 
 def _referenced(repository: Path) -> tuple[Path, ...]:

@@ -53,6 +53,7 @@ def fetch(name: str) -> Path:
     if match is None:
         raise UsageError(f"{name!r} does not name a data set on the Hub", hint=f"write {FORM}")
     repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
+    is_file = path is not None and _FILE.search(path) is not None
     try:
         folder, names = None, _listed(repo, revision)
     except hub_errors.UnavailableError:
@@ -60,9 +61,9 @@ def fetch(name: str) -> Path:
         if folder is None:
             raise
         names = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
-        if path is not None and _FILE.search(path) and path not in names:
+        if is_file and path not in names:
             raise
-    if path is None or not _FILE.search(path):
+    if not is_file:
         path = choose(names, repo, path)
     elif path not in names:
         raise DownloadError(f"the data set {repo} has no file {path}")

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trtllm_pipeline.config.recipes import numbers_of, sources_of
 from trtllm_pipeline.domain import Cell, Json
@@ -16,14 +16,11 @@ from trtllm_pipeline.files.quantization import AS_IS, QuantizedWeights
 from trtllm_pipeline.files.user_files import check
 from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
-from trtllm_pipeline.hub.hub_errors import OfflineError
+from trtllm_pipeline.hub.hub_errors import OfflineError, UnavailableError
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import brings_code
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.hosting import control, keeper, servers, shown, systemd
 from trtllm_pipeline.hosting.health import Health, server_health
 from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, find, folder_of, look
-from trtllm_pipeline.hosting.target import of_folder
+from trtllm_pipeline.hosting.target import of_folder, require_text
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.store import claims
 
@@ -523,3 +523,11 @@ def test_what_to_type_next_depends_on_where_the_unit_is(tmp_path: Path) -> None:
         f"sudo systemctl link {tmp_path / 'x.service'}",
         "sudo systemctl enable --now x.service",
     ]
+
+
+def test_no_gateway_stands_before_a_server_whose_questions_have_images(tmp_path: Path) -> None:
+    require_text({"repository": tmp_path})
+    require_text({"model": tmp_path})
+    (tmp_path / "multimodal_encoders").mkdir()
+    with pytest.raises(UsageError, match="each question to this server has an image"):
+        require_text({"repository": tmp_path})
