@@ -531,7 +531,7 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store, machine
             raise PlanError(
                 f"toolchain {name} cannot run on this machine: {missing}", hint="`pipeline plan` works without it"
             )
-    for warning in exposed(plan):
+    for warning in (*exposed(plan), *toolchains.caveats(plan.feasible)):
         logger.warning("%s", warning)
     store.sweep()
     return plan

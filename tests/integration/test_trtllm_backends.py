@@ -517,12 +517,12 @@ settings:
 """
 
 
-def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
+def seeing(folder: Path) -> Lane:
+    """A release, and a model that takes images."""
     pytest.importorskip("gguf")
-    from trtllm_pipeline.client.images import png
     from trtllm_pipeline.toolchains.embedded.random_model import write_model
 
-    lane = Lane(tmp_path / "lane", "1.3.0")
+    lane = Lane(folder, "1.3.0")
     lane.matrix.write_text(IMAGES, encoding="utf-8")
     model = lane.folder / "model"
     model.mkdir()
@@ -530,6 +530,21 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "vision_config": {"hidden_size": 8}}))
     (model / "preprocessor_config.json").write_text("{}")
+    return lane
+
+
+def test_a_run_says_which_model_is_asked_with_text_alone(tmp_path: Path) -> None:
+    lane = seeing(tmp_path / "lane")
+    lane.matrix.write_text(IMAGES.partition("settings:\n")[0], encoding="utf-8")
+    running = lane.start(*lane.words("--until", "repository"))
+    said = running.communicate(timeout=100)[1]
+    assert (running.returncode, said.count("is asked with text alone")) == (0, 1), said
+
+
+def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
+    from trtllm_pipeline.client.images import png
+
+    lane = seeing(tmp_path / "lane")
     (lane.folder / "cat.png").write_bytes(png(56, 56, 1))
     (lane.folder / "rows.jsonl").write_text('{"input": "What is it?", "image": "cat.png", "output": "a cat"}\n')
     found = {each.rpartition("=")[2]: cell for each, cell in lane.run().items()}

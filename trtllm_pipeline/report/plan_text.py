@@ -61,13 +61,10 @@ def _cells(plan: Plan) -> str:
 def _notes(plan: Plan) -> list[str]:
     """What ids do not say: in which form weights are that are taken as they are, and what servers leave out of models."""
     forms: dict[str, dict[str, None]] = {}
-    caveats: dict[str, None] = {}
     for cell in plan.cells:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
             forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
-        if cell.reason is None and (said := toolchains.load(cell.toolchain).caveat(cell)):
-            caveats[f"{cell.model}: {said}"] = None
-    return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *caveats]
+    return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
 
 
 def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,3 +86,9 @@ def detect(machine: Machine) -> Toolchain:
         hint="for a machine without a GPU: pip install 'trtllm-pipeline[embedded]' (Python 3.10 to 3.12); "
         "`pipeline doctor` shows what is there",
     )
+
+
+def caveats(cells: Iterable[Cell]) -> list[str]:
+    """What servers of `cells` leave out of their models, each once, with the model's name."""
+    told = ((cell.model, load(cell.toolchain).caveat(cell)) for cell in cells)
+    return list(dict.fromkeys(f"{model}: {said}" for model, said in told if said is not None))
