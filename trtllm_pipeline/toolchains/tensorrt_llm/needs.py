@@ -312,12 +312,11 @@ def building(cell: Cell, machine: Machine) -> Needs:
 def building_visual(cell: Cell, machine: Machine) -> Needs:
     """The script that builds a visual engine: assumptions, by the way it works.
 
-    It loads the whole model, in 16 bits, or 32 where all is done on the host; exports what sees as ONNX, which is removed
-    again; and builds from that. Host: `5 GiB + the model + 3 * what sees`. GPU: what sees, in PyTorch and as an engine, and
-    the engine's activations.
+    It loads the whole model, exports what sees as ONNX, which is removed again, and builds from that. Host: `5 GiB + the model +
+    3 * what sees`, in the bits that are loaded. GPU: what sees, in PyTorch and as an engine, and the engine's activations.
     """
     shape, family = Shape.of(cell.recipe), str(cell.recipe["family"])
-    tower, widened = shape.tower_bytes, 2 if vision.FAMILIES[family].mixed else 1
+    tower, widened = shape.tower_bytes, vision.FAMILIES[family].loaded_bits // 16
     model = weights_bytes(shape, "bf16", 1, 1) + tower
     return Needs(
         host=_BUILDER + widened * (model + 3 * tower),

@@ -46,8 +46,10 @@ class Vision:
     """Most tokens inside it, of one image that it encodes."""
     parts: int = 1
     """Most images that it encodes for one of a request."""
-    mixed: bool = False
-    """Its script computes in 32 bits on the host, and all images of a batch are one row of patches, with a mask."""
+    loaded_bits: int = 16
+    """In which its script loads the whole model."""
+    one_row: bool = False
+    """Whether all images of a batch are one row of patches, with a mask of each with each."""
     vocabulary: int | None = None
     """The only one that preprocessing counts right, as it is written in it."""
 
@@ -56,7 +58,14 @@ FAMILIES: Final[Mapping[str, Vision]] = {
     # An image is cut into at most 6 x 6 squares, as image_grid_pinpoints of the models say, and encoded whole as well.
     "llava_onevision": Vision("0.16", "384x384", hidden=1152, wide=4304, patches=729, parts=37),
     "qwen2_vl": Vision(
-        "0.19", "224x224", hidden=1280, wide=5120, patches=_ENGINE_PATCHES[1], mixed=True, vocabulary=152064
+        "0.19",
+        "224x224",
+        hidden=1280,
+        wide=5120,
+        patches=_ENGINE_PATCHES[1],
+        loaded_bits=32,
+        one_row=True,
+        vocabulary=152064,
     ),
 }
 ENGINES_WITHOUT: Final[Mapping[str, str]] = {
@@ -98,7 +107,7 @@ def activation_bytes(family: str, batch: int) -> int:
     """
     found = FAMILIES[family]
     rows = batch * found.parts * found.patches
-    return 2 * rows * (4 * found.wide + 7 * found.hidden) + (2 * rows**2 if found.mixed else 0)
+    return 2 * rows * (4 * found.wide + 7 * found.hidden) + (2 * rows**2 if found.one_row else 0)
 
 
 def image_tokens(family: str, width: int, height: int) -> int:
