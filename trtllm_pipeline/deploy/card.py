@@ -125,6 +125,8 @@ def adapters(deployment: Deployment) -> Iterator[str]:
         yield "each start of the server. From then on `lora_task_id` alone asks for it. Without it the model itself answers."
     else:
         yield "A request asks for one as follows, PATH being the absolute path of the bundle. Without it the model itself answers."
+    if deployment.openai:
+        yield "The OpenAI endpoint does that itself: it offers each adapter as a model, `MODEL:ADAPTER`."
     asked = {
         "engine": '`"lora_task_id": {number}`',
         "llmapi": '`"lora_id": {number}, "lora_name": "{name}", "lora_path": "PATH/{place}"`',

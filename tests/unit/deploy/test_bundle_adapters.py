@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ import pytest
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.broken_repositories import write_engine
 from tests.helpers.deployments import deployment
-from trtllm_pipeline.deploy import bundle, card
+from trtllm_pipeline.deploy import bundle, card, manifests
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.flow import ServedCell
 
@@ -56,3 +57,10 @@ def test_other_servers_read_the_folder_themselves(tmp_path: Path, kind: str) -> 
 def test_the_card_says_how_a_request_asks_for_each(kind: str, row: str) -> None:
     assert row in card.adapters(with_adapters(kind, NAMED))
     assert list(card.adapters(with_adapters(kind, None))) == []
+
+
+def test_a_gateway_in_front_offers_each_from_the_bundle() -> None:
+    (model,) = manifests.gateway_config(with_adapters("engine", NAMED), "triton").models
+    assert model.adapters == {"sql": Path("/models/adapter"), "chat": Path("/models/adapter2")}
+    with_gateway = replace(with_adapters("engine", NAMED), openai=True)
+    assert any("`MODEL:ADAPTER`" in line for line in card.adapters(with_gateway))
