@@ -27,6 +27,7 @@ from tests.helpers.gateways import Process, listening, process_of
 from tests.standins import templates
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
+from trtllm_pipeline.stages.asking import number_of
 
 pytestmark = pytest.mark.integration
 JSON = {"content-type": "application/json"}
@@ -593,9 +594,13 @@ def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has
         if task is not None and "lora_weights" in values:
             sent.append(task)
             kept[:] = [task]
-        elif task is not None and task not in kept:
+            return spoken("kept")
+        if task is not None and task not in kept:
             return Script((), error=f"LoRA task {task} not found in cache. Please send LoRA weights with request")
         return spoken("the model itself" if task is None else f"adapter {task}")
+
+    sql, chat = (number_of(folder) for folder in adapters.values())
+    assert sql != chat
 
     with running(answer, {"ensemble": ensemble}) as (_triton, told):
         models = (
@@ -616,9 +621,10 @@ def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has
 
             names = ("m", "m:sql", "m:chat", "m:sql", "m:sql", "m")
             assert [said(name) for name in names] == [
-                *("the model itself", "adapter 1", "adapter 2", "adapter 1", "adapter 1", "the model itself")
+                *("the model itself", f"adapter {sql}", f"adapter {chat}", f"adapter {sql}", f"adapter {sql}"),
+                "the model itself",
             ]
-            assert sent[-3:] == [1, 2, 1], "each again where the other has taken its place"
+            assert sent[-3:] == [sql, chat, sql], "each again where the other has taken its place"
             streamed = ask(url, "x", model="m:chat", stream=True).text
             assert '"model":"m:chat"' in streamed
             bad = ask(url, "x", model="wrong:none")
@@ -646,7 +652,8 @@ def test_an_openai_server_is_told_which_adapter_a_request_is_for(tmp_path: Path)
             assert '"upstream"' not in ask(url, "x", model="m:sql", stream=True).text
     assert names == ["m", "m:sql"]
     assert "lora_request" not in asked[0]
-    wanted = {"lora_name": "sql", "lora_int_id": 1, "lora_path": str(tmp_path / "sql")}
+    folder = tmp_path / "sql"
+    wanted = {"lora_name": "m:sql", "lora_int_id": number_of(folder), "lora_path": str(folder)}
     assert [each["lora_request"] for each in asked[1:]] == [wanted, wanted]
 
 

@@ -397,7 +397,7 @@ class GatewayApp:
                 count=backend.count,
             )
             feed.choices.append(choice)
-            work.append((prompt, inputs, choice))
+            work.append((asked.model, prompt, inputs, choice))
         return feed, [backend.generate(*each) for each in work]
 
     async def _send(self, sending: _Sending, metrics: RequestMetrics, send: Send) -> int:

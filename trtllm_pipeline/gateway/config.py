@@ -145,9 +145,9 @@ class OfferedModel:
             )
 
     @property
-    def names(self) -> dict[str, str | None]:
-        """All that clients may ask for -> the adapter that this is, None for the model itself."""
-        return {self.name: None, **{f"{self.name}:{adapter}": adapter for adapter in self.adapters}}
+    def names(self) -> dict[str, Path | None]:
+        """All that clients may ask for -> the folder of its adapter, None for the model itself."""
+        return {self.name: None, **{f"{self.name}:{name}": folder for name, folder in self.adapters.items()}}
 
     @property
     def where(self) -> str:

@@ -13,7 +13,7 @@ from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_STREAM_BYTES
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.gateway.asked import PATHS, Endpoint
-from trtllm_pipeline.stages.asking import lora_request
+from trtllm_pipeline.stages.asking import lora_request, number_of
 
 if TYPE_CHECKING:
     from trtllm_pipeline.client.service import Service
@@ -72,8 +72,8 @@ class OpenAiBackend:
         self.broken = False
         """Nothing is known of the server that could be wrong when it comes back."""
         self._adapters: dict[str, Mapping[str, Option]] = {
-            name: {} if adapter is None else lora_request(adapter, number, served.adapters[adapter])
-            for number, (name, adapter) in enumerate(served.names.items())
+            name: {} if folder is None else lora_request(name, number_of(folder), folder)
+            for name, folder in served.names.items()
         }
         """Name that clients ask for -> what a request says beside it."""
 

@@ -28,7 +28,7 @@ from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
 from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL
-from trtllm_pipeline.stages.asking import draft_options, load_adapter
+from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of
 from trtllm_pipeline.triton_repository.engine import Engine
 from trtllm_pipeline.triton_repository.model_config import string_parameters
 
@@ -333,16 +333,16 @@ class TritonBackend:
             return known
         async with self._loading:
             if name not in self._adapters:
-                self._adapters[name] = await self._load(name)
+                folder = self._served.names[name]
+                assert folder is not None
+                self._adapters[name] = await self._load(name, folder)
             return self._adapters[name]
 
-    async def _load(self, name: str) -> Mapping[str, Option]:
-        adapters, adapter = self._served.adapters, str(self._served.names[name])
-        number = 1 + [*adapters].index(adapter)
+    async def _load(self, name: str, folder: Path) -> Mapping[str, Option]:
         model, limit_s = self._client.model.name, self._params.generation_timeout_s
         try:
             return await load_adapter(
-                self._client.service, model, adapter, number, adapters[adapter], self._engine, limit_s
+                self._client.service, model, name, number_of(folder), folder, self._engine, limit_s
             )
         except StageError as error:
             if error.failure is FailureClass.TRANSIENT:
@@ -354,8 +354,8 @@ class TritonBackend:
 
     # ----------------------------------------------------------------------------------------------------- asking it
 
-    async def generate(self, prompt: PreparedPrompt, inputs: Mapping[str, Option], choice: Choice) -> None:
-        """Fill `choice`. A call that is cancelled returns when the server has ended the request."""
+    async def generate(self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, Option], choice: Choice) -> None:
+        """Fill `choice` of a request for the offered model `name`. A call that is cancelled returns when the server has ended the request."""
         request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
         again = False
         while True:
@@ -376,7 +376,6 @@ class TritonBackend:
                 break
             if _FORGOTTEN in choice.error and not again:  # others have taken its place
                 again, choice.error = True, None
-                name = [*self._served.names][int(str(inputs["lora_task_id"]))]
                 self._adapters.pop(name, None)
                 try:
                     await self.adapter(name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -90,6 +92,16 @@ async def adapter_options(
         name: await load_adapter(service, service.model, name, number, folder, inputs.get("engine"), timeout_s)
         for number, (name, folder) in named
     }
+
+
+def number_of(folder: Path) -> int:
+    """A number for the LoRA adapter in a folder, another one for other files: servers keep an adapter under its number, and take
+    it for whatever is asked for by that.
+    """
+    told: list[object] = [str(folder.absolute())]
+    with suppress(OSError):  # a server elsewhere may have what is not here
+        told += [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
+    return int.from_bytes(blake2b(repr(told).encode(), digest_size=4).digest(), "big") // 2 + 1
 
 
 def lora_request(name: str, number: int, folder: Path) -> Mapping[str, Option]:

@@ -44,7 +44,7 @@ def test_relative_paths_start_at_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"schema": 1, "models": [model]}), encoding="utf-8")
     (read,) = GatewayConfig.read(tmp_path / "c.json").models
     assert (read.service, read.adapters) == (tmp_path / "s.json", {"sql": tmp_path / "adapters" / "sql"})
-    assert read.names == {"a": None, "a:sql": "sql"}
+    assert read.names == {"a": None, "a:sql": tmp_path / "adapters" / "sql"}
 
 
 def test_no_parameter_is_part_of_a_key() -> None:
