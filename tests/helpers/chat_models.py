@@ -87,10 +87,12 @@ def gateway(
     template: str = TEMPLATE,
     special: Sequence[str] = (),
     others: Sequence[Any] = (),
+    served_model: str | None = None,
     api_keys_file: Path | None = None,
     **params: Any,
 ) -> Iterator[Running]:
-    """A gateway process whose model `respond` speaks for. `others` are the configurations of models beside it.
+    """A gateway process whose model `respond` speaks for. `others` are the configurations of models beside it, of which `served_model` may be
+    asked instead.
 
     `passing`: it is an OpenAI-compatible server that is behind the gateway.
     """
@@ -99,7 +101,9 @@ def gateway(
         path = folder / "service.json"
         path.write_text(json.dumps(service), encoding="utf-8")
         tokenizer = write_model(folder / "model", template, special)
-        served = OfferedModel(name=model, service=path, model_folder=tokenizer, max_seq_len=20_000)
+        served = OfferedModel(
+            name=model, service=path, server_model=served_model, model_folder=tokenizer, max_seq_len=20_000
+        )
         if passing:
             served = OfferedModel(name=model, url=f"http://{service['http']}/v1", server_model="ensemble")
         GatewayConfig(models=(served,), api_keys_file=api_keys_file, params=GatewayParams(**params)).write(

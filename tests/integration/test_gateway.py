@@ -636,6 +636,39 @@ def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has
             assert 'gateway_requests_total{endpoint="/v1/completions",model="m:sql",status="200"} 3.0' in page
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_draft_model_is_asked_for_where_the_engine_says_how_many_tokens(tmp_path: Path, readable: bool) -> None:
+    """A scripted server with the models of an engine that has another one draft for it."""
+    built = {"max_draft_len": 5, "speculative_decoding_mode": 2, "max_seq_len": 105, "max_input_len": 80}
+    engine = {"pretrained_config": {"dtype": "float16"}, "build_config": built}
+    if readable:
+        (tmp_path / "config.json").write_text(json.dumps(engine), encoding="utf-8")
+    models = {
+        name: config(name, decoupled=False) for name in ("tensorrt_llm_bls", "tensorrt_llm", "tensorrt_llm_draft")
+    }
+    models["tensorrt_llm_bls"].input.add(name="num_draft_tokens", data_type="TYPE_INT32", dims=[1], optional=True)
+    models["tensorrt_llm"].parameters["gpt_model_path"].string_value = str(tmp_path)
+    asked: list[Mapping[str, Any]] = []
+
+    def answer(_model: str, values: Mapping[str, Any]) -> Script:
+        asked.append(values)
+        return spoken("hello")
+
+    folder = tmp_path / "gateway"
+    folder.mkdir()
+    with gateway(folder, answer, others=models.values(), served_model="tensorrt_llm_bls") as found:
+        assert ask(found.url, "x").json()["choices"][0]["text"] == "hello"
+        assert ask(found.url, "x", stream=True).status_code == 200
+    told = [(each.get("num_draft_tokens"), each.get("stream")) for each in asked]
+    said = (folder / LOG).read_text(encoding="utf-8")
+    if readable:
+        assert told == [(5, False), (5, False)]
+        assert "is not asked" not in said
+    else:
+        assert {drafted for drafted, _ in told} == {None}
+        assert "the draft model of scripted is not asked: how many tokens to draft stands in the config.json" in said
+
+
 def test_an_openai_server_is_told_which_adapter_a_request_is_for(tmp_path: Path) -> None:
     asked: list[Mapping[str, Any]] = []
 
