@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
+from trtllm_pipeline.hub.sources import kept_bytes
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.needs import TIME, Corrections, Estimate, Need, of_plan
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.planning.plan_file import action
 from trtllm_pipeline.planning.reasons import reasons
+from trtllm_pipeline.stages.download import PARTIAL
+from trtllm_pipeline.stages.params import DownloadParams
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
@@ -153,6 +156,7 @@ def forecast(
     todo = frozenset(to_run(plan, lambda run: run.id in after))
     times = {run.id: durations.estimate(run) for run in runs if run.id in todo}
     expected_s = {run: estimate.value / 1000 for run, estimate in times.items()}
+    fetched = {} if store is None else {run: _fetched(plan.stage_runs[run], store) for run in todo}
     return Forecast(
         there,
         todo,
@@ -162,11 +166,19 @@ def forecast(
         durations,
         simulate(plan, expected_s, nodes or [capacity(plan.machine)], todo),
         sum(not times[run].measured for run in todo),
-        tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
+        tuple(
+            of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free, fetched)
+        ),
         corrections,
         offers,
         pulls,
     )
+
+
+def _fetched(run: StageRun, store: Store) -> int:
+    """Bytes that an earlier attempt at a download has left, to go on from."""
+    params = run.params
+    return kept_bytes(params.source, store.work_dir / PARTIAL) if isinstance(params, DownloadParams) else 0
 
 
 def durations(plan: Plan, seen: Forecast, *, every: bool = True) -> list[Need]:

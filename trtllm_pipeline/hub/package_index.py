@@ -16,13 +16,12 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub.files import Progress, hex_digest
+from trtllm_pipeline.hub.files import Progress, folder_bytes, hex_digest
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
         most, came_at = 0, time.monotonic()
         try:
             while pip.poll() is None:
-                size = _size_bytes(Path(temporary))
+                size = folder_bytes(Path(temporary))
                 if size > most:
                     most, came_at = size, time.monotonic()
                     progress(size, None, "bytes")
@@ -115,16 +114,6 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
                 pip.kill()
                 pip.wait()
         return pip.returncode, _CREDENTIALS.sub("", said.read_text(encoding="utf-8", errors="replace")).strip()
-
-
-def _size_bytes(folder: Path) -> int:
-    """Total size of the files below `folder`, which may change meanwhile."""
-    total = 0
-    for base, _, names in os.walk(folder):  # passes over folders that are gone; Path.rglob raises
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(base, name)).st_size
-    return total
 
 
 def _pip(requirement: str) -> list[str]:

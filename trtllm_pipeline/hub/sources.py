@@ -243,6 +243,11 @@ def fetch(
         files.drop_code_references(out)
 
 
+def kept_bytes(pinned: Mapping[str, Json], partial: Path) -> int:
+    """What an earlier `fetch` of a pinned source has left below `partial`, to go on from."""
+    return files.folder_bytes(partial / fingerprint(canonical(pinned)))
+
+
 @contextmanager
 def _kept(pinned: Mapping[str, Json], partial: Path) -> Iterator[Path]:
     """The folder for partly received files of a source, locked for one process at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -22,9 +23,12 @@ class Speeds:
 
 
 _SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
+    ("GB300", 8000, 2500),
+    ("B300", 7750, 2250),
     ("GB200", 8000, 2500),
-    ("B200", 8000, 2250),
-    ("GH200", 4000, 990),
+    ("B200", 7700, 2250),
+    ("GB10", 273, 213),
+    ("GH200", 4000, 989),
     ("H200 NVL", 4800, 835),
     ("H200", 4800, 989),
     ("H100 NVL", 3900, 835),
@@ -37,22 +41,28 @@ _SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
     ("A100 80GB PCIe", 1935, 312),
     ("A100", 2039, 312),
     ("A800", 2039, 312),
-    ("A40", 696, 150),
+    ("A40", 696, 149.7),
     ("A30", 933, 165),
     ("A10G", 600, 70),
     ("A10", 600, 125),
-    ("L40S", 864, 362),
+    ("L40S", 864, 362.05),
     ("L40", 864, 181),
     ("L4", 300, 121),
+    ("RTX PRO 6000", 1792, 467.8),
     ("RTX 6000 Ada", 960, 364),
     ("RTX A6000", 768, 155),
-    ("RTX 5090", 1792, 210),
+    ("RTX 5090", 1792, 209.5),
     ("RTX 4090", 1008, 165),
     ("RTX 3090", 936, 71),
     ("V100", 900, 125),
     ("T4", 320, 65),
 )
-"""Part of a GPU's name, GB/s and TFLOP/s without sparsity. The first that is in a name is meant. Source: its data sheet."""
+"""Words of a GPU's name, GB/s and TFLOP/s without sparsity, that add up in 32 bits. The first whose words are in a name is meant.
+
+Compared with public copies of NVIDIA's data sheets: L40S, L40, A40, A10, A30, H100 (SXM, PCIe, NVL), H200, A100, V100, T4, L4, H20.
+B300, H800, L40S, GB10 and RTX PRO 6000 as in `systems/` of NVIDIA's github.com/ai-dynamo/aiconfigurator, GB10's operations as it
+measured them; B200's bandwidth as its driver says (github.com/pytorch/ao/pull/4002). No sheet was found for A10G, A800, RTX 6000
+Ada and A6000, GB300."""
 _BY_SM: Final = {
     70: "V100",
     75: "T4",
@@ -61,8 +71,9 @@ _BY_SM: Final = {
     89: "L40S",
     90: "H100",
     100: "B200",
-    103: "B200",
-    120: "RTX 5090",
+    103: "B300",
+    120: "RTX PRO 6000",
+    121: "GB10",
 }
 """Compute capability -> a GPU that is taken for others of it."""
 _USED: Final = (0.76, 0.78)
@@ -83,7 +94,7 @@ def speeds(machine: Machine) -> Speeds:
 
 
 def _of(gpu: Gpu) -> Speeds:
-    named = next((sheet for sheet in _SHEETS if sheet[0] in gpu.name), None)
+    named = next((sheet for sheet in _SHEETS if re.search(rf"\b{sheet[0]}\b", gpu.name)), None)
     if named is None:
         same = _BY_SM.get(max((sm for sm in _BY_SM if sm <= gpu.sm), default=min(_BY_SM)))
         named = next(sheet for sheet in _SHEETS if sheet[0] == same)

@@ -7,11 +7,11 @@ median ratio of the two corrects the next estimate of the same kind, and their s
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json, Needs
+from trtllm_pipeline.domain import Cell, Json, Needs, StageRunId
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.planning.plan import Plan, StageRun
@@ -205,10 +205,19 @@ def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Ne
     return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
 
 
-def of_plan(plan: Plan, runs: Iterable[StageRun], corrections: Corrections, free: int | None) -> list[Need]:
-    """What these stage runs of a plan need: memory of each, and disk of all, of which `free` bytes are there."""
+def of_plan(
+    plan: Plan,
+    runs: Iterable[StageRun],
+    corrections: Corrections,
+    free: int | None,
+    fetched: Mapping[StageRunId, int] | None = None,
+) -> list[Need]:
+    """What these stage runs of a plan need: memory of each, and disk of all, of which `free` bytes are there.
+
+    `fetched` are bytes on the disk already, of downloads that go on.
+    """
     found: list[Need] = []
-    leaves = scratch = measured = 0
+    leaves = scratch = there = measured = 0
     for run in runs:
         needs = expected(run.stage, run.first_cell, plan.machine)
         found += of_stage(needs, run.stage, run.first_cell, plan.machine, corrections, run.label)
@@ -216,8 +225,9 @@ def of_plan(plan: Plan, runs: Iterable[StageRun], corrections: Corrections, free
             artifact = corrections.of(run.label, DISK, needs.leaves, needs.error)
             leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
             measured += bool(artifact.measured)
+            there += min((fetched or {}).get(run.id, 0), artifact.value + needs.scratch)
     if leaves + scratch:
-        found.append(Need("", "", DISK, Estimate(leaves + scratch, 0.1, measured), free))
+        found.append(Need("", "", DISK, Estimate(leaves + scratch - there, 0.1, measured), free))
     return found
 
 

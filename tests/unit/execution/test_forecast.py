@@ -149,7 +149,11 @@ def test_gpus_are_known_by_name_and_others_by_their_capability() -> None:
     named, unnamed = (speeds(on(gpu)) for gpu in ("NVIDIA H100 80GB HBM3", "sm90"))
     assert named == unnamed
     assert speeds(on("NVIDIA H200")).bandwidth == pytest.approx(0.76 * 4.8e12)
-    assert speeds(on("NVIDIA L40S")).operations == pytest.approx(0.78 * 362e12)
+    assert speeds(on("NVIDIA L40S")).operations == pytest.approx(0.78 * 362.05e12)
+    assert speeds(on("NVIDIA RTX A4000")) != speeds(on("NVIDIA A40")), "a name is made of words"
+    assert speeds(on("NVIDIA A100-SXM4-40GB")).bandwidth < speeds(on("NVIDIA A100-SXM4-80GB")).bandwidth
+    assert speeds(on("NVIDIA GB200")).operations > speeds(on("NVIDIA B200")).operations
+    assert speeds(on("NVIDIA GB10")).bandwidth == pytest.approx(0.76 * 273e9)
     assert (
         speeds(dataclasses.replace(MACHINE, cpus=4)).operations
         == 2 * speeds(dataclasses.replace(MACHINE, cpus=2)).operations

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.hub import package_index
+from trtllm_pipeline.hub import files
 
 
 def test_what_pip_removes_while_its_files_are_counted_counts_nothing(
@@ -22,4 +22,4 @@ def test_what_pip_removes_while_its_files_are_counted_counts_nothing(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", removed)
-    assert package_index._size_bytes(tmp_path) == 5
+    assert files.folder_bytes(tmp_path) == 5

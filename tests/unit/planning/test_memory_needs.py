@@ -12,11 +12,14 @@ from tests.unit.execution.test_forecast import cell
 from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Cell, Needs
 from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.execution.forecast import forecast
 from trtllm_pipeline.execution.loop import Observer
+from trtllm_pipeline.hub import sources
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.needs import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
+from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.index import Peak
 from trtllm_pipeline.store.store import Store
@@ -212,6 +215,47 @@ def test_a_full_disk_is_known_before() -> None:
     found = needs.of_plan(plan, plan.stage_runs.values(), no_measurements(plan.machine), 1000)
     (disk,) = (each for each in found if each.resource == DISK)
     assert disk.impossible
+
+
+def disk_of(plan: Plan, store: Store | None = None) -> int:
+    (disk,) = (each for each in forecast(plan, store).needs if each.resource == DISK)
+    return disk.estimate.value
+
+
+def test_what_a_broken_download_has_left_needs_no_disk_again(tmp_path: Path) -> None:
+    plan = fabricated.plan(cell())
+    store = Store(tmp_path / "ws")
+    before = disk_of(plan, store)
+    source = fabricated.stage_run(plan, plan.cells[0], "download").params.source
+    with sources._kept(source, store.work_dir / "partial") as kept:
+        (kept / "model.safetensors").write_bytes(bytes(5_000_000))
+    assert disk_of(plan, store) == before - 5_000_000
+    with sources._kept({**source, "revision": "2"}, store.work_dir / "partial") as kept:
+        (kept / "model.safetensors").write_bytes(bytes(5_000_000))
+    assert disk_of(plan, store) == before - 5_000_000, "another revision's do not help"
+    store.close()
+
+
+def test_a_wheel_is_on_the_disk_beside_what_is_unpacked_of_it() -> None:
+    hub = cell()
+    wheel = dataclasses.replace(hub, recipe={**hub.recipe, "source": {"package_index": "wheel==1", "sha256": "0" * 64}})
+    weights = needs_of(hub, "download").leaves
+    assert needs_of(wheel, "download").scratch == weights
+    assert disk_of(fabricated.plan(wheel)) - disk_of(fabricated.plan(hub)) == weights
+
+
+@pytest.mark.parametrize(("tp", "frontend", "mib"), [(1, "triton", 64), (2, "triton", 192), (2, "trtllm_serve", 128)])
+def test_shared_memory_is_that_of_triton_and_of_ranks(tp: int, frontend: str, mib: int) -> None:
+    made = llama(tp=tp)
+    made = dataclasses.replace(
+        made, settings={**made.settings, "serve": {**made.settings["serve"], "frontend": frontend}}
+    )
+    little = parse("tensorrt_llm==1.0.0,sm=90,gpus=2,shm_gib=0.1")
+    launch = toolchains.load(made.toolchain).stage("launch")
+    found = needs.of_stage(needs_of(made, "launch"), launch, made, little, no_measurements(little), "x")
+    (shared,) = (each for each in found if each.resource == needs.SHARED)
+    assert (shared.estimate.value, shared.has) == (mib << 20, little.shared_bytes)
+    assert shared.verdict == ("fits" if mib == 64 else "tight"), "an assumption refuses nothing"
 
 
 def test_a_run_that_its_disk_cannot_hold_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

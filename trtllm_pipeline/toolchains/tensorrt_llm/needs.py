@@ -39,8 +39,8 @@ _CONTEXT_SHARE: Final = 20
 _FRAGMENTS: Final = 0.3
 """What allocators hold beside activations and buffers, in those. Of torch measured on an H200 (`model_optimizer.memory`); of engines
 between 0.15 and 0.4, by logs of 0.12 and 0.15."""
-_COLLECTIVES: Final = GIB
-"""Buffers of NCCL and of the all-reduce kernels on each of several GPUs: an assumption."""
+_COLLECTIVES: Final = 392 << 20
+"""Of NCCL, on each of four GPUs or more; 342 MiB on two. Source: nccl_mem of NVIDIA's aiconfigurator (systems/h800_sxm.yaml)."""
 _ACTIVATIONS_ERROR: Final = 0.35
 """How much more activations may take than `activation_bytes`: a third more, in the worst of public logs (docs/memory.md)."""
 _VISUAL_ERROR: Final = 0.85
