@@ -59,7 +59,7 @@ def fit(
 
     chosen: list[Option] = []
     for options in dear:
-        enough = [option for option in options if possible([*chosen, option])][:1]
+        enough = [*itertools.islice((option for option in options if possible([*chosen, option])), 1)]
         if not enough:
             return None
         chosen += enough
@@ -95,9 +95,9 @@ def _samples(cell: Cell) -> Iterator[Reduction]:
 
 
 def _rows(cell: Cell) -> Iterator[Reduction]:
-    """Calibrated at a time: where nothing is asked for, as many as fit are taken, but for the release's own script."""
+    """Calibrated at a time; where nothing is asked for, as many as fit are taken anyway."""
     rows = cell.settings["quantize"].get("batch_size")
-    for fewer in _halves(rows, 1) if isinstance(rows, int) else (1,):
+    for fewer in _halves(rows, 1) if isinstance(rows, int) else ():
         yield _setting("quantize", "batch_size", fewer)
 
 
