@@ -147,7 +147,11 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         "family": data.get("model_type"),
         "license": "unknown",
         **{key: data[key] for key in _SAME_NAME if key in data},
-        **({"images": True} if "vision_config" in data else {}),
+        **(
+            {"images": True, "vision_parameters": _vision_weights(data["vision_config"])}
+            if "vision_config" in data
+            else {}
+        ),
         "num_key_value_heads": data.get("num_key_value_heads") or heads,
         "head_dim": data.get("head_dim")
         or data.get("v_head_dim")
@@ -161,6 +165,27 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         experts = {"moe_intermediate_size": data.get("intermediate_size"), "n_shared_experts": 1}
         recipe |= {"intermediate_size": dense, **experts}
     return recipe
+
+
+def _vision_weights(config: Json) -> int | None:
+    """Weights of the layers of a vision transformer: attention, `4 h^2`, and MLP, `2 h i`, or `3 h i` where it is gated (silu). None
+    for another form.
+
+    What makes patches of an image, and what joins it to the language model, is left out: less than a tenth.
+    """
+    if not isinstance(config, dict):
+        return None
+    width, layers, inner = (
+        next((config[name] for name in names if config.get(name)), None)
+        for names in (("embed_dim", "hidden_size"), ("depth", "num_hidden_layers"), ("intermediate_size",))
+    )
+    ratio = config.get("mlp_ratio")
+    if inner is None and isinstance(width, int) and isinstance(ratio, (int, float)):
+        inner = int(ratio * width)
+    if not (isinstance(width, int) and isinstance(layers, int) and isinstance(inner, int)):
+        return None
+    matrices = 3 if config.get("hidden_act") == "silu" else 2
+    return max(layers * (4 * width**2 + matrices * width * inner), 0) or None
 
 
 def _shipped(what: str) -> Path:

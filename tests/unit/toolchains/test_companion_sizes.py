@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
+from trtllm_pipeline.config.recipes import load_recipe, recipe_of_folder, recipes_folder
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.common_stages import DOWNLOAD
@@ -69,8 +72,6 @@ TOWERS = {
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_what_reads_images_is_fetched_and_served(name: str) -> None:
-    from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
-
     recipe = load_recipe(recipes_folder() / f"{name}.yaml").model_dump(mode="json")
     whole, language = TOWERS[name]
     shape = Shape.of(recipe)
@@ -119,6 +120,37 @@ def test_a_visual_engine_fits_into_what_the_cache_leaves() -> None:
         crowded = parts.fixed - seen + seen / (1 - share) if share < 1 else 0
         assert needs.serving(changed, machine()).gpu == pytest.approx(max(cache, crowded), abs=2)
         assert REPOSITORY.read(changed).kv_cache_free_gpu_mem_fraction == share
+
+
+CLIP = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "hidden_act": "quick_gelu"}
+QWEN2_VL = {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "hidden_act": "quick_gelu"}
+QWEN25_VL = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "hidden_act": "silu", "out_hidden_size": 3584}
+
+
+@pytest.mark.parametrize(
+    ("vision_config", "recipe"),
+    [(CLIP, "llava-v1.6-mistral-7b"), (QWEN2_VL, "qwen2-vl-7b-instruct"), (QWEN25_VL, "qwen2.5-vl-7b-instruct")],
+)
+def test_what_reads_images_of_a_local_folder_is_known_within_a_tenth(
+    tmp_path: Path, vision_config: dict[str, Any], recipe: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": vision_config}))
+    made = recipe_of_folder("./.", tmp_path).data
+    known = load_recipe(recipes_folder() / f"{recipe}.yaml").vision_parameters
+    assert isinstance(made, dict)
+    assert known is not None
+    assert 0.9 * known < made["vision_parameters"] < known
+
+
+@pytest.mark.parametrize(
+    "vision_config",
+    [{}, None, {**CLIP, "hidden_size": "wide"}, {"depth": 32, "hidden_size": 8}, {**CLIP, "num_hidden_layers": -1}],
+)
+def test_a_vision_config_of_another_form_says_nothing(tmp_path: Path, vision_config: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "vision_config": vision_config}))
+    made = recipe_of_folder("./.", tmp_path).data
+    assert isinstance(made, dict)
+    assert (made["images"], made["vision_parameters"]) == (True, None)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (1, 3)])
