@@ -72,6 +72,10 @@ class Exclusive(str, Enum):
     """Whatever there is room for. It is also the rule of what measures nothing."""
 
 
+ALONE: Final = "alone:"
+"""Begins the id of the cell that is measured alone to show what measuring side by side does to the one of the same name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a stage run occupies while it runs."""

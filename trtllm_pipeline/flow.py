@@ -155,7 +155,7 @@ def _expanded(
     request: Request, loaded: LoadedMatrix, machine: Machine, feasibility: Callable[[Cell], str | None] | None = None
 ) -> tuple[Cell, ...]:
     """The cells that the request selects, with the toolchains of `machine`; see `expand`."""
-    from trtllm_pipeline.config.expand import expand, select
+    from trtllm_pipeline.config.expand import expand, select, with_control
 
     toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
     release = None if installed is None else installed.release
@@ -167,6 +167,7 @@ def _expanded(
         release=release,
         feasibility=feasibility,
     )
+    cells = with_control(cells, len(machine.gpus))
     return select(cells, request.cells) if request.cells else cells
 
 

@@ -79,10 +79,11 @@ RUNTIMES: Final = ("triton", "tensorrt_llm", "xllamacpp")
 FIELDS: Final = (
     Field("server_on", "server on", "system"),
     Field("cpu", "CPU", "system"),
-    Field("cores", "cores", "system"),
+    Field("cores", "cores", "system", axes=("exclusive",)),
     Field("memory_gib", "memory", "system"),
     Field("gpus", "GPUs", "system"),
     Field("driver", "driver", "system"),
+    Field("exclusive", "perf.exclusive", "system"),
     Field("server", "server", "system", axes=SERVED_BY),
     Field("triton", "installed Triton", "system", axes=SERVED_BY),
     Field("tensorrt_llm", "TensorRT-LLM", "system", axes=SERVED_BY),
@@ -124,11 +125,11 @@ NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVE
 # Recording
 
 
-def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
+def system(target: Target, engine: Path | None = None, exclusive: Json = None) -> dict[str, Json]:
     """The system that a load on `target` is measured on, by the names of FIELDS.
 
     Of `RUNTIMES` only those are recorded that may serve: what serves `engine`, and Triton unless it is asked as OpenAI
-    servers are. Without an engine, whatever is installed may. Of a server elsewhere nothing is known but what it says
+    servers are. Without an engine, whatever is installed may. `exclusive` is `domain.Exclusive` where it is not the machine. Of a server elsewhere nothing is known but what it says
     of itself, which `analyze` puts in.
     """
     runtime = None if engine is None else _runtime(engine)
@@ -141,6 +142,7 @@ def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
     return {
         "server_on": "this machine" if _is_here(target.service) else ELSEWHERE,
         **{name: None if idle.get(name) else value for name, value in here().items()},
+        "exclusive": exclusive,
     }
 
 

@@ -72,7 +72,8 @@ def record(
             pictures = {"images": prompt.images} if prompt.images else {}
             events.write("prompt", id=prompt.id, text=prompt.text, **pictures)
         async with target.client() as client:
-            system = {**conditions.system(target, claim.engine), "server": await client.server()}
+            system = conditions.system(target, claim.engine, settings.get("exclusive"))
+            system["server"] = await client.server()
             workload = conditions.workload(target, prompts, plan, synthetic=synthetic)
             events.write("conditions", system=system, workload=workload)
             await server_checks.look(client, target, claim, events, "start")

@@ -18,6 +18,7 @@ from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.bench.result import MeasurementFinding
 from trtllm_pipeline.bench.roofline import CPU_MARGIN
 from trtllm_pipeline.bench.stats import percentile
+from trtllm_pipeline.domain import Exclusive
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
@@ -116,6 +117,20 @@ def _server(run: LoadRun) -> Found:
         yield "invalid", f"the server's process {start['pid']} did not survive the run"
     if not end["ready"]:
         yield "invalid", "the server was not ready after the run"
+
+
+@_gate(
+    "what might run beside the measurement (`settings.perf.exclusive`)",
+    "-",
+    "whatever else runs on a machine takes time from what is measured there",
+    of_level=False,
+)
+def _beside(run: LoadRun) -> Found:
+    rule = run.records.header["settings"].get("exclusive")
+    if rule == Exclusive.NONE:
+        yield "warning", "anything may have run beside it: settings.perf.exclusive is none"
+    elif rule == Exclusive.GPU:
+        yield "info", "other measurements may have run beside it, on GPUs of their own: settings.perf.exclusive is gpu"
 
 
 @_gate(

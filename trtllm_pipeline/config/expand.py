@@ -33,7 +33,7 @@ from trtllm_pipeline.config.models import (
     parse_lengths,
     parse_parallel,
 )
-from trtllm_pipeline.domain import Cell, CellId, Json, in_order
+from trtllm_pipeline.domain import ALONE, Cell, CellId, Exclusive, Json, in_order
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 
@@ -93,6 +93,24 @@ def expand(
     cells or none.
     """
     return tuple(_cells(_Grid(loaded, default_toolchain, release), feasibility, instead))
+
+
+def with_control(cells: Sequence[Cell], gpus: int) -> tuple[Cell, ...]:
+    """`cells`, and the first that is measured beside others a second time, alone on the machine.
+
+    What both measured tells how much the others matter there. There is none where nothing can be measured side by side on
+    so many GPUs.
+    """
+    beside = [
+        cell
+        for cell in cells
+        if cell.reason is None and cell.toolchain != EMBEDDED and cell.settings["perf"]["exclusive"] == Exclusive.GPU
+    ]
+    first = next((cell for cell in beside if 2 * cell.tp * cell.pp <= gpus), None)
+    if first is None or len(beside) < 2:
+        return tuple(cells)
+    settings = {**first.settings, "perf": {**first.settings["perf"], "exclusive": Exclusive.MACHINE.value}}
+    return (*cells, replace(first, id=CellId(f"{ALONE}{first.id}"), settings=settings))
 
 
 def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, 
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.document import Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.report.forecast_check import ForecastCheck
+from trtllm_pipeline.report.interference import interference
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.tables import csv_table
 
@@ -274,6 +275,7 @@ def _in_short(
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+    lines += [TextLine(line, "dim") for line in interference(rows)]
     lines += checked
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
@@ -440,6 +442,7 @@ def conditions_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
             (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
             for text, cells in counts.most_common()
         ]
+    found += [("side by side", line) for line in interference(rows)]
     lengths = lengths_of([level for row in measured for level in row.levels])
     return [*found, ("tokens per request", lengths)] if lengths else found
 

@@ -196,6 +196,16 @@ def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
         assert found(analyze(path, Words())) == expected
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"), [(None, {}), ("gpu", {"beside": "info"}), ("none", {"beside": "warning"})]
+)
+def test_what_might_run_beside_it_is_said(tmp_path: Path, rule: str | None, expected: dict[str, str]) -> None:
+    path = write(tmp_path / "e", answer(0))
+    if rule is not None:
+        path.write_text(path.read_text().replace('"settings": {}', f'"settings": {{"exclusive": "{rule}"}}'))
+    assert found(analyze(path, Words())) == expected
+
+
 def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     check = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got": 8, "got_from": "the server"}
     assert judged(tmp_path, answer(0), {"type": "settings", "at": "end", "checks": [check]}) == {}

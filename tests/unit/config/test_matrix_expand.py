@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.helpers.matrix_files import RECIPE, Write
-from trtllm_pipeline.config.expand import expand, select, written_out
+from trtllm_pipeline.config.expand import expand, select, with_control, written_out
 from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import MatrixError, UsageError
@@ -49,6 +49,36 @@ def test_product_and_ids(write: Write) -> None:
     assert (last.max_batch_size, last.isl, last.osl, last.reason) == (8, 2048, 1024, None)
     assert last.recipe["num_hidden_layers"] == 6
     assert last.recipe["sources"] == [{"local": "./small"}]
+
+
+SIDE_BY_SIDE = "settings.perf.exclusive=gpu"
+
+
+def test_the_first_that_is_measured_beside_others_is_measured_alone_as_well(write: Write) -> None:
+    cells = cells_of(write(axes={**ONE, "precision": ["fp16", "int8_wo"]}), SIDE_BY_SIDE, toolchain="tensorrt_llm")
+    *same, alone = with_control(cells, 2)
+    assert tuple(same) == cells
+    assert alone.id == f"alone:{cells[0].id}"
+    assert alone.settings["perf"] == {**cells[0].settings["perf"], "exclusive": "machine"}
+    assert {**alone.settings, "perf": None} == {**cells[0].settings, "perf": None}
+    assert ids(select((*cells, alone), [cells[0].id])) == [cells[0].id], "a cell's id is its own still"
+
+
+@pytest.mark.parametrize(
+    ("axes", "setting", "gpus", "toolchain"),
+    [
+        ({"precision": ["fp16", "int8_wo"]}, "settings.perf.exclusive=machine", 8, "tensorrt_llm"),
+        ({"precision": ["fp16", "int8_wo"]}, SIDE_BY_SIDE, 1, "tensorrt_llm"),
+        ({"precision": ["fp16", "int8_wo"]}, SIDE_BY_SIDE, 8, "embedded"),
+        ({"precision": ["fp16", "int8_wo"], "parallel": ["tp2"]}, SIDE_BY_SIDE, 2, "tensorrt_llm"),
+        ({}, SIDE_BY_SIDE, 8, "tensorrt_llm"),
+    ],
+)
+def test_there_is_no_control_where_nothing_can_be_beside(
+    write: Write, axes: dict[str, Any], setting: str, gpus: int, toolchain: str
+) -> None:
+    cells = cells_of(write(axes={**ONE, **axes}), setting, toolchain=toolchain)
+    assert with_control(cells, gpus) == cells
 
 
 def test_ids_do_not_depend_on_other_cells(write: Write) -> None:

@@ -1,0 +1,41 @@
+"""Measuring side by side: real Tritons and real loads on GPUs of stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.trtllm_runs import PLAIN, Lane
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+def test_two_cells_are_measured_at_the_same_time_and_one_of_them_alone_as_well(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.0.0")
+    text = lane.matrix.read_text().replace("  - { precision: fp16, max_batch_size: 4 }\n", "")
+    lane.matrix.write_text(text.replace("exclusive: none", "exclusive: gpu, requests: 32"))
+    found = lane.run("--cells", "fp16")
+    other = PLAIN.replace("bs2", "bs4")
+    assert set(found) == {PLAIN, other, f"alone:{PLAIN}"}
+
+    begin = {cell: found[cell]["conditions"]["measured_s"] for cell in found}
+    end = {cell: begin[cell] + found[cell]["seconds"]["perf"] for cell in found}
+    assert max(begin[PLAIN], begin[other]) < min(end[PLAIN], end[other]), "both at the same time"
+    alone = f"alone:{PLAIN}"
+    assert begin[alone] > max(end[PLAIN], end[other]) or end[alone] < min(begin[PLAIN], begin[other])
+
+    jobs = [json.loads(path.read_text()) for path in lane.workspace.glob("store/perf/*/job.json")]
+    one, two = (job for job in jobs if job["params"].get("exclusive") == "gpu")
+    assert not set(one["gpus"]) & set(two["gpus"])
+    assert one["cpus"]
+    assert two["cpus"]
+    if len(os.sched_getaffinity(0)) >= 4:  # a core for each of the four GPUs
+        assert not set(one["cpus"]) & set(two["cpus"])
+    assert [job["cpus"] for job in jobs if "exclusive" not in job["params"]] == [[]]
+
+    assert any("settings.perf.exclusive is gpu" in each for each in found[PLAIN]["findings"])
+    report = lane.pipeline("report", "--workspace", str(lane.workspace), "--format", "markdown")
+    assert "beside 1 other over alone, concurrency" in report

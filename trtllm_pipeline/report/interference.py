@@ -1,0 +1,53 @@
+"""What measuring side by side does to a measurement: the cell that was measured both alone and beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trtllm_pipeline.bench.result import LevelResult, load_words
+from trtllm_pipeline.domain import ALONE
+from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.report.rows import CellResult
+
+
+def interference(rows: Sequence[CellResult]) -> Iterator[str]:
+    """A line for each load of the cell of `config.expand.with_control`; none where either was not measured.
+
+    Rates and medians that the cell had beside others, over those that it had alone.
+    """
+    for alone in rows:
+        beside = next((row for row in rows if f"{ALONE}{row.id}" == alone.id), None)
+        if beside is None or not alone.levels or not beside.levels:
+            continue
+        others = sum(1 for row in rows if row is not beside and row is not alone and _overlap(row, beside))
+        if not others:
+            yield f"{beside.id} was measured beside nothing, so what that would do is not known"
+            continue
+        known = {level.key: level for level in alone.levels}
+        for level in beside.levels:
+            if ratios := ", ".join(_ratios(level, known.get(level.key))):
+                yield f"{beside.id} beside {count(others, 'other')} over alone, {load_words(level.key)}: {ratios}"
+
+
+def _ratios(beside: LevelResult, alone: LevelResult | None) -> Iterator[str]:
+    if alone is None:
+        return
+    pairs = {"output tokens/s": (beside.output_tokens_per_s, alone.output_tokens_per_s)}
+    pairs |= {
+        f"{name} p50": (beside.latency(field, "p50"), alone.latency(field, "p50"))
+        for name, field in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))
+    }
+    for name, (one, other) in pairs.items():
+        if one is not None and other:
+            yield f"{name} {one / other - 1:+.1%}"
+
+
+def _overlap(one: CellResult, other: CellResult) -> bool:
+    """Whether both were measured at the same time for a while."""
+    begins, ends = [], []
+    for row in (one, other):
+        if row.conditions.measured_s is None or "perf" not in row.seconds:
+            return False
+        begins.append(row.conditions.measured_s)
+        ends.append(row.conditions.measured_s + row.seconds["perf"])
+    return max(begins) < min(ends)
