@@ -74,8 +74,9 @@ def test_offline_mode_takes_what_is_there(hub: FakeHub, monkeypatch: pytest.Monk
     monkeypatch.setattr(hugging_face, "offline_by_environment", lambda: True)
     assert dataset_file.fetch(NAME) == path
     for name in ("hub:org/rows/data/test.jsonl", "hub:org/another"):
-        with pytest.raises(OfflineError, match="offline mode forbids asking"):
+        with pytest.raises(OfflineError, match="offline mode forbids asking") as raised:
             dataset_file.fetch(name)
+        assert str(raised.value.hint).endswith("or name a file on this machine")
 
 
 def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:

@@ -116,7 +116,7 @@ def _listed(repo: str, revision: str) -> list[str]:
     from huggingface_hub import HfApi
 
     if hugging_face.offline_by_environment():
-        raise hub_errors.offline(hub_errors.HUGGING_FACE, repo)
+        raise hub_errors.offline(hub_errors.HUGGING_FACE, repo, instead="name a file on this machine")
     with hugging_face.errors_in_words(repo):
         api = HfApi(endpoint=hugging_face.endpoint(), library_name="trtllm-pipeline", library_version=__version__)
         info = api.dataset_info(repo, revision=revision, timeout=hub_errors.CONNECT_TIMEOUT_S * 6)

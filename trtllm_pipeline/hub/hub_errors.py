@@ -119,11 +119,11 @@ def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> Unavai
     return found
 
 
-def offline(hub: Hub, model: str) -> OfflineError:
-    """The error for a model that would have to be downloaded in offline mode."""
+def offline(hub: Hub, model: str, *, instead: str = "name a local folder as a source") -> OfflineError:
+    """The error for a model that would have to be downloaded in offline mode, with what to do `instead`."""
     return OfflineError(
         f"{model} is not on this machine, and offline mode forbids asking {hub.name}",
-        hint="run once without offline mode, or name a local folder as a source",
+        hint=f"run once without offline mode, or {instead}",
     )
 
 
