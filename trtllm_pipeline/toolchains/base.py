@@ -89,6 +89,9 @@ def detect(machine: Machine) -> Toolchain:
 
 
 def caveats(cells: Iterable[Cell]) -> list[str]:
-    """What servers of `cells` leave out of their models, each once, with the model's name."""
-    told = ((cell.model, load(cell.toolchain).caveat(cell)) for cell in cells)
-    return list(dict.fromkeys(f"{model}: {said}" for model, said in told if said is not None))
+    """What servers of `cells` leave out of their models, each once, after the models' names."""
+    models: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        if (said := load(cell.toolchain).caveat(cell)) is not None:
+            models.setdefault(said, {})[cell.model] = None
+    return [f"{', '.join(names)}: {said}" for said, names in models.items()]

@@ -151,7 +151,7 @@ def _caveat(cell: Cell) -> str | None:
     if not cell.recipe.get("images") or not backends.in_triton(cell):
         return None
     return (
-        "it is asked with text alone, since Triton's model of the LLM API takes no images; "
+        "asked with text alone, since Triton's model of the LLM API takes no images; "
         "settings.serve.frontend: trtllm_serve takes them"
     )
 
