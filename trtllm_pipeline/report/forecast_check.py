@@ -13,7 +13,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.planning.names import duration, size
-from trtllm_pipeline.planning.needs import KINDS, TIME, of_run
+from trtllm_pipeline.planning.needs import KINDS, SHARED, TIME, of_run
 from trtllm_pipeline.planning.plan import Plan
 
 _TIMES: Final = 3
@@ -93,10 +93,11 @@ class ForecastCheck:
 
 
 def _furthest(stages: Iterable[StageForecast]) -> list[str]:
-    """Of time and of memory, the stage whose forecast was furthest off."""
+    """Of time and of memory, the stage whose forecast was furthest off; not of /dev/shm, which others fill as well."""
     worst: dict[bool, StageForecast] = {}
     for each in sorted(stages, key=lambda each: each.distance):
-        worst[each.resource != TIME] = each
+        if each.resource != SHARED:
+            worst[each.resource != TIME] = each
     return [
         f"{'memory' if of_memory else 'time'} of {each.stage} ({_off_by(each.expected, each.taken)})"
         for of_memory, each in sorted(worst.items())

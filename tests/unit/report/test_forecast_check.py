@@ -14,7 +14,7 @@ from tests.unit.execution.test_forecast import cell
 from tests.unit.report.test_writers import row
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.execution.forecast import forecast
-from trtllm_pipeline.planning.needs import GPU, HOST, TIME
+from trtllm_pipeline.planning.needs import GPU, HOST, SHARED, TIME
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast, checked
 from trtllm_pipeline.report.writers import print_report, read_report, to_json, to_markdown
 from trtllm_pipeline.store.index import Peak
@@ -64,6 +64,8 @@ def test_a_run_that_did_nothing_or_not_all_is_not_compared_as_a_whole() -> None:
 def test_one_line_names_what_was_furthest_off() -> None:
     line = "Expected 2:01, took 1:40 (+21%); furthest off: time of build (5 times too much), memory of convert (+10%)"
     assert CHECK.line() == line
+    others = StageForecast("launch", SHARED, 1, 4_000_000, 40_000_000)
+    assert dataclasses.replace(CHECK, stages=(*CHECK.stages, others)).line() == line, "anyone fills /dev/shm"
     half = dataclasses.replace(CHECK, stages=(CHECK.stages[0], StageForecast("perf", TIME, 1, 19, 10)))
     assert "time of convert (-50%)" in half.line(), "half of it is further off than almost twice"
 
