@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Cell, Fingerprint, Scope, StageRunId
+from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Scope, StageRunId
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.writing import write_json, write_lines
@@ -315,6 +315,11 @@ def fits(request: Request, store: Store | None) -> Fits:
     roomy = needs.without_limits(machine)
     found = []
 
+    @lru_cache
+    def with_(proposal: tuple[str, ...]) -> frozenset[CellId]:
+        changed = replace(request, sets=(*request.sets, *proposal), cells=())
+        return frozenset(cell.id for cell in _expanded(changed, load(changed), machine))
+
     def wrong(cell: Cell) -> bool:
         toolchain = toolchains.load(cell.toolchain)
         return bool(needs.lacking(cell, toolchain.stages, machine, corrections) or toolchain.infeasible(cell, machine))
@@ -327,7 +332,8 @@ def fits(request: Request, store: Store | None) -> Fits:
         if need is not None or reason is not None:
             works = reason is None and need is not None and need.verdict == needs.LESS
             proposal, changed = fitting.fit(cell, machine, wrong, same_batch=works) or (None, None)
-            found.append(Fit(cell, str(reason) if need is None else needs.in_words(need), works, proposal, changed))
+            fit = Fit(cell, str(reason) if need is None else needs.in_words(need), works, proposal, changed)
+            found.append(fit if proposal is None else replace(fit, added=fit.changed_id not in with_(proposal)))
     return Fits(len(cells), tuple(found))
 
 

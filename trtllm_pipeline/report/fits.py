@@ -5,12 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from trtllm_pipeline.domain import Cell, CellId, Json, layout_name
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.report.document import Block, Items, TextLine, ToPaste
 
 SCHEMA = 1
+_AXIS: Final = "axes."
+_PLAIN: Final = str.maketrans("", "", "[]")
+"""An axis has lists, an added cell plain values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Fit:
     """The smallest change with which it fits, as values of `--set`; None where none helps."""
     changed: Cell | None
     """The cell with it."""
+    added: bool = False
+    """It is one of those that the matrix adds, whose axes no `--set` changes."""
 
     @property
     def changed_id(self) -> CellId:
@@ -62,20 +68,26 @@ class Fits:
         """The same for people: cells that the same change helps, together."""
         if not self.fits:
             return [TextLine(f"the memory of this machine is enough for {_all(self.cells)}")]
-        alike: dict[tuple[bool, tuple[str, ...] | None], list[Fit]] = {}
+        alike: dict[tuple[bool, bool, tuple[str, ...] | None], list[Fit]] = {}
         for fit in self.fits:
-            alike.setdefault((fit.works, fit.proposal), []).append(fit)
+            alike.setdefault((fit.works, fit.added, fit.proposal), []).append(fit)
         return [block for found in alike.values() for block in self._together(found)]
 
     def _together(self, found: Sequence[Fit]) -> list[Block]:
-        title = _title(found[0], len(found))
-        block = Items(title, [TextLine(f"{fit.cell.id}: {fit.why}") for fit in found])
-        if found[0].proposal is None:
-            return [block]
-        words = [word for setting in found[0].proposal for word in ("--set", setting)]
-        if len(found) < self.cells:  # the change is of an axis or of settings, and so of all cells
+        first = found[0]
+        blocks: list[Block] = [
+            Items(_title(first, len(found)), [TextLine(f"{fit.cell.id}: {fit.why}") for fit in found])
+        ]
+        settings = list(first.proposal or ())
+        if first.added:
+            axes = [setting for setting in settings if setting.startswith(_AXIS)]
+            values = (setting.removeprefix(_AXIS).translate(_PLAIN).replace("=", ": ") for setting in axes)
+            blocks.append(TextLine(f"  where the matrix adds it: {', '.join(values)}", "bold"))
+            settings = [setting for setting in settings if setting not in axes]
+        words = [word for setting in settings for word in ("--set", setting)]
+        if words and len(found) < self.cells:  # the change is of an axis or of settings, and so of all cells
             words += [word for cell in dict.fromkeys(fit.changed_id for fit in found) for word in ("--cells", cell)]
-        return [block, ToPaste(shlex.join(words))]
+        return [*blocks, ToPaste(shlex.join(words))] if words else blocks
 
 
 def _layout(cell: Cell) -> tuple[int, int, int | None]:

@@ -14,6 +14,7 @@ from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import fitting, needs
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.report.document import as_markdown
 from trtllm_pipeline.report.fits import Fits
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -123,6 +124,19 @@ def proposed(folder: Path, axes: str, machine: str, *sets: str, cells: tuple[Cel
     matrix = folder / "matrix.yaml"
     matrix.write_text(f"name: other\naxes: {{{axes}}}\n", encoding="utf-8")
     return flow.fits(Request(matrix, assume=machine, sets=sets, cells=cells), None)
+
+
+def test_an_added_cell_is_changed_where_it_is_added(tmp_path: Path) -> None:
+    """`--set` changes axes, and an added cell is on none."""
+    axes = "model: [llama-2-7b-chat], precision: [fp16], max_batch_size: [8], lengths: ['1024,512']"
+    added = "model: qwen2-72b-instruct, precision: fp16, parallel: tp1, max_batch_size: 64, lengths: '1024,512'"
+    found = proposed(tmp_path, f"{axes}}}\nadd: [{{{added}}}]\nsettings: {{", "tensorrt_llm==1.0.0,sm=90,gpus=2")
+    (fit,) = found.fits
+    assert (fit.added, fit.works) == (True, False)
+    assert fit.proposal is not None
+    text = as_markdown(found.blocks())
+    assert "here the matrix adds it: max_batch_size: 32, parallel: tp2pp1**" in text
+    assert "`--set settings.build.max_num_tokens=4096 --cells qwen2-72b-instruct/fp16/tp2pp1/bs32/" in text
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
