@@ -261,7 +261,7 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     ),
     "TLM726": Example(
         cell(lora__adapter={"sql": "a/b", "chat": "a/c"}),
-        cell(lora__adapter={"sql": "a/b", "chat": "a/c"}, accuracy__lora="chat", perf__lora="none"),
+        cell(lora__adapter={"sql": "a/b", "chat": "a/c"}, perf__lora="none"),
         on(),
     ),
 }

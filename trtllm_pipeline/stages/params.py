@@ -417,7 +417,9 @@ class AccuracyParams(ScoreParams):
     lora: Annotated[
         str | None,
         Param(
-            "LoRA adapter whose answers are scored; none is the model without one", null="the only one", key_with=ITSELF
+            "LoRA adapter whose answers are scored; none is the model without one",
+            null="that of perf, else the only one",
+            key_with=ITSELF,
         ),
     ] = None
     lora_names: LoraNames = ()

@@ -366,7 +366,9 @@ def _images(path: str, _changed_ns: int) -> tuple[str, ...]:
 
 
 def _accuracy(cell: Cell) -> AccuracyParams:
-    return load(AccuracyParams, _names(cell), _needed_images(cell), cell.settings["accuracy"])
+    own = cell.settings["accuracy"]
+    lora = own["lora"] if own["lora"] is not None else cell.settings["perf"]["lora"]
+    return load(AccuracyParams, _names(cell), _needed_images(cell), {**own, "lora": lora})
 
 
 def _accuracy_s(cell: Cell, machine: Machine) -> float:

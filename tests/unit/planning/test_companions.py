@@ -273,6 +273,11 @@ def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
     }
     assert json.loads(runs["perf"].key)["params"]["lora_names"] == ["sql", "chat"]
     assert runs["accuracy"].params.lora == "chat"
+    for own, measured, scored in ((None, "sql", "sql"), (None, "none", "none"), ("chat", "sql", "chat")):
+        changed = {"perf": {**settings["perf"], "lora": measured}, "accuracy": {**settings["accuracy"], "lora": own}}
+        asking = plan(pinned(replace(several, settings={**settings, **changed})))
+        assert stage_run(asking, "accuracy").params.lora == scored
+        assert stage_run(asking, "launch").id == runs["launch"].id, "each on the same server"
     with_cache = [
         needs.serving(each, machine()).host for each in (several, pinned(replace(several, settings=settings)))
     ]

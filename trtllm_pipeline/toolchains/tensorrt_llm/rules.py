@@ -1274,16 +1274,16 @@ def lora_files(case: Case) -> str | None:
 
 @rule("TLM726", "name one of settings.lora.adapter, or none", toolchains=_BOTH)
 def lora_names(case: Case) -> str | None:
-    """`lora` of smoke, perf or accuracy that names no adapter of the cell; accuracy with several, of which it names none.
-    Source: the matrix.
+    """`lora` of smoke, perf or accuracy that names no adapter of the cell; accuracy with several, of which neither it nor perf names
+    one. Source: the matrix.
     """
     names = [name for name, _ in companions.adapters(case.cell).values()]
     for section in ("smoke", "perf", "accuracy"):
         asked = case.cell.settings[section]["lora"]
         if asked not in (None, NO_ADAPTER, *names):
             return f"settings.{section}.lora {asked}: there is no such adapter, only {', '.join(names) or 'none'}"
-    accuracy = case.cell.settings["accuracy"]
-    if len(names) > 1 and accuracy["lora"] is None and accuracy["answers"] == "own":
+    accuracy, perf = (case.cell.settings[section] for section in ("accuracy", "perf"))
+    if len(names) > 1 and accuracy["lora"] is perf["lora"] is None and accuracy["answers"] == "own":
         return f"settings.accuracy.lora says which of the adapters {', '.join(names)} is scored"
     return None
 
