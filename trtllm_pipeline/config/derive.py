@@ -13,7 +13,7 @@ from trtllm_pipeline.stages.params import ParamField, table
 from trtllm_pipeline.stages.repository_settings import Setting
 
 M = TypeVar("M", bound=BaseModel)
-STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
+STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 """Nothing unknown, nothing converted, nothing changed afterwards."""
 _MOST: Final = 2**40
 """Of any whole number."""

@@ -6,8 +6,13 @@ it. Defaults of settings live here and nowhere else.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
+import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar, get_args
 
@@ -27,6 +32,8 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema
 
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.config.derive import STRICT, derived
@@ -783,8 +790,37 @@ class Matrix(Strict):
     """Settings of the stages for all cells."""
 
 
+class _Described(GenerateJsonSchema):
+    """Adds the docstrings below fields. Pydantic would read them whenever this module is imported."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        """Of one model."""
+        found = super().model_schema(schema)
+        for name, text in _docstrings(schema["cls"]).items():
+            found["properties"][name].setdefault("description", text)
+        return found
+
+
+def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
+    """Field -> the docstring below it, of a model's fields, inherited ones too."""
+    written = {node.name: node for node in _module().body if isinstance(node, ast.ClassDef)}
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        body = written[base.__name__].body if base.__name__ in written else ()
+        for field, below in itertools.pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
+    return {name: text for name, text in found.items() if name in cls.model_fields}
+
+
+@cache
+def _module() -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[__name__]))
+
+
 def json_schema(kind: Literal["matrix", "recipe"]) -> dict[str, Any]:
     """JSON Schema (2020-12) of a matrix or recipe file."""
     model = Matrix if kind == "matrix" else Recipe
-    schema = model.model_json_schema()
+    schema = model.model_json_schema(schema_generator=_Described)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"trtllm-pipeline {kind}"}
