@@ -28,7 +28,6 @@ from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import retries, runs
-from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
 from trtllm_pipeline.planning.request import LOCAL, Request, read_request
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.execution.pulling import RemoteSource
     from trtllm_pipeline.execution.scheduler import Capacity
     from trtllm_pipeline.machine.model import Machine
+    from trtllm_pipeline.planning.pins import Pins
     from trtllm_pipeline.report.fits import Fits
     from trtllm_pipeline.report.forecast_check import ForecastCheck
     from trtllm_pipeline.report.plan_difference import PlanDifference
@@ -211,6 +211,8 @@ def plan_cells(
     their `settings.retry` allows. With `guess`, a model whose sources cannot be reached now
     is planned as its recipe lists it. Raises DownloadError.
     """
+    from trtllm_pipeline.planning.pins import Pins  # status and the like read no matrix
+
     pins = Pins(store, guess=guess)
     cells = [_judged_again(pins.pin(cell), machine) if cell.reason is None else cell for cell in cells]
     plan = _make(cells, machine, pins, until)
@@ -416,6 +418,7 @@ def _run(
     from trtllm_pipeline.execution.forecast import forecast
     from trtllm_pipeline.execution.loop import execute
     from trtllm_pipeline.planning.lock_file import write_lock
+    from trtllm_pipeline.planning.pins import Pins
     from trtllm_pipeline.report import repeated
     from trtllm_pipeline.report.forecast_check import checked
     from trtllm_pipeline.report.rows import rows

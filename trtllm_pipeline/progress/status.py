@@ -6,13 +6,19 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import in_brackets
+from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
+
+_MAX_CELLS: Final = 200
+"""That a picture shows."""
+_DONE: Final = frozenset({StageStatus.UP_TO_DATE, StageStatus.SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,7 @@ class MatrixStatus:
     run: str | None
     """The newest run they are of; None where they are of a matrix as it stands."""
     outline: Outline
-    cells: tuple[OutlineCell, ...]
+    cells: Sequence[OutlineCell]
     states: Mapping[StageRunId, StageState]
 
 
@@ -32,9 +38,11 @@ def status_of(
     store: Store, outline: Outline, title: str, run: str | None = None, cells: Sequence[str] = ()
 ) -> MatrixStatus:
     """How far the cells of `outline` are that fit the patterns `cells`. Raises UsageError where none does."""
-    from trtllm_pipeline.config.expand import select
+    shown: Sequence[OutlineCell] = outline.cells
+    if cells:
+        from trtllm_pipeline.config.expand import select
 
-    shown = select(outline.cells, cells) if cells else outline.cells
+        shown = select(outline.cells, cells)
     return MatrixStatus(title, run, outline, shown, stage_states(outline, store))
 
 
@@ -76,19 +84,32 @@ def to_text(status: MatrixStatus) -> str:
     runs = {run: status.outline.stage_runs[run] for cell in status.cells for run in cell.stage_runs}
     feasible = [cell for cell in status.cells if cell.reason is None]
     parts = shared_parts([cell.id for cell in feasible])
+    listed, rest = _listed(feasible, states)
     rows = [
-        (without(cell.id, parts), {runs[run].stage: states[run].status for run in cell.stage_runs}) for cell in feasible
+        (without(cell.id, parts), {runs[run].stage: states[run].status for run in cell.stage_runs}) for cell in listed
     ]
     width = shutil.get_terminal_size((120, 0)).columns
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
     stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
-    drawn = grid(rows, stages, width=width, ascii_only=ascii_only)
-    drawn += legend((states[run].status for run in runs), width=width, ascii_only=ascii_only)
+    drawn = grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
+    drawn += legend((status for _, of_cell in rows for status in of_cell.values()), width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
-    below = [line for run in runs.values() for line in _events(run, states[run.id])]
+    below = [rest] if rest else []
+    below += [line for run in runs.values() for line in _events(run, states[run.id])]
     for more in (retries(status.cells), infeasible(status.cells, set())):
         below += ["", *more] if more else []
     return "".join(f"{line}\n" for line in (title, *styled(drawn, sys.stdout), *map(clean, below)))
+
+
+def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState]) -> tuple[Sequence[OutlineCell], str]:
+    """The cells that the picture shows, and what there is to say of the rest: of very many only those that are not done."""
+    if len(cells) <= _MAX_CELLS:
+        return cells, ""
+    left = [cell for cell in cells if any(states[run].status not in _DONE for run in cell.stage_runs)]
+    listed = left[:_MAX_CELLS]
+    lines = [f"{count(len(cells) - len(left), 'cell')} done"] if len(left) < len(cells) else []
+    lines += [f"{count(len(left) - len(listed), 'cell')} more to do or failed"] if len(left) > len(listed) else []
+    return listed, f"and {', '.join(lines)}: --cells PATTERN or --format json shows them" if lines else ""
 
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
