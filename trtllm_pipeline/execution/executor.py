@@ -6,7 +6,6 @@ months later with `pipeline exec job.json`, runs the same commands.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import selectors
@@ -21,6 +20,7 @@ from typing import Final, TypeAlias
 from trtllm_pipeline.domain import Exclusive, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
+from trtllm_pipeline.files.writing import object_text
 from trtllm_pipeline.machine.gpus import GpuPeaks
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
@@ -77,7 +77,7 @@ class Job:
         """Write the job file."""
         data = {each.name: getattr(self, each.name) for each in fields(self)}
         data |= {"scope": self.scope.value, "resources": asdict(self.resources)}
-        path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(object_text(data), encoding="utf-8")
 
 
 def read_job(path: Path) -> Job:

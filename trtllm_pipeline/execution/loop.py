@@ -119,6 +119,8 @@ class _Running:
     ready_s: float | None = None
     """Seconds that a service took to be ready; None where it is not, or none."""
     stop_asked: bool = False
+    peak: Peak | None = None
+    """What it took, once it has ended well."""
 
 
 def execute(
@@ -167,6 +169,7 @@ class _Execution:
     _queued: list[scheduling.Event] = field(default_factory=list)
     _begun: bool = False
     _system: dict[str, Json] | None = None
+    _made_by: dict[str, Json] = field(default_factory=made_by)
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
     _durations: dict[str, float] = field(init=False)
@@ -438,14 +441,14 @@ class _Execution:
             views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
             left = size_bytes(attempt.out)
-            self._remember_peak(held, event.usage, left)
+            held.peak = self._peak(held, event.usage, left)
             in_thread = left > _SEAL_IN_THREAD_BYTES
             self._sealing[run.id] = self._seal(held, event, in_thread=in_thread)
             return []
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
         if error is None:
-            self._remember_peak(held, event.usage, 0)
+            self._store.index.add_peak(attempt.id, self._peak(held, event.usage, 0))
         stopped = held.stop_asked and error is not None
         self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
         _release(held.claims)
@@ -453,8 +456,8 @@ class _Execution:
             return [_ended_event(run, None)]
         return [self._failure(run, error)]
 
-    def _remember_peak(self, held: _Running, usage: Usage, left: int) -> None:
-        """Keep what a stage run took beside what was expected of it, so that later plans know better."""
+    def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
+        """What a stage run took beside what was expected of it: kept, so that later plans know better."""
         machine, run = self._plan.machine, held.run
         told = needs.expected(run.stage, run.first_cell, machine)
         expected = {} if told is None else needs.expected_by_kind(told)
@@ -467,8 +470,7 @@ class _Execution:
             "written": usage.written_bytes,
             "ms": round(1000 * (seconds or 0.0)),
         }
-        peak = Peak(run.label, needs.system(machine), {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
-        self._store.index.add_peak(held.attempt.id, peak)
+        return Peak(run.label, needs.system(machine), {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
         if error.failure is FailureClass.INFEASIBLE:
@@ -490,7 +492,7 @@ class _Execution:
             "system": dict(system),
             "inputs": {**dict(self._read_by(run))},
             **({"made_from": made_from} if (made_from := self._made_from(run)) else {}),
-            **({"made_by": who} if (who := made_by()) else {}),
+            **({"made_by": self._made_by} if self._made_by else {}),
             **({"changes": changes} if (changes := _changes(run)) else {}),
         }
         arguments = (held.attempt, run.key, run.label, provenance)
@@ -525,7 +527,7 @@ class _Execution:
             held = self._running.pop(run_id)
             try:
                 sealed = future.result()
-                artifact = self._store.publish(held.attempt, sealed)
+                artifact = self._store.publish(held.attempt, sealed, held.peak)
             except (StageError, OSError) as error:
                 failed = error if isinstance(error, StageError) else _disk_error(held, error)
                 self._store.fail(held.attempt, "failed", failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,15 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
             yield f"{before}{encode(name)}: {encode(part)}"
         before = ","
     yield "}"
+
+
+def object_text(data: Mapping[str, Json]) -> str:
+    """An object as JSON text with a line for each of its parts, and for each item of its lists.
+
+    The standard library indents in Python alone, which takes ten times as long.
+    """
+    parts = {name: iter(part) if isinstance(part, list) else part for name, part in data.items()}
+    return "".join(f"{line}\n" for line in json_lines(**parts))
 
 
 def csv_value(value: object) -> object:

@@ -348,6 +348,29 @@ class Index(Database):
         row = self.run(lambda db: _add_artifact(db, manifest, manifest_bytes))
         return self._artifact((*row[:7], row[8]))
 
+    def publish(
+        self, attempt: int, folder: Path, manifest: Manifest, manifest_bytes: int, peak: Peak | None
+    ) -> Artifact:
+        """Record in one transaction that an attempt succeeded, what it took, and the artifact in `folder` that came of it."""
+        end = (self._name(folder), time.time(), "succeeded", None, None, None)
+        events: list[Event] = [("attempts", (*self._begun["attempts", attempt][: -len(end)], *end))]
+        events += [] if peak is None else [_peak_event(attempt, peak)]
+
+        def publish(db: sqlite3.Connection) -> Row:
+            db.execute("BEGIN IMMEDIATE")
+            added = _add_artifact(db, manifest, manifest_bytes)
+            db.execute(_ENDS["attempts"], (*end, attempt))
+            for name, values in events[1:]:
+                db.execute(_EVENTS[name], values)
+            if not self._read_only:
+                self.history.append(events)
+            db.execute("COMMIT")
+            return added
+
+        added = self.run(publish)
+        del self._begun["attempts", attempt]
+        return self._artifact((*added[:7], added[8]))
+
     def remove_artifacts(self, fingerprints: Iterable[Fingerprint]) -> None:
         """Forget artifacts whose files are gone."""
         query = f"DELETE FROM artifacts WHERE {_AMONG}"  # noqa: S608 - our own words
@@ -367,8 +390,7 @@ class Index(Database):
 
     def add_peak(self, attempt: int, peak: Peak) -> None:
         """Record what an attempt took."""
-        texts = (json.dumps(dict(each)) for each in (peak.expected, peak.taken))
-        self._change(("peaks", (attempt, peak.label, peak.system, *texts)))
+        self._change(_peak_event(attempt, peak))
 
     def peaks(self) -> list[Peak]:
         """What the latest stage runs took, the newest first."""
@@ -521,6 +543,11 @@ def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
             if missing < 0 or (missing == 0 and not sound and row != told[name]):
                 lacked.append((table, row))
     return lacked
+
+
+def _peak_event(attempt: int, peak: Peak) -> Event:
+    texts = (json.dumps(dict(each)) for each in (peak.expected, peak.taken))
+    return "peaks", (attempt, peak.label, peak.system, *texts)
 
 
 def _add_artifact(db: sqlite3.Connection, manifest: Manifest, manifest_bytes: int) -> Row:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.digest import digest_file, digest_text
+from trtllm_pipeline.files.writing import object_text
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import OUT
 
@@ -96,8 +97,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write it into `folder`."""
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
-        (folder / NAME).write_text(f"{text}\n", encoding="utf-8")
+        (folder / NAME).write_text(object_text(self.to_json()), encoding="utf-8")
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:

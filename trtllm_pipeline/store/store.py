@@ -31,7 +31,7 @@ from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import Artifact, Index
+from trtllm_pipeline.store.index import Artifact, Index, Peak
 from trtllm_pipeline.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
 
 logger = logging.getLogger(__name__)
@@ -151,8 +151,9 @@ class Store:
 
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
         """One artifact if it is complete, as in `present`, without listing others."""
-        row = self.index.artifacts((fingerprint,)).get(fingerprint)
-        return self._look(stage, fingerprint, row, there=self.folder(stage, fingerprint).is_dir())
+        if not self.folder(stage, fingerprint).is_dir():  # the index need not be asked; it is put right by `present`
+            return None
+        return self._look(stage, fingerprint, self.index.artifacts((fingerprint,)).get(fingerprint), there=True)
 
     def _look(self, stage: str, fingerprint: Fingerprint, row: Artifact | None, *, there: bool) -> Artifact | None:
         if not there:
@@ -214,7 +215,8 @@ class Store:
     def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
         """A new attempt folder. The caller holds the claim, so leftovers of older attempts are removed."""
         number = 1 + self.index.last_attempt(fingerprint)
-        shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
+        if number > 1:
+            shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
         while True:
             folder = self.work_dir / f"{fingerprint}.{number}"
             try:
@@ -252,19 +254,23 @@ class Store:
             _sync(attempt.folder)
         return sealed
 
-    def publish(self, attempt: Attempt, sealed: Manifest) -> Artifact:
-        """Turn the attempt into the artifact by one rename, and record it."""
-        artifact = self._place(attempt.folder, sealed)
-        self.index.end_attempt(attempt.id, "succeeded", artifact.folder)
-        return artifact
+    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Artifact:
+        """Turn the attempt into the artifact by one rename, and record it, with what it took."""
+        manifest_bytes = self._place(attempt.folder, sealed)
+        folder = self.folder(sealed.stage, sealed.fingerprint)
+        return self.index.publish(attempt.id, folder, sealed, manifest_bytes, peak)
 
-    def _place(self, folder: Path, sealed: Manifest) -> Artifact:
+    def _place(self, folder: Path, sealed: Manifest) -> int:
+        """Move a sealed folder to where artifacts are; returns the size of its manifest."""
         final = self.folder(sealed.stage, sealed.fingerprint)
-        final.parent.mkdir(exist_ok=True)
         if final.exists():
             self._set_aside(sealed.stage, sealed.fingerprint)
-        folder.rename(final)
-        return self.index.add_artifact(sealed, _manifest_bytes(final))
+        try:
+            folder.rename(final)
+        except FileNotFoundError:  # the first of its stage
+            final.parent.mkdir(exist_ok=True)
+            folder.rename(final)
+        return _manifest_bytes(final)
 
     def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
         """Where the files of an artifact from elsewhere are gathered; a killed pull goes on there. `sweep` leaves it."""
@@ -278,7 +284,7 @@ class Store:
         """Publish what has arrived, by one rename. The caller holds the claim, and has checked every file."""
         folder = self.arriving(sealed.stage, sealed.fingerprint)
         _sync(folder)
-        return self._place(folder, sealed)
+        return self.index.add_artifact(sealed, self._place(folder, sealed))
 
     @contextmanager
     def attaching(self, folder: Path) -> Iterator[Callable[[str], None]]:
