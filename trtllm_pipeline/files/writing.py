@@ -6,25 +6,26 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
+
+_encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
     """An object as lines of JSON text; a part that is an iterator becomes a list, a line for each of its items."""
-    encode = json.JSONEncoder(ensure_ascii=False).encode
     before = "{"
     for name, part in parts.items():
         if isinstance(part, Iterator):
-            yield f"{before}{encode(name)}: ["
+            yield f"{before}{_encode(name)}: ["
             comma = ""
             for item in part:
-                yield comma + encode(item)
+                yield comma + _encode(item)
                 comma = ","
             yield "]"
         else:
-            yield f"{before}{encode(name)}: {encode(part)}"
+            yield f"{before}{_encode(name)}: {_encode(part)}"
         before = ","
     yield "}"
 
@@ -34,8 +35,13 @@ def object_text(data: Mapping[str, Json]) -> str:
 
     The standard library indents in Python alone, which takes ten times as long.
     """
-    parts = {name: iter(part) if isinstance(part, list) else part for name, part in data.items()}
-    return "".join(f"{line}\n" for line in json_lines(**parts))
+
+    def text(part: Json) -> str:
+        items = ",\n  ".join(map(_encode, part)) if isinstance(part, list) else ""
+        return f"[\n  {items}\n ]" if items else _encode(part)
+
+    parts = ",\n ".join([f"{_encode(name)}: {text(part)}" for name, part in data.items()])
+    return f"{{\n {parts}\n}}\n"
 
 
 def csv_value(value: object) -> object:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ class Counts:
 def counts() -> Counts:
     """The counts now."""
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
-    for path in _group_files():
+    for path in _group_files(OWN_GROUPS):
         if (count := _count(path)) is not None:
             return Counts(group={path: count}, at_s=now)
     count = _count(MACHINE)
@@ -73,16 +74,20 @@ def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
     return FailureClass.OUT_OF_MEMORY, words, HINTS[FailureClass.OUT_OF_MEMORY]
 
 
-def _group_files() -> Iterator[str]:
+@cache
+def _group_files(groups: str) -> tuple[str, ...]:
     """Files that may have the count of this process's control group; in a container the group is often the top."""
     try:
-        lines = Path(OWN_GROUPS).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path(groups).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return
+        return ()
     own = {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
-    for name, folder, file in _CGROUPS:
-        if name in own:
-            yield from (os.path.normpath(f"{folder}/{path}/{file}") for path in (own[name], ""))
+    return tuple(
+        os.path.normpath(f"{folder}/{path}/{file}")
+        for name, folder, file in _CGROUPS
+        if name in own
+        for path in (own[name], "")
+    )
 
 
 def _count(path: str) -> int | None:
