@@ -54,15 +54,17 @@ _SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
     ("RTX 5090", 1792, 209.5),
     ("RTX 4090", 1008, 165),
     ("RTX 3090", 936, 71),
+    ("V100S", 1134, 130),
+    ("V100-PCIE", 900, 112),
     ("V100", 900, 125),
     ("T4", 320, 65),
 )
 """Words of a GPU's name, GB/s and TFLOP/s without sparsity, that add up in 32 bits. The first whose words are in a name is meant.
 
-Compared with public copies of NVIDIA's data sheets: L40S, L40, A40, A10, A30, H100 (SXM, PCIe, NVL), H200, A100, V100, T4, L4, H20.
-B300, H800, L40S, GB10 and RTX PRO 6000 as in `systems/` of NVIDIA's github.com/ai-dynamo/aiconfigurator, GB10's operations as it
-measured them; B200's bandwidth as its driver says (github.com/pytorch/ao/pull/4002). No sheet was found for A10G, A800, RTX 6000
-Ada and A6000, GB300."""
+Sources: A100, H100 (SXM, PCIe), V100, A40, A30, A10, A10G, L40S, L40: NVIDIA's data sheets as TensorRT-LLM names them in
+`auto_parallel/cluster_info.py`. L4, H200, H20, A800, NVL, T4, GH200, GB200, RTX A6000, 5090, 4090, 3090: public copies of data
+sheets. B300, H800, GB10 (operations as measured there), RTX PRO 6000: `systems/` of NVIDIA's github.com/ai-dynamo/aiconfigurator.
+B200: its driver (github.com/pytorch/ao/pull/4002). Not found: RTX 6000 Ada, GB300."""
 _BY_SM: Final = {
     70: "V100",
     75: "T4",

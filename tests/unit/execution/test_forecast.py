@@ -152,6 +152,7 @@ def test_gpus_are_known_by_name_and_others_by_their_capability() -> None:
     assert speeds(on("NVIDIA L40S")).operations == pytest.approx(0.78 * 362.05e12)
     assert speeds(on("NVIDIA RTX A4000")) != speeds(on("NVIDIA A40")), "a name is made of words"
     assert speeds(on("NVIDIA A100-SXM4-40GB")).bandwidth < speeds(on("NVIDIA A100-SXM4-80GB")).bandwidth
+    assert speeds(on("Tesla V100-PCIE-32GB")).operations < speeds(on("Tesla V100-SXM2-32GB")).operations
     assert speeds(on("NVIDIA GB200")).operations > speeds(on("NVIDIA B200")).operations
     assert speeds(on("NVIDIA GB10")).bandwidth == pytest.approx(0.76 * 273e9)
     assert (
