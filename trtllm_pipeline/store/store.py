@@ -50,7 +50,7 @@ _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 CLUSTER: Final = ".cluster"
 """Ends the name of a folder beside an attempt: what is said between its node and the pipeline."""
 _DURABLE_AFTER_S: Final = 1.0
-"""The files of work that took longer are synced before they are published."""
+"""What took longer to make is synced to the disk when it is published: its files before the rename, its name after."""
 
 
 @dataclass(slots=True)
@@ -250,17 +250,17 @@ class Store:
             if entry.link is None and (stat := path.stat()).st_nlink == 1:
                 path.chmod(stat.st_mode & ~0o222)
         sealed.write(attempt.folder)
-        if sealed.seconds("duration_s", 0.0) >= _DURABLE_AFTER_S:
+        if _is_durable(sealed):
             _sync(attempt.folder)
         return sealed
 
     def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Artifact:
         """Turn the attempt into the artifact by one rename, and record it, with what it took."""
-        manifest_bytes = self._place(attempt.folder, sealed)
+        manifest_bytes = self._place(attempt.folder, sealed, durable=_is_durable(sealed))
         folder = self.folder(sealed.stage, sealed.fingerprint)
         return self.index.publish(attempt.id, folder, sealed, manifest_bytes, peak)
 
-    def _place(self, folder: Path, sealed: Manifest) -> int:
+    def _place(self, folder: Path, sealed: Manifest, *, durable: bool) -> int:
         """Move a sealed folder to where artifacts are; returns the size of its manifest."""
         final = self.folder(sealed.stage, sealed.fingerprint)
         if final.exists():
@@ -270,6 +270,9 @@ class Store:
         except FileNotFoundError:  # the first of its stage
             final.parent.mkdir(exist_ok=True)
             folder.rename(final)
+        if durable:  # or a power loss undoes the rename, and the next run starts over
+            _sync_one(final.parent)
+            _sync_one(self.artifacts_dir)
         return _manifest_bytes(final)
 
     def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
@@ -284,7 +287,7 @@ class Store:
         """Publish what has arrived, by one rename. The caller holds the claim, and has checked every file."""
         folder = self.arriving(sealed.stage, sealed.fingerprint)
         _sync(folder)
-        return self.index.add_artifact(sealed, self._place(folder, sealed))
+        return self.index.add_artifact(sealed, self._place(folder, sealed, durable=True))
 
     @contextmanager
     def attaching(self, folder: Path) -> Iterator[Callable[[str], None]]:
@@ -523,15 +526,22 @@ def _manifest_bytes(folder: Path) -> int:
     return (folder / manifest.NAME).stat().st_size
 
 
+def _is_durable(sealed: Manifest) -> bool:
+    return sealed.seconds("duration_s", 0.0) >= _DURABLE_AFTER_S
+
+
 def _sync(folder: Path) -> None:
     """Sync a folder tree to the disk before its rename, so that a power loss cannot publish empty files."""
     for base, _, files in os.walk(folder, topdown=False):
         for name in (*files, ""):
             path = os.path.join(base, name)
-            if os.path.islink(path):
-                continue
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            if not os.path.islink(path):
+                _sync_one(path)
+
+
+def _sync_one(path: str | Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -321,6 +321,20 @@ def test_manifests_of_older_releases_are_read(store: Store) -> None:
     assert found_by_verify(store) == found_by_repair(store) == []
 
 
+def test_what_took_long_is_on_the_disk_before_and_after_it_has_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
+    publish(store, "short", seconds=0.9)
+    assert synced == []
+    artifact = publish(store, "long", seconds=1.0)
+    *before, parent, top = synced
+    assert {Path(each).name for each in before} >= {"weights", "config.json", "manifest.json", "log", "out"}
+    assert all(Path(each).is_relative_to(store.work_dir) for each in before)
+    assert (Path(parent), Path(top)) == (artifact.folder.parent, store.artifacts_dir)
+
+
 def test_killed_between_rename_and_row(store: Store) -> None:
     artifact = publish(store)
     store.index.remove_artifacts([artifact.fingerprint])
