@@ -468,9 +468,9 @@ class Index(Database):
 
     def latest(self, cells: Iterable[str]) -> dict[tuple[str, str], tuple[Fingerprint, str]]:
         """For (cell, stage): fingerprint and key of the newest result whose key is known."""
-        wanted = set(cells)
-        rows = self._rows("SELECT cell, stage, fingerprint, key FROM latest WHERE key IS NOT NULL")
-        return {(row[0], row[1]): (row[2], row[3]) for row in rows if row[0] in wanted}
+        query = "SELECT cell, stage, fingerprint, key FROM latest WHERE cell IN (SELECT value FROM json_each(?))"
+        rows = self._rows(query, (json.dumps(list(cells)),))
+        return {(row[0], row[1]): (row[2], row[3]) for row in rows if row[3] is not None}
 
     def latest_fingerprints(self) -> set[tuple[str, str, Fingerprint]]:
         """The same, as (cell, stage, fingerprint) of all cells."""
