@@ -30,7 +30,7 @@ from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import retries, runs
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
-from trtllm_pipeline.planning.request import LOCAL, Request, read_request
+from trtllm_pipeline.planning.request import LOCAL, SLURM, Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
@@ -41,6 +41,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.config.load import LoadedMatrix
+    from trtllm_pipeline.execution.cluster import Cluster
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import Forecast
     from trtllm_pipeline.execution.loop import Observer, Outcome
@@ -108,18 +109,27 @@ def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
         )
     from trtllm_pipeline.execution.cluster import ClusterExecutor
 
-    accelerator = loaded.command_line.cluster.accelerator or loaded.matrix.settings.cluster.accelerator
+    cluster = _cluster(request, loaded)
+    try:
+        yield Placement(cluster.machine, [Capacity(0), *cluster.nodes], partial(ClusterExecutor, cluster))
+    finally:
+        cluster.close()
+
+
+def _cluster(request: Request, loaded: LoadedMatrix) -> Cluster:
+    given, matrix = loaded.command_line.cluster, loaded.matrix.settings.cluster
+    accelerator = given.accelerator or matrix.accelerator
+    if request.executor == SLURM:
+        from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
+
+        return SlurmCluster(given.sbatch or matrix.sbatch, accelerator)
     try:
         from trtllm_pipeline.execution.ray_cluster import RayCluster
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--executor ray needs the package {error.name}", hint="pip install 'trtllm-pipeline[ray]'"
         ) from error
-    cluster = RayCluster(request.ray_address, accelerator)
-    try:
-        yield Placement(cluster.machine, [Capacity(0), *cluster.nodes], partial(ClusterExecutor, cluster))
-    finally:
-        cluster.close()
+    return RayCluster(request.ray_address, accelerator)
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.jobs import job
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass, UsageError
-from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode
 from trtllm_pipeline.execution.executor import Ended, Job
 
 pytestmark = pytest.mark.integration
@@ -22,7 +22,6 @@ pytest.importorskip("ray", reason="needs the extra [ray]")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from trtllm_pipeline.execution import ray_cluster  # noqa: E402
 from trtllm_pipeline.execution.ray_cluster import RayCluster  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +126,7 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
     other = nodes.add_node(**H100)
     nodes.wait_for_nodes()
     three = RayCluster.__new__(RayCluster)  # sees the third node as well
-    three.__dict__ |= vars(connected) | {"_nodes": {"third": ray_cluster._Node(other.node_id, 2, 2)}}
+    three.__dict__ |= vars(connected) | {"_nodes": {"third": ClusterNode(other.node_id, 2, 2, "H100")}}
     executor._cluster = three
     command = ("sh", "-c", "echo $$ > pid; exec sleep 600")
     doomed = submit(executor, job(tmp_path, "doomed", command=command, node="third"))
@@ -144,22 +143,6 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
     again = job(tmp_path, "again", node="third")
     submit(executor, again)
     assert end(executor).error is None, "another node took it"
-
-
-def node(name: str, accelerator: str | None, cpus: float = 4.0) -> dict[str, Any]:
-    types = {} if accelerator is None else {f"accelerator_type:{accelerator}": 1.0, "GPU": 8.0}
-    return {"NodeID": name, "Resources": {"CPU": cpus, **types}}
-
-
-def test_a_plan_is_for_one_type_of_accelerator() -> None:
-    mixed = [node("head", None, 0.0), node("a", "H100"), node("b", "A100"), node("c", "H100")]
-    assert [each["NodeID"] for each in ray_cluster._chosen(mixed, "H100")[1]] == ["a", "c"]
-    assert [each["NodeID"] for each in ray_cluster._chosen(mixed[:2], None)[1]] == ["a"]
-    assert ray_cluster._chosen([node("cpu", None)], None)[0] is None
-    with pytest.raises(UsageError, match="has several types of accelerators: A100, H100"):
-        ray_cluster._chosen(mixed, None)
-    with pytest.raises(UsageError, match="no node with CPUs and B200; it has A100, H100"):
-        ray_cluster._chosen(mixed, "B200")
 
 
 def test_no_cluster_is_said_at_once() -> None:
@@ -192,5 +175,5 @@ def test_a_matrix_is_brought_up_to_date_on_ray(nodes: Any, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert '"status": "done"' in done.stdout
     again = run()
-    assert "8 up to date, 0 to do" in again.stderr, again.stderr
+    assert "nothing to do: everything is up to date" in again.stderr, again.stderr
     assert not list((tmp_path / "w/work").iterdir())

@@ -31,8 +31,8 @@ def run(
     workspace: options.Workspace = options.WORKSPACE,
     assume: options.Assume = None,
     executor: Annotated[
-        Literal["local", "ray"] | None,
-        options.option("--executor", None, "Where stages run: on this machine, or on a Ray cluster (default: local)."),
+        Literal["local", "ray", "slurm"] | None,
+        options.option("--executor", None, "Where stages run: on this machine, or on a cluster (default: local)."),
     ] = None,
     ray_address: Annotated[
         str | None,

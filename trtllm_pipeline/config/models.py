@@ -655,6 +655,8 @@ class OnCluster(Strict):
 
     accelerator: Text | None = None
     """Type of GPU to build, serve and measure on, as the cluster calls it; null is its only one."""
+    sbatch: tuple[Text, ...] = ()
+    """Options of sbatch, and of srun, for every job of --executor slurm: partition, account, time limit."""
 
 
 class Settings(Strict):

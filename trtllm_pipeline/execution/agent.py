@@ -1,4 +1,4 @@
-"""`python -m trtllm_pipeline.execution.agent ATTEMPT`: the executor of a node of a cluster, for one attempt.
+"""`python -m trtllm_pipeline.execution.agent [ATTEMPT]`: the executor of a node of a cluster, for one attempt.
 
 It runs the attempt's job as this machine's executor would: with the leases of its node, with limits, and with a guardian
 that ends every process when this one ends. A service's agent also runs what is measured inside the service.
@@ -8,12 +8,13 @@ What it is to do, and what came of it, are two files in the folder `ATTEMPT.clus
     orders.json    {"jobs": [FOLDER, ...], "stop": {ID: GRACE_S}, "beat": N}        by the pipeline
     answers.json   {"host", "system", "ready": [ID, ...], "ended": {ID: {"failed", "usage"}}}     by this program
 
-Both hold all that was said so far, so whoever reads one late, or again, misses nothing. The pipeline raises `beat` while it
+Without an attempt it prints what the node is, as JSON. Both files hold all that was said so far, so whoever reads one late, or again, misses nothing. The pipeline raises `beat` while it
 lives. A service ends when it has been the same for `SILENCE_S`; an artifact is finished even so.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ ANSWERS: Final = "answers.json"
 BEAT_S: Final = 10.0
 """How often the pipeline says that it lives."""
 SILENCE_S: Final = 120.0
+_OF_A_JOB: Final = ("SLURM_", "PMI_", "PMIX_", "OMPI_")
 _POLL_S: Final = 0.2
 _STOP_S: Final = 5.0
 """For a service, when there is nobody left to serve."""
@@ -148,7 +150,7 @@ def run(attempt: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the attempt that is named. Returns the exit code, which says nothing of the stage."""
+    """Run the attempt that is named, or print the machine. Returns the exit code, which says nothing of the stage."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)  # and so end all that was started here
@@ -156,7 +158,12 @@ def main(argv: Sequence[str]) -> int:
     terminal.clean_streams()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, leave)
-    run(Path(argv[0]))
+    for name in [name for name in os.environ if name.startswith(_OF_A_JOB)]:
+        del os.environ[name]  # mpirun would take the ranks and slots of the batch job for its own
+    if argv:
+        run(Path(argv[0]))
+    else:
+        print(json.dumps(asdict(probe.machine())))  # noqa: T201 - that is what was asked
     return 0
 
 

@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent as agents
-from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages import failure
+from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.store import LOG
 
 _POLL_S: Final = 0.2
@@ -32,6 +33,53 @@ _CANCEL_S: Final = 15.0
 _CLOSE_S: Final = 60.0
 _ANSWER_S: Final = 60.0
 """For the last answer of an agent that has ended to be seen here: network file systems remember what they have read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """What a cluster says of one of its nodes."""
+
+    name: str
+    cpus: int
+    gpus: int
+    accelerator: str | None
+    """The type of its GPUs, as the cluster calls it."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """What it has to hand out; downloads are not done there."""
+        return Capacity(self.cpus, tuple(f"{self.name}/{number}" for number in range(self.gpus)), 0, self.name)
+
+
+def chosen(nodes: Iterable[ClusterNode], accelerator: str | None) -> list[ClusterNode]:
+    """The nodes with CPUs and this type of accelerator; with None, of the only type that there is, or all where none has any.
+
+    Raises UsageError.
+    """
+    nodes = [node for node in nodes if node.cpus]
+    types = sorted({node.accelerator for node in nodes if node.accelerator is not None})
+    if accelerator is None and len(types) > 1:
+        raise UsageError(
+            f"the cluster has several types of accelerators: {', '.join(types)}",
+            hint="a plan is for one of them: --set settings.cluster.accelerator=TYPE",
+        )
+    wanted = accelerator or next(iter(types), None)
+    found = [node for node in nodes if node.accelerator == wanted]
+    if not found:
+        what = "with CPUs" if wanted is None else f"with {wanted}"
+        has = f"it has {', '.join(types)}" if types else "no node names a type"
+        raise UsageError(f"the cluster has no node {what}" + ("" if wanted is None else f"; {has}"))
+    return found
+
+
+def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
+    """What `nodes` have in common: the software of `machine`, one of them, and of CPUs and GPUs as many as each has."""
+    gpus = min(node.gpus for node in nodes) if machine.gpus else 0
+    return replace(
+        machine,
+        cpus=min(node.cpus for node in nodes),
+        gpus=tuple(replace(machine.gpus[0], index=number, uuid=str(number)) for number in range(gpus)),
+    )
 
 
 class Cluster(Protocol):
@@ -50,6 +98,9 @@ class Cluster(Protocol):
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
         """The tickets that have ended since this was asked last, after at most `timeout_s`; with why the agent could not end."""
+
+    def left(self, attempt: Path) -> str | None:
+        """The ticket of an agent that an earlier invocation started for `attempt`, if it is in a queue or runs; else None."""
 
     def cancel(self, tickets: Sequence[str]) -> None:
         """End these agents, whether they have begun or not; `over` tells when they are."""
@@ -101,7 +152,29 @@ class ClusterExecutor(Executor):
         self._cluster = cluster
         self._agents: dict[str, _Agent] = {}
         self._given: dict[StageRunId, _Agent] = {}
+        self._adopted: dict[Path, str | None] = {}
+        """Attempts of earlier invocations, with the tickets of agents that have not ended."""
+        self._refused: list[ExecutorEvent] = []
         self._beat_s = time.monotonic()
+
+    def adopt(self, attempt: Path) -> bool:
+        """Whether an earlier invocation's agent makes, or made, the artifact of `attempt`; `submit` then starts none.
+
+        A service's agent has nobody who measures it: it is ended.
+        """
+        try:
+            job = read_job(attempt / JOB)
+        except UsageError:
+            return False
+        ticket = self._cluster.left(attempt)
+        if job.scope is Scope.ARTIFACT:
+            made = _Agent(attempt, service=False).answers().get("ended", {}).get(job.id, {"failed": True})
+            if ticket is not None or not made["failed"]:
+                self._adopted[attempt] = ticket
+                return True
+        elif ticket is not None:
+            self._cluster.cancel([ticket])
+        return False
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
         """Start a job, on a node or here. `claims` are inherited here only; on a node, the agent takes leases."""
@@ -115,11 +188,23 @@ class ClusterExecutor(Executor):
             agent.order()
         else:
             agent = _Agent(Path(job.attempt), job.scope is Scope.SERVICE)
-            folder = agents.folder_of(agent.attempt)
-            shutil.rmtree(folder, ignore_errors=True)  # of an attempt with the same number, before the index was lost
-            folder.mkdir()
-            agent.order()
-            agent.ticket = self._cluster.start(job)
+            if agent.attempt in self._adopted:
+                ticket = self._adopted.pop(agent.attempt)
+                agent.ticket = ticket or job.attempt
+                agent.over_at = math.inf if ticket else time.monotonic()
+            else:
+                folder = agents.folder_of(agent.attempt)
+                shutil.rmtree(
+                    folder, ignore_errors=True
+                )  # of an attempt with the same number, before the index was lost
+                folder.mkdir()
+                agent.order()
+                try:
+                    agent.ticket = self._cluster.start(job)
+                except UsageError as error:
+                    why = StageError(f"{job.stage}: {error.message}", failure=FailureClass.TRANSIENT, hint=error.hint)
+                    self._refused.append(Ended(job.id, why, Usage(0.0, 0.0, 0)))
+                    return
             self._agents[agent.ticket] = agent
         agent.open[job.id] = job
         self._given[job.id] = agent
@@ -140,7 +225,8 @@ class ClusterExecutor(Executor):
         """What happened, after at most `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         while True:
-            events = super().wait(0.0)
+            events = [*self._refused, *super().wait(0.0)]
+            self._refused.clear()
             self._keep()
             remaining = max(0.0, until - time.monotonic())
             for ticket, error in self._cluster.over(0.0 if events else min(_POLL_S, remaining)).items():

@@ -222,6 +222,10 @@ class Executor:
         self._environment = dict(os.environ)  # reading it decodes every value
         self._gpus = GpuPeaks()
 
+    def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
+        """Whether `submit` only has to wait for this attempt of an earlier invocation. On this machine these are gone."""
+        return False
+
     def submit(self, job: Job, claims: Sequence[int]) -> None:
         """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
         now = time.monotonic()

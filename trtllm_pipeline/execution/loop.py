@@ -21,7 +21,7 @@ from trtllm_pipeline.domain import Cell, Exclusive, Fingerprint, Json, Scope, St
 from trtllm_pipeline.errors import FailureClass, StageError, StateError
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution import views
-from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.forecast import Durations, guess_s, section, tasks
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
@@ -358,9 +358,14 @@ class _Execution:
             held += claims
             if exclusive is Exclusive.GPU:
                 cpus = cpus_near(gpus)
-        attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
-        job = replace(self._job(run, attempt, gpus, cpus), node=start.node)
-        job.write(attempt.folder / JOB)
+        left = self._store.unended(run.fingerprint) if start.node else None
+        if left is not None and self._executor.adopt(left):
+            attempt = self._store.join(self._run_id, run.stage.name, run.fingerprint, left)
+            job = replace(read_job(attempt.folder / JOB), node=start.node)
+        else:
+            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
+            job = replace(self._job(run, attempt, gpus, cpus), node=start.node)
+            job.write(attempt.folder / JOB)
         self._running[run.id] = _Running(run, attempt, held, gpus, cpus, time.monotonic())
         self._executor.submit(job, [claim.fd for claim in held])
         return []

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -24,8 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent
+from trtllm_pipeline.execution.cluster import ClusterNode, chosen, in_common
 from trtllm_pipeline.execution.executor import Job
-from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.machine.model import Machine
@@ -35,13 +35,6 @@ _TYPE: Final = "accelerator_type:"
 _CONNECT_S: Final = 10.0
 _PROBE_S: Final = 120.0
 _SAME_ENVIRONMENT: Final = "every node needs this release of trtllm-pipeline, in an environment at the same path"
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    id: str
-    cpus: int
-    gpus: int
 
 
 class RayCluster:
@@ -61,36 +54,24 @@ class RayCluster:
                 hint="start one with `ray start --head`, and name it with --ray-address HOST:PORT",
             ) from error
         try:
-            self._accelerator, found = _chosen([node for node in ray.nodes() if node["Alive"]], accelerator)
-            self._nodes = {node["NodeManagerHostname"] + ":" + node["NodeID"][:6]: _size(node) for node in found}
-            self.machine = self._machine()
+            found = chosen((_node(node) for node in ray.nodes() if node["Alive"]), accelerator)
+            self._nodes = {node.name: node for node in found}
+            self.machine = in_common(self._machine(found[0].name), found)
         except BaseException:
             self.close()
             raise
-        self.nodes = [
-            Capacity(node.cpus, tuple(f"{name}/{number}" for number in range(node.gpus)), 0, name)
-            for name, node in self._nodes.items()
-        ]
+        self.nodes = [node.capacity for node in found]
         self._tickets: dict[Any, str] = {}
         self._started = 0
 
-    def _machine(self) -> Machine:
-        """What its nodes have in common: the software of the first, and of CPUs and GPUs as many as each has."""
-        first = next(iter(self._nodes.values()))
+    def _machine(self, node: str) -> Machine:
         try:
-            machine: Machine = ray.get(_PROBE.options(scheduling_strategy=_on(first.id)).remote(), timeout=_PROBE_S)
+            found: Machine = ray.get(_PROBE.options(scheduling_strategy=_on(node)).remote(), timeout=_PROBE_S)
         except RayError as error:
             raise UsageError(
                 f"a node of the Ray cluster cannot be used: {_said(error)}", hint=_SAME_ENVIRONMENT
             ) from error
-        gpus = min(node.gpus for node in self._nodes.values())
-        return replace(
-            machine,
-            cpus=min(node.cpus for node in self._nodes.values()),
-            gpus=tuple(replace(machine.gpus[0], index=each, uuid=f"{each}") for each in range(gpus))
-            if machine.gpus
-            else (),
-        )
+        return found
 
     def start(self, job: Job) -> str:
         """See `Cluster`."""
@@ -99,8 +80,8 @@ class RayCluster:
             name=job.stage,
             num_cpus=node.cpus if need.exclusive is Exclusive.MACHINE else need.cpus,
             num_gpus=need.gpus,
-            accelerator_type=self._accelerator if need.gpus else None,
-            scheduling_strategy=_on(node.id),
+            accelerator_type=node.accelerator if need.gpus else None,
+            scheduling_strategy=_on(node.name),
         ).remote(job.attempt)
         self._started += 1
         self._tickets[task] = f"{self._started}"
@@ -116,6 +97,10 @@ class RayCluster:
         if ready:
             ready, _ = ray.wait(known, num_returns=len(known), timeout=0)
         return {self._tickets.pop(task): _lost(task) for task in ready}
+
+    def left(self, attempt: Path) -> str | None:  # noqa: ARG002 - as `Cluster` has it
+        """See `Cluster`: Ray ends what an invocation started when that ends."""
+        return None
 
     def cancel(self, tickets: Sequence[str]) -> None:
         """See `Cluster`. The guardian of an agent whose process is gone ends what it had started."""
@@ -156,36 +141,10 @@ _PROBE: Final = ray.remote(num_cpus=0)(_found)
 _AGENT: Final = ray.remote(max_retries=0)(_run)
 
 
-def _chosen(nodes: Sequence[Mapping[str, Any]], accelerator: str | None) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """The type of accelerator, and the nodes that have it; all that have CPUs where no node has any type.
-
-    Raises UsageError.
-    """
-    types = {_type(node) for node in nodes} - {None}
-    if accelerator is None and len(types) > 1:
-        raise UsageError(
-            f"the Ray cluster has several types of accelerators: {', '.join(sorted(map(str, types)))}",
-            hint="a plan is for one of them: --set settings.cluster.accelerator=TYPE",
-        )
-    wanted = accelerator or next(iter(types), None)
-    found = [node for node in nodes if _type(node) == wanted and _size(node).cpus]
-    if not found:
-        has = f"it has {', '.join(sorted(map(str, types)))}" if types else "no node names a type"
-        raise UsageError(
-            f"the Ray cluster has no node with CPUs and {wanted}; {has}"
-            if wanted
-            else "no node of the Ray cluster has CPUs",
-            hint="`ray status` shows its resources",
-        )
-    return wanted, found
-
-
-def _type(node: Mapping[str, Any]) -> str | None:
-    return next((name.removeprefix(_TYPE) for name in node["Resources"] if name.startswith(_TYPE)), None)
-
-
-def _size(node: Mapping[str, Any]) -> _Node:
-    return _Node(node["NodeID"], int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)))
+def _node(node: Mapping[str, Any]) -> ClusterNode:
+    has = node["Resources"]
+    accelerator = next((name.removeprefix(_TYPE) for name in has if name.startswith(_TYPE)), None)
+    return ClusterNode(node["NodeID"], int(has.get("CPU", 0)), int(has.get("GPU", 0)), accelerator)
 
 
 def _lost(task: Any) -> StageError | None:

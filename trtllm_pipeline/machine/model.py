@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _QUOTA_FILE: Final = Path("/sys/fs/cgroup/cpu.max")
 
@@ -90,6 +91,16 @@ class Machine:
     def sm(self) -> int | None:
         """Compute capability of the weakest GPU; None without GPUs."""
         return min((gpu.sm for gpu in self.gpus), default=None)
+
+
+def from_json(told: Mapping[str, Any]) -> Machine:
+    """The machine that `dataclasses.asdict` made `told` of. Raises TypeError, KeyError, ValueError for anything else."""
+    parts: dict[str, Any] = {"gpus": tuple(Gpu(**gpu) for gpu in told["gpus"])}
+    if (tensorrt_llm := told["tensorrt_llm"]) is not None:
+        parts["tensorrt_llm"] = TensorRTLLM(**tensorrt_llm)
+    if (triton := told["triton"]) is not None:
+        parts["triton"] = TritonServer(**{**triton, "backends": tuple(triton["backends"])})
+    return Machine(**{**told, **parts})
 
 
 def cpu_count() -> int:

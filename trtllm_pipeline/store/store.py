@@ -230,6 +230,20 @@ class Store:
             self.index.begin_attempt(run, stage, fingerprint, number, folder), stage, fingerprint, number, folder
         )
 
+    def unended(self, fingerprint: Fingerprint) -> Path | None:
+        """The folder of the latest attempt if a killed invocation left it to a cluster; else None."""
+        row = self.index.attempts([fingerprint]).get(fingerprint)
+        if row is None or row.outcome is not None or not row.folder.with_name(f"{row.folder.name}{CLUSTER}").is_dir():
+            return None
+        return row.folder
+
+    def join(self, run: str, stage: str, fingerprint: Fingerprint, folder: Path) -> Attempt:
+        """The attempt of a killed invocation in `folder`, as one of this run."""
+        number = int(folder.suffix[1:])
+        return Attempt(
+            self.index.begin_attempt(run, stage, fingerprint, number, folder), stage, fingerprint, number, folder
+        )
+
     def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
         """Digest the attempt's files and write the manifest. Reads every byte once; may run in a thread.
 
@@ -466,6 +480,8 @@ class Store:
         for name in folders:
             fingerprint = Fingerprint(name.split(".")[0])
             row = latest.get(fingerprint)
+            if (self.work_dir / f"{name}{CLUSTER}").is_dir():  # a cluster may work in it
+                continue
             if row is not None and row.outcome is not None and row.folder.name == name:
                 continue
             claim = self.claim(fingerprint)

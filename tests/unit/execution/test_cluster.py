@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +11,13 @@ import pytest
 
 from tests.helpers.jobs import job
 from trtllm_pipeline.domain import Resources, Scope
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent, cluster
-from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, chosen, in_common
 from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.files.writing import read_object, write_json
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
 from trtllm_pipeline.stages import failure
 
 LOST = StageError("lost with its node: gone", failure=FailureClass.LOST)
@@ -33,6 +34,7 @@ class PretendCluster:
         self.started: list[Job] = []
         self.ended: dict[str, StageError | None] = {}
         self.cancelled: list[str] = []
+        self.leftovers: list[str] = []
 
     def start(self, job: Job) -> str:
         self.started.append(job)
@@ -41,6 +43,9 @@ class PretendCluster:
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
         ended, self.ended = self.ended, {}
         return ended
+
+    def left(self, attempt: Path) -> str | None:
+        return "left" if attempt.name in self.leftovers else None
 
     def cancel(self, tickets: Sequence[str]) -> None:
         self.cancelled += tickets
@@ -159,6 +164,26 @@ def test_an_agent_that_ends_without_an_answer_has_lost_it(
     assert event.error.failure is FailureClass.LOST
 
 
+def test_what_an_earlier_invocation_left_is_adopted_but_for_servers(
+    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
+) -> None:
+    build, serve = job(tmp_path, "build"), job(tmp_path, "serve", Scope.SERVICE)
+    for each in (build, serve):
+        each.write(Path(each.attempt) / "job.json")
+        agent.folder_of(Path(each.attempt)).mkdir()
+    assert not executor.adopt(Path(build.attempt)), "Slurm does not know it, and it has not ended"
+    pretend.leftovers = ["build.1", "serve.1"]
+    assert executor.adopt(Path(build.attempt))
+    assert not executor.adopt(Path(serve.attempt))
+    assert pretend.cancelled == ["left"]
+    pretend.ended.clear()
+    executor.submit(build, [])
+    assert not pretend.started
+    answer(build, ended={"build": False})
+    pretend.ended["left"] = None
+    assert [event.id for event in executor.wait(0.0)] == ["build"]
+
+
 def test_the_pipeline_says_that_it_lives(
     pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +192,27 @@ def test_the_pipeline_says_that_it_lives(
     monkeypatch.setattr(agent, "BEAT_S", -1.0)
     executor.wait(0.0)
     assert orders(serve)["beat"] == 1
+
+
+def test_a_plan_is_for_one_type_of_accelerator() -> None:
+    mixed = [ClusterNode("head", 0, 0, None), ClusterNode("cpus", 8, 0, None)]
+    mixed += [ClusterNode(name, 8, 8, kind) for name, kind in (("a", "H100"), ("b", "A100"), ("c", "H100"))]
+    assert [node.name for node in chosen(mixed, "H100")] == ["a", "c"]
+    assert [node.name for node in chosen(mixed[:3], None)] == ["a"]
+    assert [node.name for node in chosen(mixed[:2], None)] == ["cpus"]
+    with pytest.raises(UsageError, match="has several types of accelerators: A100, H100"):
+        chosen(mixed, None)
+    with pytest.raises(UsageError, match="has no node with B200; it has A100, H100"):
+        chosen(mixed, "B200")
+    with pytest.raises(UsageError, match="the cluster has no node with CPUs"):
+        chosen(mixed[:1], None)
+
+
+def test_a_plan_is_for_what_nodes_have_in_common() -> None:
+    found = Machine(4, "of a node", (Gpu(0, "GPU-a", "H100", 80, 90),), tensorrt_llm=TensorRTLLM("1.0.0"))
+    common = in_common(found, [ClusterNode("a", 16, 8, "H100"), ClusterNode("b", 12, 4, "H100")])
+    assert (common.cpus, len(common.gpus), {gpu.name for gpu in common.gpus}) == (12, 4, {"H100"})
+    assert from_json(json.loads(json.dumps(asdict(common)))) == common
 
 
 # The agent, on a job of real processes.

@@ -1,0 +1,204 @@
+"""Stage runs as jobs of a real Slurm: two nodes on this machine, of which one is lost, and a pipeline that is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.jobs import job
+from trtllm_pipeline.domain import Resources
+from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.executor import Ended
+from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.getuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))),
+        reason="needs slurm-wlm and munge, as root",
+    ),
+]
+TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthInfo=socket={folder}/munge/socket
+SlurmctldPort={ports[0]}
+SlurmdSpoolDir={folder}/spool-%n
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=5
+MinJobAge=600
+MpiDefault=none
+JobCompType=jobcomp/none
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+GresTypes=gpu
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:h100:2 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:h100:2 State=UNKNOWN
+PartitionName=work Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+GPUS = """
+AutoDetect=off
+NodeName=n1,n2 Name=gpu Type=h100 File=/dev/null
+NodeName=n1,n2 Name=gpu Type=h100 File=/dev/zero
+"""
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    last = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < last, what
+        time.sleep(0.1)
+
+
+def tell(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a Slurm of two nodes, each with two GPUs by name."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("munge", "state"):
+        (folder / name).mkdir()
+    key = folder / "munge" / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    host = socket.gethostname().partition(".")[0]
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=free_ports(3)))
+    (folder / "gres.conf").write_text(GPUS)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    files = {"socket": "socket", "key-file": "key", "pid-file": "munged.pid", "log-file": "log", "seed-file": "seed"}
+    tell("munged", "--force", *(f"--{option}={folder / 'munge' / name}" for option, name in files.items()))
+    try:
+        tell("slurmctld")
+        for node in ("n1", "n2"):
+            tell("slurmd", "-N", node)
+        until(lambda: tell("sinfo", "-N", "-h", "-o", "%T").split() == ["idle", "idle"], "two nodes")
+        yield folder
+    finally:
+        for pid in [*folder.glob("slurm*.pid"), folder / "munge" / "munged.pid"]:
+            if pid.exists():
+                os.kill(int(pid.read_text()), signal.SIGTERM)
+        patch.undo()
+
+
+@pytest.fixture
+def executor(slurm: Path) -> Iterator[ClusterExecutor]:
+    executor = ClusterExecutor(SlurmCluster(["--partition=work"], None))
+    yield executor
+    executor.close()
+
+
+def end(executor: ClusterExecutor, seconds: float = 60.0) -> Ended:
+    found: list[Ended] = []
+
+    def look() -> bool:
+        found.extend(event for event in executor.wait(0.2) if isinstance(event, Ended))
+        return bool(found)
+
+    until(look, "an end", seconds)
+    return found[0]
+
+
+def test_a_job_has_its_gpus_and_is_stopped_with_all_its_processes(executor: ClusterExecutor, tmp_path: Path) -> None:
+    command = ("sh", "-c", 'echo "has $CUDA_VISIBLE_DEVICES"; sleep 600 & echo $! > pid; wait')
+    gang = job(tmp_path, "gang", command=command, resources=Resources(gpus=2))
+    gang.write(Path(gang.attempt) / "job.json")
+    executor.submit(gang, [])
+    pid = Path(gang.attempt) / "pid"
+    until(lambda: pid.exists() and bool(pid.read_text()), "it runs")
+    executor.stop(gang.id, 2.0)
+    assert end(executor).error is not None
+    assert (Path(gang.attempt) / "log").read_text() == "has 0,1\n"
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def test_what_ran_on_a_lost_node_is_lost(executor: ClusterExecutor, slurm: Path, tmp_path: Path) -> None:
+    doomed = job(tmp_path, "doomed", command=("sh", "-c", "echo > pid; sleep 600"))
+    doomed.write(Path(doomed.attempt) / "job.json")
+    executor.submit(doomed, [])
+    until((Path(doomed.attempt) / "pid").exists, "it runs")
+    node = tell("squeue", "-h", "-o", "%N").strip()
+    os.kill(int((slurm / f"slurmd-{node}.pid").read_text()), signal.SIGKILL)
+    try:
+        error = end(executor, 120.0).error
+    finally:
+        tell("slurmd", "-N", node)
+    assert error is not None
+    assert error.failure is FailureClass.LOST
+    assert error.message == "doomed: lost with its node: Slurm says NODE_FAIL"
+    until(lambda: "down" not in tell("sinfo", "-h", "-o", "%T"), "the node is back")
+
+
+def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    pipeline = [sys.executable, "-m", "trtllm_pipeline"]
+    where = ["-w", str(tmp_path / "w")]
+    first = subprocess.Popen(
+        [*pipeline, "run", "-m", str(TINY), "--until", "build", "--executor", "slurm", *where],
+        stderr=subprocess.DEVNULL,
+    )
+    until(lambda: "convert" in tell("squeue", "-h", "-o", "%j"), "a convert is in the queue", 120.0)
+    tell("scontrol", "update", "partitionname=work", "state=DOWN")
+    first.kill()
+    first.wait()
+    second = subprocess.Popen([*pipeline, "resume", *where], stderr=subprocess.PIPE, text=True)
+    try:
+        time.sleep(3.0)
+    finally:
+        tell("scontrol", "update", "partitionname=work", "state=UP")
+    assert second.communicate(timeout=200)[1] is not None
+    assert second.returncode == 0
+    jobs = [line.split("|") for line in tell("squeue", "-h", "--states=all", "-o", "%j|%k").splitlines()]
+    made = [comment for name, comment in jobs if comment.startswith(str(tmp_path)) and name in ("convert", "build")]
+    assert len(made) == len(set(made)) == 4
+    assert not list((tmp_path / "w/work").iterdir())
+
+
+def test_a_matrix_is_brought_up_to_date_by_slurm(slurm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    command = [sys.executable, "-m", "trtllm_pipeline", "run", "-m", str(TINY), "--cells", "*/fp16/*"]
+    done = subprocess.run(
+        [*command, "--executor", "slurm", "-w", str(tmp_path / "w"), "--format", "json"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"status": "done"' in done.stdout

@@ -1,0 +1,181 @@
+"""Jobs of Slurm, with a stand-in for its commands that starts real agents."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.jobs import job
+from tests.standins import slurm
+from trtllm_pipeline.domain import Exclusive, Resources
+from trtllm_pipeline.errors import FailureClass, UsageError
+from trtllm_pipeline.execution import slurm_cluster
+from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.executor import Ended, Job
+from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.model import Machine
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "slurm"
+    programs = slurm.install(folder, sys.executable)
+    monkeypatch.setenv("SLURM_STANDIN", str(folder))
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(slurm_cluster, "_POLL_S", 0.05)
+    return folder
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    monkeypatch.setattr(SlurmCluster, "_machine", lambda _self, gpus: Machine(cpus=64, cpu="of a node"))
+    return SlurmCluster(["--partition=gpu", "--account=us"], None)
+
+
+@pytest.fixture
+def executor(cluster: SlurmCluster) -> Iterator[ClusterExecutor]:
+    executor = ClusterExecutor(cluster)
+    yield executor
+    executor.close()
+
+
+def submit(executor: ClusterExecutor, of: Job) -> Job:
+    of.write(Path(of.attempt) / "job.json")
+    executor.submit(of, [])
+    return of
+
+
+def end(executor: ClusterExecutor) -> Ended:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for event in executor.wait(0.1):
+            assert isinstance(event, Ended)
+            return event
+    raise AssertionError("nothing ended")
+
+
+def test_the_nodes_are_those_that_can_run_something(cluster: SlurmCluster) -> None:
+    assert [(node.node, node.cpus, len(node.gpus)) for node in cluster.nodes] == [("n1", 4, 2), ("n2", 4, 2)]
+    assert cluster.machine.cpus == 4
+
+
+def test_a_node_says_what_it_is() -> None:
+    assert SlurmCluster([], None).machine == replace(probe.machine(), cpus=4)
+
+
+def test_a_job_asks_for_what_it_needs_and_its_answer_comes_back(
+    executor: ClusterExecutor, standin: Path, tmp_path: Path
+) -> None:
+    command = ("sh", "-c", "env > out/environment; echo said")
+    need = Resources(gpus=2, exclusive=Exclusive.MACHINE)
+    build = submit(executor, job(tmp_path, "build", command=command, resources=need))
+    ended = end(executor)
+    assert ended.error is None
+    assert ended.system is not None
+    assert (Path(build.attempt) / "log").read_text() == "said\n"
+    options = (standin / "jobs" / "1").read_text().split("|")[2].split()
+    assert {"--exclusive", "--gres", "--cpus-per-task", "--partition", "--account", "--no-requeue"} <= set(options)
+
+
+def test_a_job_does_not_see_the_tokens_and_the_batch_job_that_it_is(
+    executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_private")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("OURS", "kept")
+    build = submit(executor, job(tmp_path, "build", command=("sh", "-c", "env > out/environment")))
+    assert end(executor).error is None
+    seen = (Path(build.out) / "environment").read_text()
+    assert "hf_private" not in seen
+    assert "SLURM_JOB_ID" not in seen
+    assert "OURS=kept" in seen
+
+
+def test_stopping_a_job_that_runs(executor: ClusterExecutor, tmp_path: Path) -> None:
+    long = submit(executor, job(tmp_path, "long", command=("sleep", "600")))
+    time.sleep(0.5)
+    executor.stop(long.id, 0.0)
+    error = end(executor).error
+    assert error is not None
+
+
+@pytest.mark.parametrize(
+    ("state", "failure", "message"),
+    [
+        ("NODE_FAIL", FailureClass.LOST, "long: lost with its node: Slurm says NODE_FAIL"),
+        ("TIMEOUT", FailureClass.TIMEOUT, "long: Slurm ended it at its time limit"),
+        ("OUT_OF_MEMORY", FailureClass.OUT_OF_MEMORY, "long: Slurm ended it at its memory limit"),
+        ("FAILED", FailureClass.USER, "long: Slurm says FAILED"),
+    ],
+)
+def test_what_slurm_says_of_a_job_without_an_answer(
+    executor: ClusterExecutor, standin: Path, tmp_path: Path, state: str, failure: FailureClass, message: str
+) -> None:
+    submit(executor, job(tmp_path, "long", command=("sleep", "600")))
+    (standin / "state.1").write_text(state)
+    error = end(executor).error
+    assert error is not None
+    assert (error.failure, error.message) == (failure, message)
+
+
+def test_a_controller_that_is_away_for_a_while_ends_nothing(
+    executor: ClusterExecutor, standin: Path, tmp_path: Path
+) -> None:
+    submit(executor, job(tmp_path, "build", command=("sleep", "0.5")))
+    (standin / "refuse").write_text("slurm_load_jobs error: Unable to contact slurm controller")
+    assert executor.wait(0.5) == []
+    submit(executor, job(tmp_path, "refused"))
+    error = end(executor).error
+    assert error is not None
+    assert error.failure is FailureClass.TRANSIENT
+    assert error.message == "refused: sbatch: slurm_load_jobs error: Unable to contact slurm controller"
+    (standin / "refuse").unlink()
+    assert end(executor).error is None
+
+
+def test_what_a_killed_pipeline_left_in_the_queue_is_waited_for_and_not_started_again(
+    cluster: SlurmCluster, executor: ClusterExecutor, standin: Path, tmp_path: Path
+) -> None:
+    build = job(tmp_path, "build", command=("sh", "-c", "sleep 1; echo once >> out/result"))
+    submit(ClusterExecutor(cluster), build)  # which then forgets it
+    attempt = Path(build.attempt)
+    cluster._known.clear()
+    assert executor.adopt(attempt)
+    executor.submit(build, [])
+    assert end(executor).error is None
+    assert (attempt / "out" / "result").read_text() == "once\n"
+    assert len(list((standin / "jobs").iterdir())) == 1
+
+
+def test_what_ended_while_nobody_looked_is_taken(
+    cluster: SlurmCluster, executor: ClusterExecutor, standin: Path, tmp_path: Path
+) -> None:
+    build = job(tmp_path, "build", command=("sh", "-c", "echo once >> out/result"))
+    submit(ClusterExecutor(cluster), build)
+    answers = Path(f"{build.attempt}.cluster/answers.json")
+    until = time.monotonic() + 20
+    while not (answers.exists() and '"failed"' in answers.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    (standin / "state.1").write_text("COMPLETED")
+    cluster._known.clear()
+    assert executor.adopt(Path(build.attempt))
+    executor.submit(build, [])
+    assert end(executor).error is None
+    assert len(list((standin / "jobs").iterdir())) == 1
+
+
+def test_without_slurm_or_such_a_node(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="the cluster has no node with b200; it has h100"):
+        SlurmCluster([], "b200")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="--executor slurm needs sinfo"):
+        SlurmCluster([], None)
