@@ -27,7 +27,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import make_plan
 from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, refusal
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, WITHOUT_OWN_LAYERS, refusal
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}
@@ -337,6 +337,12 @@ SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
     (some_cell(batch=513, settings=_dotted(EAGLE)), "1.2.0", "eagle takes 512 requests at most"),
     (cell(**LOOKAHEAD, repository__max_tokens_in_paged_kv_cache=206), "1.2.0", "less than a request of 207 tokens"),
 )
+
+
+def test_of_every_recipe_it_is_known_whether_its_model_drafts_by_itself() -> None:
+    for path in recipes_folder().glob("*.yaml"):
+        recipe = load_recipe(path)
+        assert (recipe.family in WITHOUT_OWN_LAYERS) == (recipe.num_nextn_predict_layers is None), path.stem
 
 
 @pytest.mark.parametrize(("asked", "release", "words"), SPECULATION, ids=lambda value: str(value)[:60])

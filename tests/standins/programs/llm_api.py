@@ -23,6 +23,8 @@ _OWN: Final = {
     "DraftTarget": set(),
     "Draft_Target": set(),
 }
+_MTP: Final = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "exaone_moe", "nemotron_h", "qwen3_next")
+"""`model_type` in MTPForCausalLM of modeling_speculative.py; later trees have more."""
 _NOT_PYTORCH: Final = ("Medusa", "Lookahead")
 
 
@@ -48,6 +50,8 @@ def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], releas
         raise ProgramError(f"OSError: {drafter} does not appear to have a file named config.json.")
     if kind == "MTP" and not model.get("num_nextn_predict_layers"):
         raise refusal("the model has no layers for MTP")
+    if kind == "MTP" and model.get("model_type") not in {None, *_MTP}:
+        raise ProgramError(f"ValueError: Model type {model['model_type']} not supported for MTP")
     return length
 
 

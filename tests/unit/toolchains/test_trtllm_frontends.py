@@ -27,6 +27,7 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, LaunchFrontend
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import WITHOUT_OWN_LAYERS
 from trtllm_pipeline.triton_repository import model_config
 
 LIMITS = {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512}
@@ -291,6 +292,11 @@ def test_every_release_takes_what_it_is_told_of_speculative_decoding(
     assert said["enable_iter_perf_stats"] is True
     assert llm_api.check_speculation(said["speculative_config"], {"num_nextn_predict_layers": 1}, release) == 4
     assert ("speculative_model_dir" in said["speculative_config"]) is (method in WITH_DRAFT_MODEL)
+    if method == "mtp":
+        for family in sorted(WITHOUT_OWN_LAYERS):
+            model = {"model_type": family, "num_nextn_predict_layers": 1}
+            with pytest.raises(ProgramError, match=f"Model type {family} not supported for MTP"):
+                llm_api.check_speculation(said["speculative_config"], model, release)
     other = {**said["speculative_config"], "decoding_type": "Medusa"}
     with pytest.raises(ProgramError):
         llm_api.check_speculation(other, {"num_nextn_predict_layers": 1}, release)
