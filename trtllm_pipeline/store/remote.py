@@ -41,6 +41,8 @@ BOUND: Final = frozenset({"repository"})
 _PIECE_BYTES: Final = 8 << 20
 _AHEAD: Final = 4
 """Pieces of one file, and artifacts, that are on their way at once."""
+_LIST_FROM: Final = 200
+"""Artifacts from which on a list of all is asked for, and not each of them."""
 _PARTS: Final = ".parts"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PLACE: Final = re.compile(r"([a-z_]+)/([0-9a-f]{32})/manifest\.json$")
@@ -160,6 +162,17 @@ class Remote:
                 f"{self.url}: no artifacts are there{more}", hint="pipeline store push URL puts some there"
             )
         return sorted(found)
+
+    def candidates(self, places: Collection[ArtifactKey]) -> Collection[ArtifactKey]:
+        """Those of `places` that may be there: of many, what lists of their stages have. Raises RemoteError."""
+        if len(places) < _LIST_FROM or self._http:  # a web server need not list its folders
+            return places
+        listed: set[tuple[str, str]] = set()
+        for stage in {place.stage for place in places}:
+            with suppress(FileNotFoundError), self._asking(f"artifacts/{stage}"):
+                names = self._fs.ls(self._path(f"artifacts/{stage}"), detail=False)
+                listed.update((stage, name.rstrip("/").rpartition("/")[2]) for name in names)
+        return [place for place in places if place in listed]
 
     def manifest(self, place: ArtifactKey) -> bytes | None:
         """Content of an artifact's manifest; None where there is none. Raises RemoteError."""
@@ -567,7 +580,7 @@ def push(
 
 
 def offered(
-    remote: Remote, places: Iterable[ArtifactKey], gpus: Collection[str]
+    remote: Remote, places: Collection[ArtifactKey], gpus: Collection[str]
 ) -> dict[ArtifactKey, ArtifactTransfer]:
     """Those of `places` that are there: to be pulled, or refused with the reason.
 
@@ -575,7 +588,7 @@ def offered(
     compute capability alone. Raises RemoteError.
     """
     with ThreadPoolExecutor(2 * _AHEAD) as pool:
-        found = list(_each(pool, partial(_read_manifest, remote), places))
+        found = list(_each(pool, partial(_read_manifest, remote), remote.candidates(places)))
     return {
         ArtifactKey(each.stage, each.fingerprint): _for_gpus(each, gpus)
         for each in found
@@ -609,7 +622,7 @@ def compare_to_pull(
 ) -> list[ArtifactTransfer]:
     """What of `chosen` is to be pulled, or refused as `offered` says; what is neither there nor here is left out."""
     known = store.present({place.fingerprint: place.stage for place in chosen})
-    found = offered(remote, (place for place in chosen if place.fingerprint not in known), gpus)
+    found = offered(remote, [place for place in chosen if place.fingerprint not in known], gpus)
     told = []
     for place in chosen:
         if place.fingerprint not in known:

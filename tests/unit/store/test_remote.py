@@ -18,6 +18,7 @@ from tests.helpers.matrix_files import RECIPE
 from tests.helpers.signed import publish, read_key, write_key
 from trtllm_pipeline import flow, provenance
 from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import RemoteError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.planning.request import Request
@@ -461,6 +462,22 @@ def test_a_matrix_pulls_what_its_cells_need_on_this_machine(
     assert {each.fingerprint for each in Store(tmp_path / "w2").index.all_artifacts()} == {
         run.fingerprint for run in runs
     }
+
+
+def test_of_many_that_are_not_there_none_is_asked_for_by_itself(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = publish(store)
+    push(store, url, artifact)
+    asked: list[ArtifactKey] = []
+    manifest = Remote.manifest
+    monkeypatch.setattr(Remote, "manifest", lambda self, key: [asked.append(key), manifest(self, key)][1])
+    others = [ArtifactKey(stage, Fingerprint(f"{number:032x}")) for number in range(150) for stage in ("build", "none")]
+    with closing(Remote(url)) as there:
+        assert list(remote.offered(there, [place(artifact), *others], ())) == [place(artifact)]
+        assert asked == [place(artifact)]
+        assert list(remote.offered(there, [place(artifact), *others[:3]], ())) == [place(artifact)]
+    assert len(asked) == 5
 
 
 def test_a_remote_that_cannot_be_written_is_named(store: Store) -> None:
