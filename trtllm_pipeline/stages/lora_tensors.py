@@ -72,7 +72,13 @@ def convert(adapter: Path, dtype: str) -> LoraTensors:
     configuration = Fields.read(adapter, CONFIGURATION["adapter"]).values
     rows, config = [], []
     for row, (down, up) in sorted(_pairs(adapter).items()):
-        rank, scale = len(down), scale_of(configuration, row.module, len(down))
+        rank = len(down)
+        try:
+            scale = scale_of(configuration, row.module, rank)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _wrong(
+                adapter, f"lora_alpha or alpha_pattern of its adapter_config.json is no number: {error}"
+            ) from error
         if up.shape[1] != rank:
             raise _wrong(adapter, f"A of layer {row.layer}, {row.module} has rank {rank}, B has {up.shape[1]}")
         rows.append(np.concatenate([down.ravel(), up.ravel() * np.float32(scale)]))

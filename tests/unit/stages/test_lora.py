@@ -126,3 +126,12 @@ def test_alpha_that_is_not_given_is_that_of_peft(tmp_path: Path) -> None:
     configuration = json.loads((folder / "adapter_config.json").read_text())
     del configuration["lora_alpha"]
     assert lora_tensors.scale_of(configuration, "q_proj", 4) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"lora_alpha": "x"}, {"lora_alpha": None}, {"alpha_pattern": [1]}, {"alpha_pattern": {"q_proj": {}}}]
+)
+def test_a_scale_that_is_no_number_is_said_to_be_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = write_adapter(tmp_path / "a", random_pairs({"q_proj": (16, 16)}, rank=4), **change)
+    with pytest.raises(StageError, match=r"lora_alpha or alpha_pattern of its adapter_config\.json is no number"):
+        lora_tensors.convert(folder, "float16")
