@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def test_two_cells_are_measured_at_the_same_time_and_one_of_them_alone_as_well(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
     text = lane.matrix.read_text().replace("  - { precision: fp16, max_batch_size: 4 }\n", "")
-    lane.matrix.write_text(text.replace("exclusive: none", "exclusive: gpu, requests: 32"))
+    lane.matrix.write_text(text.replace("exclusive: none", "exclusive: gpu, input_data: prompts.jsonl"))
+    prompts = (json.dumps({"id": str(number), "input": f"Count to {number}."}) for number in range(1, 9))
+    (lane.folder / "prompts.jsonl").write_text("\n".join(prompts))
     found = lane.run("--cells", "fp16")
     other = PLAIN.replace("bs2", "bs4")
     assert set(found) == {PLAIN, other, f"alone:{PLAIN}"}

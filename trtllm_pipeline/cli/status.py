@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from trtllm_pipeline import flow
+import sys
+from typing import Annotated
+
+from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered
 from trtllm_pipeline.errors import UsageError
@@ -14,6 +17,9 @@ def status(
     matrix: options.MatrixOrLatest = None,
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
+    watch: Annotated[
+        bool, options.switch("--watch", "Show it again and again, until nothing runs any more or Ctrl-C.")
+    ] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
@@ -21,25 +27,35 @@ def status(
 
     The cells are all of the latest run's matrix, including those that this run left out.
 
+    With --watch a terminal shows a picture that fits it; a pipe gets a line for each stage run whose status changes, with
+    --format json as an object.
+
     examples:
       pipeline status
+      pipeline status --watch
       pipeline status --cells 'qwen2*/fp8' --format json
       pipeline status --run latest~1
     """
     from trtllm_pipeline.planning.plan_file import outline
     from trtllm_pipeline.planning.runs import newest_cells
-    from trtllm_pipeline.progress.status import status_of, to_json, to_text
+    from trtllm_pipeline.progress.status import MatrixStatus, status_of, to_json, to_text
+    from trtllm_pipeline.progress.watching import watch as keep_showing
 
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
     store = options.known_store(workspace)
-    if matrix is None:
+    plan = None if matrix is None else flow.plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
+
+    def look() -> MatrixStatus:
+        if plan is not None:
+            return status_of(store, outline(plan), "as the matrix stands now")
         newest = newest_cells(store, run)
-        found = status_of(store, newest.outline, newest.title, newest.newest.name, cells or ())
-    else:
-        plan = flow.plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
-        found = status_of(store, outline(plan), "as the matrix stands now")
-    emit_json(to_json(found)) if format == "json" else emit_rendered(to_text(found))
+        return status_of(store, newest.outline, newest.title, newest.newest.name, cells or ())
+
+    if watch:
+        return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
+    found = look()
+    return emit_json(to_json(found)) if format == "json" else emit_rendered(to_text(found))
 
 
 def runs(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:

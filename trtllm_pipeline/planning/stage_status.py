@@ -82,10 +82,12 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
     SKIPPED: nobody needs it, since all that would read it is there. PENDING: everything else.
     """
     runs = outline.stage_runs.values()
+    claimed = store.claimed()
     present = store.present({run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE})
     attempts = store.index.attempts(run.fingerprint for run in runs if run.fingerprint not in present)
     infeasible = store.index.infeasible()
-    claimed = store.claimed()
+    # What ended or began meanwhile was, or is, being worked on: it has not been interrupted.
+    claimed |= store.claimed()
     needed = _needed(outline, present)
     found: dict[StageRunId, StageState] = {}
     for run in runs:  # after everything it needs

@@ -17,10 +17,11 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.progress.tracker import GOOD, NOTHING_TO_DO, Clock, Tracker
+from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
 from trtllm_pipeline.progress.views import (
     LOOKS,
     MAX_LISTED,
+    bar,
     failure,
     flow,
     grid,
@@ -28,6 +29,7 @@ from trtllm_pipeline.progress.views import (
     legend,
     retries,
     share,
+    stage_line,
     symbol,
     told,
 )
@@ -41,7 +43,6 @@ _REDRAW_S: Final = 0.15
 _ESTIMATE_S: Final = 1.0
 """How often to estimate the time left; of many stage runs less often, see `Picture`."""
 _MAX_ACTIVE: Final = 8
-_BAR: Final = 20
 _WIDE: Final = 70
 """Columns from which progress is shown in full."""
 
@@ -192,24 +193,14 @@ class Picture:
         yield from dict.fromkeys((*running, *failed))
 
     def _stage(self, stage: str, width: int) -> Text:
-        """One stage: a bar, how many of its stage runs are there, and those that are not in order."""
-        from rich.text import Text
-
-        counts = {status: self.tracker.by_stage[stage, status] for status in StageStatus}
-        total = self._totals[stage]
-        done = sum(counts[status] for status in GOOD)
-        name_width = max(map(len, self._stages))
-        digits = len(str(max(self._totals.values())))
-        text = Text(f"{stage:<{name_width}} ")
-        bar = min(_BAR, width - name_width - 2 * digits - 20)
-        if bar >= 5:
-            text.append_text(self._bar(done / total, bar)).append(" ")
-        text.append(f"{done:>{digits}}/{total:<{digits}}")
-        for status in (_S.RUNNING, _S.ELSEWHERE, _S.FAILED, _S.BLOCKED, _S.CANCELLED):
-            if counts[status]:
-                mark, style = symbol(status, ascii_only=self.ascii_only), LOOKS[status].style
-                text.append(f"  {mark}{counts[status]}", style)
-        return text
+        return stage_line(
+            stage,
+            {status: self.tracker.by_stage[stage, status] for status in StageStatus},
+            name_width=max(map(len, self._stages)),
+            most=max(self._totals.values()),
+            width=width,
+            ascii_only=self.ascii_only,
+        )
 
     def _active(self, width: int, most: int) -> Iterator[Text]:
         """What runs, each with its progress; then what waits."""
@@ -236,16 +227,9 @@ class Picture:
         part = share(progress)
         if part is not None and width < _WIDE:
             return f"{part:.0%}, {_growing(seconds)}"
-        bar = "" if part is None else self._bar(part, 10).plain + " "
+        drawn = "" if part is None else bar(part, 10, ascii_only=self.ascii_only).plain + " "
         said = told(progress)
-        return f"{bar}{said + ', ' if said else ''}{_growing(seconds)}"
-
-    def _bar(self, part: float, width: int) -> Text:
-        from rich.text import Text
-
-        full = int(part * width)
-        on, off = ("#", ".") if self.ascii_only else ("━", "─")
-        return Text.assemble((on * full, "green"), (off * (width - full), "dim"))
+        return f"{drawn}{said + ', ' if said else ''}{_growing(seconds)}"
 
     def _summary(self, width: int, *, final: bool) -> list[Text]:
         from rich.text import Text

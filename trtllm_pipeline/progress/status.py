@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import in_brackets
@@ -16,8 +17,13 @@ from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 _MAX_CELLS: Final = 200
 """That a picture shows."""
+_BESIDE_CELLS: Final = 6
+"""Lines that a picture of all cells leaves for its title, its heads, the legend and what runs."""
 _DONE: Final = frozenset({StageStatus.UP_TO_DATE, StageStatus.SKIPPED})
 
 
@@ -75,9 +81,13 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
     }
 
 
-def to_text(status: MatrixStatus) -> str:
-    """The picture of cells x stages, then what runs, what failed and what can never work."""
-    from trtllm_pipeline.planning.names import shared_parts, without
+def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
+    """The picture of cells x stages, then what runs, what failed and what can never work.
+
+    With a `height` in lines, no more than that: where not all cells fit, a line for each stage, and below it what runs
+    before what failed.
+    """
+    from trtllm_pipeline.planning.names import shared_parts, shorten, without
     from trtllm_pipeline.progress.views import grid, infeasible, legend, retries, styled
 
     states = status.states
@@ -91,14 +101,42 @@ def to_text(status: MatrixStatus) -> str:
     width = shutil.get_terminal_size((120, 0)).columns
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
     stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
-    drawn = grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
+    if height is None or len(rows) + _BESIDE_CELLS <= height:
+        drawn = grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
+    else:
+        drawn = _by_stage(stages, runs.values(), states, width=width, ascii_only=ascii_only)
     drawn += legend((status for _, of_cell in rows for status in of_cell.values()), width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
     below = [rest] if rest else []
     below += [line for run in runs.values() for line in _events(run, states[run.id])]
     for more in (retries(status.cells), infeasible(status.cells, set())):
         below += ["", *more] if more else []
-    return "".join(f"{line}\n" for line in (title, *styled(drawn, sys.stdout), *map(clean, below)))
+    if height is not None:  # nothing but one line each, what runs first
+        below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
+        below = [shorten(line, width - 1) for line in below]
+    lines = (title, *styled(drawn, sys.stdout), *map(clean, below))
+    return "".join(f"{line}\n" for line in lines[:height])
+
+
+def _by_stage(
+    stages: Sequence[str],
+    runs: Iterable[OutlineRun],
+    states: Mapping[StageRunId, StageState],
+    *,
+    width: int,
+    ascii_only: bool,
+) -> list[Text]:
+    from trtllm_pipeline.progress.views import stage_line
+
+    counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
+    for run in runs:
+        counts[run.stage][states[run.id].status] += 1
+    name_width = max(map(len, stages), default=0)
+    most = max((counts[stage].total() for stage in stages), default=0)
+    return [
+        stage_line(stage, counts[stage], name_width=name_width, most=most, width=width, ascii_only=ascii_only)
+        for stage in stages
+    ]
 
 
 def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState]) -> tuple[Sequence[OutlineCell], str]:

@@ -11,10 +11,10 @@ from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.execution.forecast import Durations
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.progress.views import GOOD
 
 Clock = Callable[[], float]
 _S = StageStatus
-GOOD: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.SKIPPED})
 NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_LISTED: Final = 10
 _S = StageStatus
+GOOD: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.SKIPPED})
+_BAR: Final = 20
+_LEAST_BAR: Final = 5
 
 
 class Look(NamedTuple):
@@ -86,6 +89,34 @@ def grid(
 
 def _columns(stages: Sequence[str], cut: int) -> int:
     return sum(1 + max(1, len(stage[:cut])) for stage in stages)
+
+
+def stage_line(
+    stage: str, counts: Mapping[StageStatus, int], *, name_width: int, most: int, width: int, ascii_only: bool
+) -> Text:
+    """One stage: a bar, how many of its stage runs are there, of `most` at any stage, and those that are not in order."""
+    from rich.text import Text
+
+    total, done = sum(counts.values()), sum(counts.get(status, 0) for status in GOOD)
+    digits = len(str(most))
+    text = Text(f"{stage:<{name_width}} ")
+    length = min(_BAR, width - name_width - 2 * digits - 20)
+    if length >= _LEAST_BAR:
+        text.append_text(bar(done / (total or 1), length, ascii_only=ascii_only)).append(" ")
+    text.append(f"{done:>{digits}}/{total:<{digits}}")
+    for status in (_S.RUNNING, _S.ELSEWHERE, _S.FAILED, _S.BLOCKED, _S.CANCELLED):
+        if counts.get(status):
+            text.append(f"  {symbol(status, ascii_only=ascii_only)}{counts[status]}", LOOKS[status].style)
+    return text
+
+
+def bar(part: float, width: int, *, ascii_only: bool) -> Text:
+    """A bar that is full to this part."""
+    from rich.text import Text
+
+    full = int(part * width)
+    on, off = ("#", ".") if ascii_only else ("━", "─")
+    return Text.assemble((on * full, "green"), (off * (width - full), "dim"))
 
 
 def legend(statuses: Iterable[StageStatus], *, width: int, ascii_only: bool) -> list[Text]:

@@ -1,0 +1,115 @@
+"""The status again and again: a picture that fits, lines for pipes and programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.domain import CellId, Fingerprint, Scope, StageRunId, StageStatus
+from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
+from trtllm_pipeline.planning.stage_status import StageState
+from trtllm_pipeline.progress import watching
+from trtllm_pipeline.progress.status import MatrixStatus, to_text
+
+S = StageStatus
+STAGES = ("build", "perf")
+
+
+def status(cells: int, states: Mapping[tuple[str, int], StageState]) -> MatrixStatus:
+    """Cells c0, c1, ... of two stages each; what `states` does not say is to do."""
+    outlined, runs, found = [], {}, {}
+    for number in range(cells):
+        name = CellId(f"m/c{number}")
+        ids = [StageRunId(f"{stage}-{number}") for stage in STAGES]
+        for stage, each in zip(STAGES, ids, strict=True):
+            runs[each] = OutlineRun(each, stage, Fingerprint(each), Scope.ARTIFACT, (), (), (name,))
+            found[each] = states.get((stage, number), StageState(S.PENDING))
+        outlined.append(OutlineCell(name, {}, None, tuple(ids)))
+    return MatrixStatus("run r", "r", Outline(tuple(outlined), runs), tuple(outlined), found)
+
+
+RUNNING, THERE = StageState(S.RUNNING), StageState(S.UP_TO_DATE)
+FAILED = StageState(S.FAILED, failure="timeout", message="took too long", hint="wait")
+STEPS = (
+    status(2, {("build", 0): RUNNING}),
+    status(2, {("build", 0): RUNNING}),
+    status(2, {("build", 0): THERE, ("perf", 0): RUNNING, ("build", 1): RUNNING}),
+    status(2, {("build", 0): THERE, ("perf", 0): FAILED, ("build", 1): THERE}),
+)
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[], MatrixStatus]:
+    """One step after the other, a second apart; the last one stays."""
+    clock, left = [0.0], list(STEPS)
+    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    return lambda: left.pop(0) if len(left) > 1 else left[0]
+
+
+def test_a_pipe_gets_a_line_for_each_change_until_nothing_runs(look: Callable[[], MatrixStatus]) -> None:
+    stream = io.StringIO()
+    watching.watch(look, stream)
+    assert stream.getvalue().splitlines() == [
+        "run r: 3 to do, 1 running",
+        "running: build, m/c0",
+        "up to date: build, m/c0",
+        "running: perf, m/c0",
+        "running: build, m/c1",
+        "failed: perf, m/c0: took too long",
+        "up to date: build, m/c1",
+    ]
+
+
+def test_a_program_gets_an_object_for_each_change(look: Callable[[], MatrixStatus]) -> None:
+    stream = io.StringIO()
+    watching.watch(look, stream, as_json=True)
+    begin, *changed = map(json.loads, stream.getvalue().splitlines())
+    assert (begin["event"], begin["stage_runs"]) == ("begin", {"pending": 3, "running": 1})
+    assert [(each["stage_run"], each["status"]) for each in changed] == [
+        ("build-0", "running"),
+        ("build-0", "up_to_date"),
+        ("perf-0", "running"),
+        ("build-1", "running"),
+        ("perf-0", "failed"),
+        ("build-1", "up_to_date"),
+    ]
+    told = {name: changed[4][name] for name in ("event", "stage", "cells", "failure", "message", "hint")}
+    assert told == {
+        "event": "changed",
+        "stage": "perf",
+        "cells": ["m/c0"],
+        "failure": "timeout",
+        "message": "took too long",
+        "hint": "wait",
+    }
+
+
+@pytest.mark.parametrize("cells", [3, 30, 3000])
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_picture_fits_the_screen(monkeypatch: pytest.MonkeyPatch, cells: int, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    failed = {("perf", number): FAILED for number in range(0, cells, 2)}
+    found = status(cells, {**failed, ("build", 1): RUNNING, ("build", 0): THERE})
+    lines = to_text(found, height=23).splitlines()
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= columns
+    assert lines[0] == "run r, all cells: m"
+    by_stage = any("build" in line and f"1/{cells}" in line.replace(" ", "") for line in lines)
+    assert by_stage == (cells > 17)
+    assert any(line.startswith("running: build, m/c1") for line in lines), "what runs comes before what failed"
+    assert len(to_text(found).splitlines()) > cells
+
+
+def test_a_moment_without_work_is_not_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    idle, busy = status(1, {}), status(1, {("build", 0): RUNNING})
+    left = [idle, idle, busy, idle, idle, idle, idle, idle]
+    clock = [0.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    watching.watch(lambda: left.pop(0), io.StringIO())
+    assert len(left) == 2
