@@ -71,7 +71,15 @@ def write_results(
         from trtllm_pipeline.report.html.page import to_html
 
         record = _record(results.runs, store)
-        stream.write(clean(to_html(results.rows, record, results.matrix, finished=results.finished, limits=limits)))
+        page = to_html(
+            results.rows,
+            record,
+            results.matrix,
+            finished=results.finished,
+            limits=limits,
+            forecast=results.forecast,
+        )
+        stream.write(clean(page))
     else:
         print_report(
             results.rows,

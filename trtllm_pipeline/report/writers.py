@@ -263,7 +263,7 @@ def _checked(forecast: ForecastCheck | None) -> list[TextLine]:
 def _in_short(
     rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[TextLine]
 ) -> list[TextLine]:
-    """The same in few lines no wider than `width`: notes, how to read the table, on what it was measured, and `checked`."""
+    """The same in few lines cut to `width`: notes, how to read the table, on what it was measured; and `checked`, uncut."""
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
     legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
@@ -276,11 +276,10 @@ def _in_short(
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
     lines += [TextLine(line, "dim") for line in interference(rows)]
-    lines += checked
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
-    lines += [TextLine(f"-v: {more}{full}", "dim")] if legend or notes or checked else []
-    return [TextLine(_cut(line.text, width), line.style) for line in lines]
+    how = [TextLine(_cut(f"-v: {more}{full}", width), "dim")] if legend or notes or checked else []
+    return [*(TextLine(_cut(line.text, width), line.style) for line in lines), *checked, *how]
 
 
 def _note(text: str, cells: int) -> str:

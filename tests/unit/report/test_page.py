@@ -13,6 +13,8 @@ from typing import Any
 from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
 from trtllm_pipeline.planning.names import shared_parts, without
+from trtllm_pipeline.planning.needs import HOST, TIME
+from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.rows import CellStatus
 
@@ -49,6 +51,16 @@ class Tags(HTMLParser):
 
 def test_the_page_ends_with_a_line_end() -> None:
     assert page(2).endswith("</html>\n")
+
+
+def test_the_head_says_how_far_off_the_forecast_was() -> None:
+    stages = (
+        StageForecast("build", TIME, 2, 50_000, 10_000),
+        StageForecast("launch", HOST, 1, 970_000_000, 1_000_000_000),
+    )
+    forecast = ForecastCheck(114, 150, stages)
+    assert f"forecast <b>{html.escape(forecast.line())}</b>" in page(2, forecast=forecast)
+    assert "forecast <b>" not in page(2)
 
 
 def test_every_cell_has_a_row_with_its_figures() -> None:

@@ -30,6 +30,7 @@ from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import METRICS, columns
+from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import label_of, words, workloads
@@ -78,6 +79,7 @@ def to_html(
     finished: bool = True,
     limits: Mapping[str, float | str] | None = None,
     plots: bool = True,
+    forecast: ForecastCheck | None = None,
 ) -> str:
     """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves plots out."""
     from jinja2 import Environment, FileSystemLoader
@@ -106,7 +108,7 @@ def to_html(
         summary=summary_of(rows),
         shared=parts,
         short=lambda cell: without(cell, parts),
-        head=_facts(record),
+        head=_facts(record, forecast),
         columns=columns(rows),
         rows=rows,
         symbols=_SYMBOLS,
@@ -275,7 +277,7 @@ _STAGE: Final = (
 # What stands in the page itself
 
 
-def _facts(record: Record) -> list[tuple[str, str]]:
+def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, str]]:
     facts = []
     if record.started_s is not None:
         facts.append(("started", str(moment(record.started_s))))
@@ -286,6 +288,8 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     told = ", ".join(f"{endings[ending]} {word}" for ending, word in words.items() if endings[ending])
     if told:
         facts.append(("stage runs", told))
+    if forecast is not None:
+        facts.append(("forecast", forecast.line()))
     return facts
 
 
