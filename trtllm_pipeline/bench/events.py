@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
@@ -259,7 +260,6 @@ _Known = (
     | ProbeRecord
     | SpeculationRecord
 )
-_RECORD: Final[TypeAdapter[Mapping[str, Any]]] = TypeAdapter(Annotated[_Known, Field(discriminator="type")])
 _IN_ORDER: Final = ("scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns")
 _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "header": (),
@@ -352,6 +352,12 @@ def read_records(path: Path) -> Records:
     )
 
 
+@cache
+def _reader() -> TypeAdapter[Mapping[str, Any]]:
+    """Of a record. Made when the first one is read: programs that measure import this before they begin."""
+    return TypeAdapter(Annotated[_Known, Field(discriminator="type")])
+
+
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Number and record of each line that is not blank."""
     try:
@@ -364,7 +370,7 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             continue
         record: Mapping[str, Any] | None
         try:
-            record = _RECORD.validate_json(line)
+            record = _reader().validate_json(line)
         except ValidationError as error:
             (wrong, *_) = error.errors(include_url=False)
             if wrong["type"] == "json_invalid" and number == len(lines):

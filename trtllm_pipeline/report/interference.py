@@ -15,8 +15,9 @@ def interference(rows: Sequence[CellResult]) -> Iterator[str]:
 
     Rates and medians that the cell had beside others, over those that it had alone.
     """
+    by_id = {f"{ALONE}{row.id}": row for row in rows}
     for alone in rows:
-        beside = next((row for row in rows if f"{ALONE}{row.id}" == alone.id), None)
+        beside = by_id.get(alone.id)
         if beside is None or not alone.levels or not beside.levels:
             continue
         others = sum(1 for row in rows if row is not beside and row is not alone and _overlap(row, beside))

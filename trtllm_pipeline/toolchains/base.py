@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
@@ -64,6 +65,7 @@ def names() -> tuple[str, ...]:
     return tuple(_TABLE)
 
 
+@cache
 def load(name: str) -> Toolchain:
     """The toolchain called `name`, whether or not this machine can use it. Raises UsageError for unknown names."""
     if name not in _TABLE:
