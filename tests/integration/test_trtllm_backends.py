@@ -903,3 +903,30 @@ def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_mat
         told = lane.start(*run, "--refresh").communicate(timeout=60)[1]
         assert "modeling_internlm2.py is not the file that settings.download.trust_remote_code names" in told
         assert sha256(changed.files["modeling_internlm2.py"]) in told
+
+
+def test_a_local_folder_of_glm_4_is_converted_with_its_code(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.2.0")
+    folder = lane.folder / "mine"
+    random_model.write_model(folder)
+    config = json.loads((folder / "config.json").read_text())
+    own = {
+        "num_layers": "num_hidden_layers",
+        "multi_query_group_num": "num_key_value_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "seq_length": "max_position_embeddings",
+        "padded_vocab_size": "vocab_size",
+        "kv_channels": "head_dim",
+    }
+    theirs = {name: config.pop(other) for name, other in own.items()}
+    said = {"model_type": "chatglm", "architectures": ["ChatGLMModel"], "auto_map": {"AutoModel": "modeling_chatglm.M"}}
+    (folder / "config.json").write_text(json.dumps({**config, **theirs, **said}))
+    (folder / "modeling_chatglm.py").write_bytes(b"# what it does\n")
+    axes = {"model": ["./mine"], "precision": ["fp16"], "max_batch_size": [2], "lengths": ["256,32"]}
+    trusted = {"mine": {"modeling_chatglm.py": sha256(b"# what it does\n")}}
+    settings = {"download": {"trust_remote_code": trusted}}
+    lane.matrix.write_text(yaml.safe_dump({"name": "glm", "axes": axes, "settings": settings}))
+    (cell,) = lane.run(*BUILT).values()
+    assert cell["status"] == "done"
+    (converted,) = lane.installed.invocations("convert_checkpoint.py:glm-4-9b")
+    assert values(["", *converted.argv])["--chatglm_version"] == "glm4"

@@ -319,12 +319,22 @@ def _refused(path: Path, reason: str, hint: str, failure: FailureClass = Failure
 
 
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
-_GPT2_KEYS: Final = {
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "hidden_size": "n_embd",
-    "intermediate_size": "n_inner",
-    "max_position_embeddings": "n_positions",
+_OWN_KEYS: Final = {
+    "gpt2": {
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+    },
+    "chatglm": {
+        "num_hidden_layers": "num_layers",
+        "num_key_value_heads": "multi_query_group_num",
+        "intermediate_size": "ffn_hidden_size",
+        "max_position_embeddings": "seq_length",
+        "vocab_size": "padded_vocab_size",
+        "head_dim": "kv_channels",
+    },
 }
 
 
@@ -334,10 +344,11 @@ def num_experts(config: Mapping[str, Any]) -> Any:
 
 
 def named_alike(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a Hugging Face `config.json` says, under the names that other models have where GPT-2 has its own."""
-    if config.get("model_type") != "gpt2":
+    """What a Hugging Face `config.json` says, under the names that other models have where GPT-2 and GLM-4 have their own."""
+    own_keys = _OWN_KEYS.get(str(config.get("model_type")))
+    if own_keys is None:
         return dict(config)
-    found = {name: config[own] for name, own in _GPT2_KEYS.items() if config.get(own) is not None}
+    found = {name: config[own] for name, own in own_keys.items() if config.get(own) is not None}
     width = config.get("n_embd")
     if isinstance(width, int):
         found.setdefault("intermediate_size", 4 * width)

@@ -21,6 +21,7 @@ _ARCHITECTURES: Final = {
     "gpt": ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "Starcoder2ForCausalLM", "NemotronForCausalLM"),
     "gemma": ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
     "internlm2": ("InternLM2ForCausalLM",),
+    "glm-4-9b": ("ChatGLMModel",),
 }
 _BY_CODE: Final = ("internlm2", "chatglm")
 """Model types that no transformers has."""

@@ -31,6 +31,8 @@ def run(work: Work, argv: Sequence[str]) -> int:
         raise refusal(f"--ckpt-type is {options['ckpt_type']}; the stand-in reads hf only")
     model = read_model(work, options["model_dir"])
     check_family(model, family)
+    if family == "glm-4-9b":
+        model = _glm(model, options)
     work.begin()
     time.sleep(work.seconds("convert_checkpoint.py"))
     write_checkpoint(
@@ -46,6 +48,23 @@ def run(work: Work, argv: Sequence[str]) -> int:
     )
     print("Total time of converting checkpoints: 00:00:00")
     return 0
+
+
+def _glm(model: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Its configuration by the names of others. Source: `ChatGLMConfig.from_hugging_face`, which takes the version from the
+    path of the model where none is given. Raises ProgramError where neither tells.
+    """
+    if options["chatglm_version"] is None and "glm" not in options["model_dir"]:
+        raise ProgramError("AssertionError: assert chatglm_version in GLM_VERSIONS")
+    return {
+        **model,
+        "num_hidden_layers": model["num_layers"],
+        "num_key_value_heads": model["multi_query_group_num"],
+        "intermediate_size": model["ffn_hidden_size"],
+        "max_position_embeddings": model["seq_length"],
+        "vocab_size": model["padded_vocab_size"],
+        "hidden_act": "swiglu",
+    }
 
 
 def _with_heads(work: Work, kind: str, options: Mapping[str, Any]) -> int:

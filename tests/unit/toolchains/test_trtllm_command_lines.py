@@ -167,6 +167,11 @@ def test_the_first_script_for_phi_3_asks_which_of_the_minis_it_is() -> None:
     assert "--model_type" not in _convert("0.11.0", family="phi3", pp=1, max_position_embeddings=131072)
 
 
+@pytest.mark.parametrize("release", ["0.12.0", "1.2.0"])
+def test_glm_4_is_not_looked_for_in_the_name_of_the_folder(release: str) -> None:
+    assert _value(_convert(release, family="chatglm", pp=1), "--chatglm_version") == "glm4"
+
+
 def _quantize(release: str, precision: str, kv: str = "none", **changed: Any) -> list[str]:
     rows = Selection(samples=64, max_length=256, seed=7)
     asked = {"family": "llama", "tp": 2, "batch_size": 4, "calibration": rows, "kv_cache_precision": kv} | changed

@@ -142,6 +142,9 @@ def convert_checkpoint(
         # It tells the two Phi-3 minis apart where the script asks.
         size = "128k" if (asked.max_position_embeddings or 0) > 4096 else "4k"
         arguments.add_where_known({"--model_type": f"Phi-3-mini-{size}-instruct"})
+    if asked.family == "chatglm":
+        # Otherwise it looks for the version in the name of the folder, and ends where that has none.
+        arguments.add({"--chatglm_version": "glm4"})
     arguments.add_where_known({"--workers": 1})  # each loads all the weights
     return arguments.with_extra(asked.options)
 
