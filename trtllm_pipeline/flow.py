@@ -501,6 +501,9 @@ def _run(
             now = found or repeated.digest(request, loaded, plan, outcome.artifacts)
             repeated.leave(folder, now, idle=found is not None)
         return Result(run_id, plan, outcome, table, untried, forecast_check)
+    except KeyboardInterrupt:  # while artifacts are pulled; later the loop obeys it
+        code = 130
+        raise
     except OSError as error:
         if store.artifacts_dir.is_dir():
             raise
