@@ -44,8 +44,13 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
                 if code := _call(stage.name, command, environment, held):
                     raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
         if stage.program is not None:
-            os.environ.update(environment)
-            run_program(stage.program, stage.name, context)
+            before = os.environ.copy()
+            os.environ.update(environment)  # read by CUDA when it is first used, and by what the program starts
+            try:
+                run_program(stage.program, stage.name, context)
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
 
 
 def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:

@@ -111,8 +111,16 @@ def test_a_stage_by_hand_has_gpus_of_its_own(tmp_path: Path) -> None:
     assert claims.lease_machine(("GPU-a", "GPU-b"), exclusive=Exclusive.MACHINE) is not None
 
 
+def test_a_program_of_ours_has_them_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = replace(make_toolchain().stage("make"), gpus=lambda _context: 1)
+    seen = []
+    monkeypatch.setattr(by_hand, "run_program", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    by_hand.run(stage, StageContext(Make(precision="fp16"), {}, {}, tmp_path / "out", tmp_path), lambda _command: None)
+    assert seen == ["GPU-a"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b", "as it was"
+
+
 HELD = """
-import sys
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.machine import model, probe
 gpu = model.Gpu(0, "GPU-a", "GPU", 1 << 30, 90)
