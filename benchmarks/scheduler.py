@@ -1,11 +1,13 @@
 """What the scheduler costs: seconds of CPU to set up a plan, microseconds per event, memory; and whether that stays linear.
 
-    python benchmarks/scheduler.py [--cells 100 3000 10000 100000] [--mixed] [--format json]
+    python benchmarks/scheduler.py [--cells 100 3000 10000 100000] [--mixed] [--nodes 125 [--downloads 4]] [--format json]
 
 The plan has the shape of a real matrix: one download a model (64 cells), one quantize for 16, one build for 2, then
 repository, service, smoke, perf and accuracy a cell; a fifth of the builds take a gang of GPUs. Every stage run ends
 well after exactly its expected time, on a simulated machine of 8 GPUs and 32 CPUs. With `--mixed` builds and servers ask
 for one of about 250 combinations of CPUs and GPUs each, durations differ by 100 times, and servers are alone on the machine.
+With `--nodes` there are as many such machines, and downloads are done beside them: `hours` is how long the whole would take,
+`gpu_use` the share of it that a GPU is held.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 
@@ -51,7 +54,7 @@ def plan(cells: int, *, mixed: bool = False) -> list[Task]:
 
     for cell in range(cells):
         if cell % 64 == 0:
-            download = add(f"download/{cell}", s=300, order=cell, downloads=1)
+            download = add(f"download/{cell}", s=300, order=cell, cpus=0, downloads=1)
         if cell % 16 == 0:
             quantize = add(f"quantize/{cell}", download, s=900, order=cell, gpus=1)
         if cell % 2 == 0:
@@ -67,14 +70,24 @@ def plan(cells: int, *, mixed: bool = False) -> list[Task]:
     return tasks
 
 
-def measure(cells: int, *, mixed: bool = False) -> dict[str, float]:
+def cluster(nodes: int, downloads: int) -> list[Capacity]:
+    """As many machines, and one that downloads; without any, the machine alone."""
+    if not nodes:
+        return [MACHINE]
+    machines = [Capacity(MACHINE.cpus, MACHINE.gpus, 0, str(number)) for number in range(nodes)]
+    return [Capacity(0, (), downloads), *machines]
+
+
+def measure(cells: int, on: Sequence[Capacity], *, mixed: bool = False) -> dict[str, float]:
     """One plan from beginning to end."""
     tasks = plan(cells, mixed=mixed)
     expected = {task.id: task.expected_s for task in tasks}
     scopes = {task.id: task.scope for task in tasks}
+    held: dict[StageRunId, tuple[float, int]] = {}  # since when, and how many GPUs
+    gpu_s = 0.0
     gc.collect()
     begin = time.thread_time()
-    scheduler = Scheduler(tasks, MACHINE)
+    scheduler = Scheduler(tasks, *on)
     setup_s = time.thread_time() - begin
     ahead: list[tuple[float, int, Event]] = []
     number = count()
@@ -87,6 +100,8 @@ def measure(cells: int, *, mixed: bool = False) -> dict[str, float]:
         spent_s, longest_s = spent_s + took, max(longest_s, took)
         for one in instructions:
             if isinstance(one, Start):
+                if scopes[one.id] is not Scope.IN_SERVICE:
+                    held[one.id] = now, len(one.gpus)
                 event = ServiceReady(one.id) if scopes[one.id] is Scope.SERVICE else Finished(one.id)
                 heappush(ahead, (now + expected[one.id], next(number), event))
             elif isinstance(one, Stop):
@@ -94,6 +109,9 @@ def measure(cells: int, *, mixed: bool = False) -> dict[str, float]:
         if ahead:
             now, _, first = heappop(ahead)
             happened = (first,)
+            if isinstance(first, (Finished, ServiceEnded)) and first.id in held:
+                since, gpus = held.pop(first.id)
+                gpu_s += (now - since) * gpus
             events += 1
     return {
         "cells": cells,
@@ -103,6 +121,8 @@ def measure(cells: int, *, mixed: bool = False) -> dict[str, float]:
         "events": events,
         "us_per_event": spent_s / events * 1e6,
         "longest_event_ms": longest_s * 1e3,
+        "hours": now / 3600,
+        "gpu_use": gpu_s / now / sum(len(each.gpus) for each in on),
         "us_per_stage_run": (setup_s + spent_s) / len(tasks) * 1e6,
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
@@ -112,16 +132,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, nargs="+", default=[100, 1_500, 15_000, 50_000])
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--nodes", type=int, default=0)
+    parser.add_argument("--downloads", type=int, default=4)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
-    measure(100)  # warm up
-    rows = [measure(cells, mixed=args.mixed) for cells in sorted(args.cells)]
+    on = cluster(args.nodes, args.downloads)
+    measure(100, on)  # warm up
+    rows = [measure(cells, on, mixed=args.mixed) for cells in sorted(args.cells)]
     if args.format == "json":
         json.dump(rows, sys.stdout, indent=1)
         print()
         return
     for row in rows:
-        print("  ".join(f"{key} {value:,.1f}" for key, value in row.items()))
+        print("  ".join(f"{key} {value:,.{2 if key == 'gpu_use' else 1}f}" for key, value in row.items()))
     print(f"per stage run, largest plan / smallest: {rows[-1]['us_per_stage_run'] / rows[0]['us_per_stage_run']:.2f}")
 
 

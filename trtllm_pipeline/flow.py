@@ -30,7 +30,7 @@ from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import retries, runs
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
-from trtllm_pipeline.planning.request import LOCAL, SLURM, Request, read_request
+from trtllm_pipeline.planning.request import LOCAL, RAY, SLURM, Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
@@ -99,6 +99,8 @@ def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
     from trtllm_pipeline.execution.forecast import capacity
     from trtllm_pipeline.execution.scheduler import Capacity
 
+    if request.ray_address is not None and request.executor != RAY:
+        raise UsageError("--ray-address needs --executor ray")
     if request.executor in (None, LOCAL):
         machine = machine_of(request)
         yield Placement(machine, [capacity(machine)], Executor)

@@ -148,6 +148,9 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
 def test_no_cluster_is_said_at_once() -> None:
     with pytest.raises(UsageError, match=r"no Ray cluster at 127\.0\.0\.1:1: "):
         RayCluster("127.0.0.1:1", None)
+    for address in ("127.0.0.1", ":x", "127.0.0.1:99999"):
+        with pytest.raises(UsageError, match=f"no Ray cluster at {address}: expected HOST:PORT"):
+            RayCluster(address, None)
 
 
 @pytest.mark.slow

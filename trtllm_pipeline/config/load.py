@@ -21,6 +21,8 @@ AXES: Final = tuple(Axes.model_fields)
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
 """A commented matrix to start from."""
 _SETTINGS: Final = "settings"
+_CLUSTER: Final = "cluster"
+"""The section of settings that no cell has of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]
     added = list(_rules(document, "add"))
     for name in setting_axes(named):
         steps = name.removeprefix(SETTINGS_PREFIX).split(".")
+        if steps[0] == _CLUSTER:
+            yield document.fault(("axes", name), "is the same for all cells: set it in the matrix's own settings")
         for written, at in setters:
             holder = written.get((*at, *steps[:-1]))
             if isinstance(holder, dict) and steps[-1] in holder:

@@ -32,6 +32,8 @@ from trtllm_pipeline.machine.model import Machine
 
 _TYPE: Final = "accelerator_type:"
 """Of a node's resources: the type of its GPUs follows."""
+_ON_THIS_MACHINE: Final = "auto"
+"""For Ray, the address of the cluster that this machine is a node of."""
 _CONNECT_S: Final = 10.0
 _PROBE_S: Final = 120.0
 _SAME_ENVIRONMENT: Final = "every node needs this release of trtllm-pipeline, in an environment at the same path"
@@ -44,7 +46,7 @@ class RayCluster:
         """Connect. Raises UsageError where there is no cluster, or no such node."""
         # Ray prints what it hears of nodes to stdout, which is for data.
         vars(worker)["print_to_stdstream"] = lambda *_args, **_more: None
-        where = address or os.environ.get("RAY_ADDRESS") or "auto"
+        where = address or os.environ.get("RAY_ADDRESS") or _ON_THIS_MACHINE
         try:
             _check_listening(where)
             ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
@@ -113,10 +115,13 @@ class RayCluster:
 
 
 def _check_listening(address: str) -> None:
-    """Raise OSError where nothing listens: Ray would try for minutes."""
+    """Raise OSError where nothing listens, for which Ray would try for minutes; ValueError for what is no address."""
+    if address == _ON_THIS_MACHINE or "://" in address:
+        return
     host, _, port = address.rpartition(":")
-    if host and "/" not in address:
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise ValueError("expected HOST:PORT")
+    socket.create_connection((host, int(port)), _CONNECT_S).close()
 
 
 def _on(node_id: str) -> NodeAffinitySchedulingStrategy:

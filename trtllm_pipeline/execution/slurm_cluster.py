@@ -182,7 +182,10 @@ def _asked(command: Sequence[str], limit_s: float | None = _COMMAND_S) -> str:
         raise UsageError(f"{command[0]} did not answer within {limit_s:g} s") from error
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
-        raise UsageError(f"{command[0]}: {said[-1]}", hint="its options are in settings.cluster.sbatch")
+        raise UsageError(
+            f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: ')}",
+            hint="settings.cluster.sbatch has the options of jobs; `sinfo` shows partitions and nodes",
+        )
     return done.stdout
 
 

@@ -13,6 +13,7 @@ from trtllm_pipeline.files.user_files import decode_mapping
 FILE: Final = "request.json"
 LOCAL: Final = "local"
 """The executor that is this machine."""
+RAY: Final = "ray"
 SLURM: Final = "slurm"
 DEFAULT_WORKSPACE: Final = ".pipeline"
 
