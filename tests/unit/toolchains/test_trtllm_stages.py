@@ -207,8 +207,12 @@ def test_options_of_the_matrix_reach_the_script_that_runs() -> None:
 def test_the_first_script_for_phi_3_is_told_how_long_its_model_is() -> None:
     def model_type(positions: int) -> str:
         code = {"configuration_phi3.py": "0" * 64}
-        recipe = {"family": "phi3", "num_key_value_heads": 32, "max_position_embeddings": positions, "code": code}
-        phi = cell(recipe=recipe, settings={"download.trust_remote_code": True})
+        repository: dict[str, Any] = {
+            "source": {"code": code},
+            "code": {"files": code, "page": "https://hub.example/phi"},
+        }
+        shape = {"family": "phi3", "num_key_value_heads": 32, "max_position_embeddings": positions}
+        phi = cell(recipe=repository | shape, settings={"download.trust_remote_code": {"model": code}})
         return values(commands(plan(phi, on=machine("0.10.0")), "convert")[0])["--model_type"]
 
     assert (model_type(4096), model_type(131072)) == ("Phi-3-mini-4k-instruct", "Phi-3-mini-128k-instruct")
