@@ -232,6 +232,17 @@ def test_a_lock_needs_no_hub_to_plan_the_same(hub: FakeHub, matrix: Path, tmp_pa
     assert len(hub.requests) == asked
 
 
+def test_a_model_without_a_tokenizer_that_we_read_is_told_by_the_plan(
+    hub: FakeHub, matrix: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    del hub.repositories[HUGGING_FACE].files["tokenizer.json"]
+    pipeline("plan", "-m", matrix, "--workspace", tmp_path / "w", "--toolchain", "embedded")
+    told = [line for line in caplog.messages if "tokenizer.json" in line]
+    assert told == [
+        "from-hf: its repository has no tokenizer.json, which smoke, perf and accuracy read; docs/models.md says what to do"
+    ]
+
+
 def test_a_hub_out_of_reach_stops_a_run_rather_than_changing_its_keys(
     hub: FakeHub, matrix: Path, tmp_path: Path
 ) -> None:

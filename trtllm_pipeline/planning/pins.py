@@ -25,6 +25,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.releases import brings_code
 logger = logging.getLogger(__name__)
 
 
+_TOKENIZER: Final = "tokenizer.json"
 _HUBS: Final = frozenset(("hugging_face", "modelscope"))
 
 
@@ -67,6 +68,13 @@ class Pins:
         same = (id(cell.recipe), id(cell.settings["download"]), by_code)
         if same not in self._recipes:
             recipe = self._recipe(cell)
+            files = recipe.get("files")
+            if isinstance(files, dict) and _TOKENIZER not in files:
+                logger.warning(
+                    "%s: its repository has no %s, which smoke, perf and accuracy read; docs/models.md says what to do",
+                    cell.model,
+                    _TOKENIZER,
+                )
             said = self._said_of_weights(cell, recipe)
             if said.found is not None:
                 recipe = {**recipe, "quantization": said.found.form}
