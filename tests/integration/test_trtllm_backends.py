@@ -842,6 +842,8 @@ def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_p
     answers = dict(reversed(part.split("' with")) for part in detail.split(", '"))
     assert list(answers) == [" sql", " chat", "out"]
     assert len(set(answers.values())) == 3, detail
+    said = [[note for note in cell["findings"] if "in turn" in note] for cell in (report["null"], report["none"])]
+    assert [len(notes) for notes in said] == [1, 0], report["null"]["findings"]
     of_runs = sorted(map(ranks_asked_for, lane.outputs("perf")), key=len)
     assert [ranks.keys() for ranks in of_runs] == [{0}, {4, 7}]
     assert abs(of_runs[1][4] - of_runs[1][7]) <= 2, "one after the other, at each level"

@@ -134,6 +134,22 @@ def _beside(run: LoadRun) -> Found:
 
 
 @_gate(
+    "LoRA adapters that requests asked for (`settings.perf.lora`)",
+    "several, in turn",
+    "figures of several together do not tell what each costs",
+    of_level=False,
+)
+def _adapters(run: LoadRun) -> Found:
+    asked = run.records.header["settings"]
+    names = asked.get("lora_names") or ()
+    if len(names) > 1 and asked.get("lora") is None:
+        yield (
+            "info",
+            f"requests asked for {', '.join(names)} in turn; an axis settings.perf.lora measures each by itself",
+        )
+
+
+@_gate(
     "settings reported by the server, its engine and its repository, against those of the matrix",
     "any difference",
     "metrics are only meaningful for known settings",

@@ -206,6 +206,22 @@ def test_what_might_run_beside_it_is_said(tmp_path: Path, rule: str | None, expe
     assert found(analyze(path, Words())) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lora_names": ["sql", "chat"], "lora": None}, {"adapters": "info"}),
+        ({"lora_names": ["sql", "chat"], "lora": "sql"}, {}),
+        ({"lora_names": [], "lora": None}, {}),
+    ],
+)
+def test_adapters_that_were_measured_together_are_said(
+    tmp_path: Path, settings: dict[str, Any], expected: dict[str, str]
+) -> None:
+    path = write(tmp_path / "e", answer(0))
+    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    assert found(analyze(path, Words())) == expected
+
+
 def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     check = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got": 8, "got_from": "the server"}
     assert judged(tmp_path, answer(0), {"type": "settings", "at": "end", "checks": [check]}) == {}
