@@ -6,6 +6,7 @@ Where not all cells fit on the screen, it shows a bar for each stage, and the ce
 from __future__ import annotations
 
 import contextlib
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ _REDRAW_S: Final = 0.15
 _ESTIMATE_S: Final = 1.0
 """How often to estimate the time left; of many stage runs less often, see `Picture`."""
 _MAX_ACTIVE: Final = 8
+_LEAST_NAME: Final = 8
+"""Characters of a cell's name beside what it does, which else has lines of its own, at most `_MAX_WHY`."""
+_MAX_WHY: Final = 2
 _WIDE: Final = 70
 """Columns from which progress is shown in full."""
 
@@ -87,7 +91,7 @@ class LiveObserver(QuietObserver):
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Show why a stage run waits."""
-        self._picture.tracker.waiting[run.id] = " ".join(terminal.clean(why).split())
+        self._picture.tracker.waits(run, " ".join(terminal.clean(why).split()))
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """Draw, a few times a second."""
@@ -217,10 +221,14 @@ class Picture:
             many = f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else ""
             text = Text(f"{symbol(status, ascii_only=self.ascii_only)} ", LOOKS[status].style)
             text.append(f"{run.stage.name:<{stage_width}}  ", "bold")
-            name_width = max(8, width - len(text) - len(doing) - len(many) - 2)
-            text.append(shorten(without(run.first_cell.id, self._shared), name_width) + many)
-            text.append(f"  {doing}", "cyan")
-            yield text
+            own_line = len(text) + _LEAST_NAME + len(many) + 2 + len(doing) > width
+            name_width = width - len(text) - len(many) - (0 if own_line else len(doing) + 2)
+            text.append(shorten(without(run.first_cell.id, self._shared), max(_LEAST_NAME, name_width)) + many)
+            if own_line:
+                yield text
+                yield from (Text(f"    {line}", "cyan") for line in textwrap.wrap(doing, width - 4)[:_MAX_WHY])
+            else:
+                yield text.append(f"  {doing}", "cyan")
 
     def _doing(self, run: StageRun, seconds: float, width: int) -> str:
         progress = self.progress.get(run.id)

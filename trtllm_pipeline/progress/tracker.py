@@ -33,8 +33,8 @@ class Tracker:
         self.statuses = dict(statuses)
         self.started: dict[StageRunId, float] = {}
         """When each stage run that runs now began, by the clock."""
-        self.waiting: dict[StageRunId, str] = {}
-        """Why stage runs wait for a retry or for another invocation."""
+        self._why: dict[StageRunId, tuple[StageStatus, str]] = {}
+        """Why stage runs wait, and the status in which they do."""
         self.failed: dict[StageRunId, None] = {}
         """In the order in which they failed."""
         self.counts = Counter(statuses.values())
@@ -56,7 +56,8 @@ class Tracker:
             self.counts[each] += change
             self.by_stage[run.stage.name, each] += change
         self.statuses[run.id] = status
-        self.waiting.pop(run.id, None)
+        if status in ENDED:
+            self._why.pop(run.id, None)
         if status is _S.RUNNING:
             self.started[run.id] = now
             self._ready.discard(run.id)
@@ -70,6 +71,16 @@ class Tracker:
                 self._durations.learn(run, now - began if seconds is None else seconds)
         if status is _S.FAILED:
             self.failed[run.id] = None
+
+    def waits(self, run: StageRun, why: str) -> None:
+        """A stage run waits: for a retry, or, where it was about to run, for another invocation."""
+        about_to = self.statuses[run.id] is _S.RUNNING
+        self._why[run.id] = (_S.ELSEWHERE if about_to else _S.PENDING, why)
+
+    @property
+    def waiting(self) -> dict[StageRunId, str]:
+        """Why stage runs wait that do so now."""
+        return {run: why for run, (status, why) in self._why.items() if self.statuses[run] is status}
 
     @property
     def done(self) -> int:

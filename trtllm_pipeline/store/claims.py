@@ -169,7 +169,7 @@ def _take_soon(path: Path, *, shared: bool) -> Claim | None:
 
 
 def machine_users(gpus: Sequence[str], *, exclusive: Exclusive = Exclusive.NONE) -> tuple[str, ...]:
-    """The processes that `lease_machine` waits for: id, command line, workspace; those that the kernel tells of, perhaps none."""
+    """The processes that `lease_machine` waits for: id, workspace, command line; those that the kernel tells of, perhaps none."""
     folder = machine_leases()
     found: dict[int, None] = {}
     for name in (_WORK, _MEASURING, *(f"gpu-{gpu}" for gpu in gpus)):
@@ -207,7 +207,7 @@ def _said_of(pid: int) -> str | None:
     line = b" ".join(words).decode(errors="replace").strip()
     workspace = _workspace_of(pid)
     where = "" if workspace is None else f" in workspace {workspace}"
-    return f"process {pid} ({textwrap.shorten(line, 100)}){where}" if line else None
+    return f"process {pid}{where} ({textwrap.shorten(line, 100)})" if line else None
 
 
 def _workspace_of(pid: int) -> Path | None:

@@ -287,6 +287,34 @@ def test_every_picture_fits_its_screen(cells: int, width: int, height: int) -> N
         assert not any("\n" in line.plain for line in frame)
 
 
+def test_why_another_invocation_is_waited_for_is_shown_as_long_as_it_is_so() -> None:
+    drawn = picture(PLAN, Clock())
+    tracker, download = drawn.tracker, run("download")
+    why = "this machine is in use by process 4711 in workspace /home/someone/models (pipeline run --matrix matrix.yaml)"
+
+    def shown() -> list[str]:
+        return [line.plain for line in drawn.draw(79, 24)]
+
+    def told() -> bool:
+        return why in " ".join(line.strip() for line in shown())
+
+    tracker.changed(download, S.RUNNING, None)
+    tracker.waits(download, why)  # as the loop says it: the scheduler hears of it afterwards
+    tracker.changed(download, S.ELSEWHERE, None)
+    assert told()
+    for status in (S.PENDING, S.RUNNING):
+        tracker.changed(download, status, None)
+        assert not told()
+    tracker.changed(download, S.ELSEWHERE, None)
+    assert told(), "it is said once, and holds"
+    tracker.changed(download, S.PENDING, None)
+    tracker.waits(download, "a dropped connection; attempt 2 in 4 s")
+    assert any("attempt 2 in 4 s" in line for line in shown())
+    tracker.changed(download, S.RUNNING, None)
+    tracker.changed(download, S.SUCCEEDED, 1.0)
+    assert not any("attempt 2" in line for line in shown())
+
+
 def test_of_many_cells_stages_are_counted_and_the_eventful_ones_shown() -> None:
     plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(100)))
     drawn = picture(plan, Clock(), download=S.SUCCEEDED, convert=S.SUCCEEDED, build=S.FAILED)
