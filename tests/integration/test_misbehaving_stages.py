@@ -42,7 +42,7 @@ def plan_of(*scripts: str, timeout_s: float = 60.0) -> Plan:
 
 def run(plan: Plan, store: Store) -> Outcome:
     on = Capacity(cpus=2, downloads=1)
-    return execute(plan, store, Executor(), Observer(), run_id="r", machine=on, present={})
+    return execute(plan, store, Executor(), Observer(), run_id="r", nodes=[on], present={})
 
 
 def failed(store: Store, *scripts: str, timeout_s: float = 60.0) -> StageError:

@@ -181,10 +181,12 @@ class _Execution:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
         self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
-        if self._to_run and not self._expected:
+        # A forecast knows what was to run: not what has to now that something was not pulled, or is gone.
+        if untold := self._to_run - self._expected.keys():
             corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
             durations = Durations(self._durations, self._plan.machine, corrections)
-            self._expected = {run: durations.expected(self._plan.stage_runs[run]) for run in self._to_run}
+            more = {run: durations.expected(self._plan.stage_runs[run]) for run in untold}
+            self._expected = {**self._expected, **more}
         self._scheduler = scheduling.Scheduler(
             tasks(self._plan, self._to_run, lambda run: self._expected[run.id]),
             *self._nodes,

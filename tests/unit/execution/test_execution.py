@@ -136,6 +136,17 @@ def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
     assert set(outcome.statuses.values()) == {StageStatus.UP_TO_DATE, StageStatus.SKIPPED}
 
 
+def test_what_no_forecast_expected_runs_as_well(store: Store) -> None:
+    """Such as what an engine is made of that could not be pulled."""
+    plan = plan_of()
+    expected = {run: 1.0 for run, each in plan.stage_runs.items() if each.stage.name != "get"}
+    on = Capacity(cpus=4, downloads=2)
+    executor = PretendExecutor()
+    outcome = execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}, expected_s=expected)
+    assert outcome.exit_code == 0
+    assert "get" in executor.stages()
+
+
 def test_a_failure_blocks_what_needs_it_and_nothing_else(store: Store) -> None:
     executor = PretendExecutor({"make": [StageError("boom"), None]})
     outcome = run(plan_of("fp16", "fp8"), store, executor)
