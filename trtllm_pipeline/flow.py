@@ -281,7 +281,9 @@ def check_feasible(plan: Plan) -> None:
         )
         raise PlanError(
             "no cell can work:\n  " + "\n  ".join(reasons[:10]),
-            hint=f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}",
+            hint="with these lines in the matrix the same command goes on"
+            if any("\n" in reason for reason in reasons)
+            else f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}",
         )
 
 

@@ -888,7 +888,7 @@ def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_mat
         run = ("run", "--matrix", str(lane.matrix), "--workspace", str(lane.workspace), *BUILT)
         refused = lane.start(*run).communicate(timeout=60)[1]
         assert lane.starts() == Counter()
-        lines = refused[refused.index("settings:") : refused.index("  try:")]
+        lines = refused[refused.index("settings:") : refused.index("  try: with these lines in the matrix")]
         trusted = {name: sha256(content) for name, content in code.items()}
         assert yaml.safe_load(lines) == {"settings": {"download": {"trust_remote_code": {"mine": trusted}}}}
         lane.matrix.write_text(lane.matrix.read_text() + lines)
