@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
@@ -722,6 +723,7 @@ class Simulation:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
+        self.happened: Counter[str] = Counter()
         self.nodes = {name: self.capacity(name) for name in rng.choice(["1", "1", "12", "123"])}
         self.tasks = {one.id: one for one in self.random_tasks()}
         ids = list(self.tasks)
@@ -853,10 +855,12 @@ class Simulation:
                 assert len(units) == 1
             if Exclusive.GPU in rules:
                 assert rules == {Exclusive.GPU}
+                self.happened["measured side by side"] += len(units) > 1
         assert running(self.scheduler) == set(self.held)
 
     def failure(self) -> StageError:
         kind = self.rng.choice([FailureClass.TRANSIENT, FailureClass.TRANSIENT, *FailureClass])
+        self.happened[kind.value] += 1
         return StageError("it failed", failure=kind)
 
     def end(self, task_id: StageRunId) -> None:
@@ -884,7 +888,9 @@ class Simulation:
         if fresh and self.busy_left and rng.random() < 0.15:
             self.busy_left -= 1
             self.leave(task_id)
+            self.happened["taken elsewhere"] += 1
             if about.scope is not Scope.SERVICE and rng.random() < 0.3:
+                self.happened["done elsewhere"] += 1
                 return Freed(task_id, done=True)
             self.elsewhere.add(task_id)
             return Busy(task_id)
@@ -896,6 +902,8 @@ class Simulation:
             return ServiceReady(task_id)
         if task_id not in self.asked and rng.random() < 0.7:
             return None  # it goes on serving
+        if self.phase[task_id] == "ready" and task_id not in self.asked:
+            self.happened["a service died after it was ready"] += 1
         failure = self.failure() if rng.random() < 0.5 else None
         if self.inside(task_id):
             self.phase[task_id] = "dead"
@@ -958,6 +966,18 @@ class Simulation:
 @given(st.integers(0, 2**63))
 def test_any_plan_in_any_order_of_events_ends_and_breaks_no_rule(seed: int) -> None:
     Simulation(random.Random(seed)).run()
+
+
+def test_the_simulation_has_every_fault() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(150):
+        simulation = Simulation(random.Random(seed))
+        simulation.run()
+        happened += simulation.happened
+    kinds = {kind.value for kind in FailureClass}
+    others = {"measured side by side", "taken elsewhere", "done elsewhere", "a service died after it was ready"}
+    assert set(happened) == kinds | others
+    assert min(happened.values()) >= 5, happened
 
 
 def list_schedule(tasks: list[Task], machine: Capacity) -> float:
