@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,9 @@ def test_a_run_that_finds_what_the_one_before_left_takes_what_that_wrote(tmp_pat
     second, found = run()
     assert (made["run"]["counts"], found["run"]["counts"]) == ({"done": 2}, {"up_to_date": 2})
     assert not same(first, second), "the first made something"
+    os.utime(second / "plan.json", (0, 0))
     third, _ = run()
+    assert (third / "plan.json").stat().st_mtime > 0, "by which store gc tells how long ago a run was"
     assert same(second, third) == taken
     assert find_run(store, None) == third
     changed, _ = run("settings.download.max_workers=2")

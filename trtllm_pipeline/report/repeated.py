@@ -82,6 +82,7 @@ def take(earlier: Path, folder: Path) -> bool:
         shutil.copytree(earlier / LOCK, folder / LOCK, copy_function=os.link)
         for name in (PLAN, REPORT):
             os.link(earlier / name, folder / name)
+        os.utime(folder / PLAN)  # by which `store gc` tells how long ago a run was: both wanted the same
     except OSError:
         shutil.rmtree(folder / LOCK, ignore_errors=True)
         for name in (PLAN, REPORT):
