@@ -113,6 +113,8 @@ class Cluster(Protocol):
 class _Agent:
     """An agent that was started, and the stage runs that it was given."""
 
+    id: StageRunId
+    """Of what it was started for."""
     attempt: Path
     service: bool
     ticket: str = ""
@@ -136,9 +138,10 @@ class _Agent:
     def unanswered(self, job: Job) -> StageError | None:
         """Why a stage run that it was given will have no answer; None where there may still be one."""
         since = time.monotonic() - self.over_at
-        if since < 0.0 or (since < _ANSWER_S and self.lost is None and not self.orders["stop"]):
+        stopped = not self.orders["stop"].keys().isdisjoint((self.id, job.id))
+        if since < 0.0 or (since < _ANSWER_S and self.lost is None and not stopped):
             return None
-        if self.orders["stop"]:
+        if stopped:
             return StageError(f"{job.stage}: stopped")
         why = self.lost or StageError("its agent ended without an answer", failure=FailureClass.LOST)
         return StageError(f"{job.stage}: {why.message}", failure=why.failure, hint=why.hint, log=_log(job))
@@ -168,7 +171,7 @@ class ClusterExecutor(Executor):
             return False
         ticket = self._cluster.left(attempt)
         if job.scope is Scope.ARTIFACT:
-            made = _Agent(attempt, service=False).answers().get("ended", {}).get(job.id, {"failed": True})
+            made = _Agent(job.id, attempt, service=False).answers().get("ended", {}).get(job.id, {"failed": True})
             if ticket is not None or not made["failed"]:
                 self._adopted[attempt] = ticket
                 return True
@@ -187,16 +190,14 @@ class ClusterExecutor(Executor):
             agent.orders["jobs"].append(job.attempt)
             agent.order()
         else:
-            agent = _Agent(Path(job.attempt), job.scope is Scope.SERVICE)
+            agent = _Agent(job.id, Path(job.attempt), job.scope is Scope.SERVICE)
             if agent.attempt in self._adopted:
                 ticket = self._adopted.pop(agent.attempt)
                 agent.ticket = ticket or job.attempt
                 agent.over_at = math.inf if ticket else time.monotonic()
             else:
                 folder = agents.folder_of(agent.attempt)
-                shutil.rmtree(
-                    folder, ignore_errors=True
-                )  # of an attempt with the same number, before the index was lost
+                shutil.rmtree(folder, ignore_errors=True)  # of as many attempts ago, before the index was lost
                 folder.mkdir()
                 agent.order()
                 try:

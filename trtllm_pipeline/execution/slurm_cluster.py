@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -136,7 +137,8 @@ class SlurmCluster:
     def cancel(self, tickets: Sequence[str]) -> None:
         """See `Cluster`."""
         if tickets:
-            _asked(["scancel", *tickets])
+            with suppress(UsageError):  # they may have ended; `over` tells
+                _asked(["scancel", *tickets])
 
     def close(self) -> None:
         """See `Cluster`."""

@@ -114,7 +114,7 @@ def test_why_it_failed_is_what_its_node_left(
     )
 
 
-def test_a_service_and_what_runs_inside_are_one_task_and_are_lost_together(
+def test_a_service_and_what_runs_inside_are_one_task_and_end_together(
     pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
     serve = job(tmp_path, "serve", Scope.SERVICE)
@@ -124,13 +124,14 @@ def test_a_service_and_what_runs_inside_are_one_task_and_are_lost_together(
     assert executor.wait(0.0) == [Ready(serve.id)]
     assert executor.wait(0.0) == [], "which is said once"
     executor.submit(perf, [])
+    executor.stop(perf.id, 5.0)
     assert [each.id for each in pretend.started] == ["serve"]
     assert orders(serve)["jobs"] == [perf.attempt]
     pretend.ended["ticket 1"] = LOST
     lost = {event.id: event.error for event in executor.wait(0.0) if isinstance(event, Ended)}
     assert {run: error and (error.message, error.failure) for run, error in lost.items()} == {
         "serve": ("serve: lost with its node: gone", FailureClass.LOST),
-        "perf": ("perf: lost with its node: gone", FailureClass.LOST),
+        "perf": ("perf: stopped", FailureClass.BUG),
     }
 
 
