@@ -19,7 +19,7 @@ def test_two_cells_are_measured_at_the_same_time_and_one_of_them_alone_as_well(t
     lane.matrix.write_text(text.replace("exclusive: none", "exclusive: gpu, input_data: prompts.jsonl"))
     prompts = (json.dumps({"id": str(number), "input": f"Count to {number}."}) for number in range(1, 9))
     (lane.folder / "prompts.jsonl").write_text("\n".join(prompts))
-    found = lane.run("--cells", "fp16")
+    found = lane.run("--cells", "fp16", "--cells", "alone:*")
     other = PLAIN.replace("bs2", "bs4")
     assert set(found) == {PLAIN, other, f"alone:{PLAIN}"}
 

@@ -184,6 +184,8 @@ def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell
             part = pattern.removeprefix("!")
             hits = {index for index, cell in enumerate(cells) if part and part in cell.id}
             hits = hits or {index for index, segments in enumerate(split) if in_order(segments, parts)}
+            # Whoever names a cell in short does not mean its control.
+            hits = {index for index in hits if not cells[index].id.startswith(ALONE)} or hits
         if not hits:
             message = f"{pattern!r} matches none of the {len(cells)} cells"
             raise UsageError(message, hint=_nearest_segments(split, parts))

@@ -62,6 +62,9 @@ def test_the_first_that_is_measured_beside_others_is_measured_alone_as_well(writ
     assert alone.settings["perf"] == {**cells[0].settings["perf"], "exclusive": "machine"}
     assert {**alone.settings, "perf": None} == {**cells[0].settings, "perf": None}
     assert ids(select((*cells, alone), [cells[0].id])) == [cells[0].id], "a cell's id is its own still"
+    assert ids(select((*cells, alone), ["fp16"])) == [cells[0].id]
+    assert ids(select((*cells, alone), ["alone:*"])) == [alone.id]
+    assert ids(select((*cells, alone), ["!alone:*"])) == ids(cells)
 
 
 @pytest.mark.parametrize(
