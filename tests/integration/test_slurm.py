@@ -187,7 +187,7 @@ def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, 
     jobs = [line.split("|") for line in tell("squeue", "-h", "--states=all", "-o", "%j|%k").splitlines()]
     made = [comment for name, comment in jobs if comment.startswith(str(tmp_path)) and name in ("convert", "build")]
     assert len(made) == len(set(made)) == 4
-    assert not list((tmp_path / "w/work").iterdir())
+    assert not list((tmp_path / "w/work").glob("*.cluster"))
 
 
 def test_a_matrix_is_brought_up_to_date_by_slurm(slurm: Path, tmp_path: Path) -> None:
