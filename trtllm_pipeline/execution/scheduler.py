@@ -1,6 +1,6 @@
 """Decides what runs when: events in, instructions out; no clock, disk, thread or process.
 
-    scheduler = Scheduler(tasks, machine, up_to_date=...)
+    scheduler = Scheduler(tasks, machine)
     todo = scheduler.advance(now)                        the first starts
     todo = scheduler.advance(now, Finished(task_id))     and again for every event, until scheduler.finished
 
@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
@@ -265,10 +265,8 @@ def backoff_s(task_id: str, failures: int) -> float:
 class Scheduler:
     """The state machine over one plan.
 
-    `up_to_date` are the tasks whose artifact is in the store. With `wanted` only those tasks, and what they need, are
-    brought up to date; without, all are. A service starts only if a task inside it has to run. `keep_going` False
-    starts nothing new after the first failure; what runs then is left to finish. `observe` is called with
-    (id, old, new) at every change of status. Raises ValueError for a list that is no plan: ids twice or missing,
+    All tasks are run, but services in which none is. `keep_going` False starts nothing new after the first failure; what
+    runs then is left to finish. `observe` is called with (id, old, new) at every change of status. Raises ValueError for a list that is no plan: ids twice or missing,
     needs in a circle.
     """
 
@@ -276,8 +274,6 @@ class Scheduler:
         self,
         tasks: Iterable[Task],
         *nodes: Capacity,
-        up_to_date: Collection[StageRunId] = (),
-        wanted: Collection[StageRunId] | None = None,
         keep_going: bool = True,
         observe: Callable[[StageRunId, StageStatus, StageStatus], None] | None = None,
     ) -> None:
@@ -312,7 +308,7 @@ class Scheduler:
         self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
 
         self._link_services()
-        required = self._link(set(up_to_date), wanted)
+        required = self._link()
         self._rank(required)
         self._shares = {node: self._share(node) for node in required if node.service is None}
         self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
@@ -423,37 +419,28 @@ class Scheduler:
                 needs.append(upstream)
         return needs
 
-    def _link(self, up_to_date: set[StageRunId], wanted: Collection[StageRunId] | None) -> list[_TaskNode]:
-        """Tie what has to run to what it waits for; return it. All else ends here as up to date or skipped."""
-        stack = list(self._nodes.values()) if wanted is None else [self._nodes[task_id] for task_id in wanted]
-        stack = [node for node in stack if node.task.scope is not Scope.SERVICE]
-        required: dict[_TaskNode, None] = {}
-        while stack:
-            node = stack.pop()
-            if node in required or (node.task.id in up_to_date and not isinstance(node, _Service)):
-                continue
-            required[node] = None
-            stack.extend(self._needs(node))
-            if node.service:
-                stack.append(node.service)
+    def _link(self) -> list[_TaskNode]:
+        """Tie what has to run to what it waits for; return it. A service with no task inside ends here as skipped."""
+        used = {node.service for node in self._nodes.values()}
+        required = []
         for node in self._nodes.values():
-            if node not in required:
-                there = node.task.id in up_to_date and not isinstance(node, _Service)
-                self._move(node, _S.UP_TO_DATE if there else _S.SKIPPED)
+            if isinstance(node, _Service) and node not in used:
+                self._move(node, _S.SKIPPED)
+            else:
+                required.append(node)
         self._ended.clear()  # nobody waits for these
-        for node in sorted(required, key=lambda node: node.index):
+        for node in required:
             service = node.service
             if service:
                 service.members.append(node)
                 service.left += 1
                 service.duration += node.duration
             for upstream in self._needs(node):
-                if upstream in required:
-                    upstream.dependents.append(node)
-                    node.waiting += 1
-                    if service and upstream.service is not service:
-                        service.waiting += 1
-        return list(required)
+                upstream.dependents.append(node)
+                node.waiting += 1
+                if service and upstream.service is not service:
+                    service.waiting += 1
+        return required
 
     def _rank(self, required: list[_TaskNode]) -> None:
         """Set priorities: the expected seconds of the longest path from the start of a task to the end of the run."""

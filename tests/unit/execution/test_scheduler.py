@@ -302,32 +302,10 @@ def test_gpus_do_not_wait_for_a_gang_that_the_run_does_not_wait_for() -> None:
     assert now <= 1.05 * 3960
 
 
-# What has to run at all.
-
-
-def test_what_is_up_to_date_needs_nothing() -> None:
-    done = {sid("a"), sid("c")}
-    scheduler = Scheduler([task("a"), task("b", "a"), task("c", "b")], Capacity(1), up_to_date=done)
-    assert names(scheduler.advance(0)) == ["b"]
-    scheduler.advance(1, Finished(sid("b")))
+def test_a_service_without_anything_to_do_is_skipped() -> None:
+    scheduler = Scheduler([service("serve", gpus=1)], Capacity(4, ("A",)))
     assert scheduler.finished
-    assert statuses(scheduler, "a", "b", "c") == [S.UP_TO_DATE, S.SUCCEEDED, S.UP_TO_DATE]
-
-
-def test_only_what_is_wanted_and_needed_runs() -> None:
-    tasks = [task("a"), task("b", "a"), task("c", "b"), task("d", "a")]
-    scheduler = Scheduler(tasks, Capacity(4), up_to_date={sid("b")}, wanted=[sid("c")])
-    assert names(scheduler.advance(0)) == ["c"]
-    assert statuses(scheduler, "a", "b", "d") == [S.SKIPPED, S.UP_TO_DATE, S.SKIPPED]
-
-
-def test_a_service_without_anything_to_do_is_skipped_with_what_only_it_needs() -> None:
-    done = {sid(name) for name in ("smoke", "perf", "accuracy")}
-    scheduler = Scheduler(SERVED, Capacity(4, ("A",)), up_to_date=done, wanted=list(done))
-    assert scheduler.finished
-    assert statuses(scheduler, "repo", "serve") == [S.SKIPPED, S.SKIPPED]
-    scheduler = Scheduler(SERVED, Capacity(4, ("A",)), up_to_date=done | {sid("repo")})
-    assert scheduler.finished
+    assert statuses(scheduler, "serve") == [S.SKIPPED]
 
 
 @pytest.mark.parametrize(
@@ -639,15 +617,14 @@ def test_every_status_is_in_the_table_and_only_ended_ones_lead_nowhere() -> None
 def test_observers_see_every_change_once() -> None:
     seen: list[tuple[str, StageStatus, StageStatus]] = []
     scheduler = Scheduler(
-        [task("a"), task("b", "a"), task("c")],
+        [task("a"), task("b", "a"), service("c")],
         Capacity(1),
-        up_to_date={sid("c")},
         observe=lambda *change: seen.append(change),
     )
     scheduler.advance(0)
     scheduler.advance(1, Finished(sid("a"), BUG))
     assert seen == [
-        ("c", S.PENDING, S.UP_TO_DATE),
+        ("c", S.PENDING, S.SKIPPED),
         ("a", S.PENDING, S.RUNNING),
         ("a", S.RUNNING, S.FAILED),
         ("b", S.PENDING, S.BLOCKED),
@@ -727,13 +704,9 @@ class Simulation:
         self.nodes = {name: self.capacity(name) for name in rng.choice(["1", "1", "12", "123"])}
         self.tasks = {one.id: one for one in self.random_tasks()}
         ids = list(self.tasks)
-        up_to_date = {one for one in ids if rng.random() < 0.2}
-        wanted = rng.sample(ids, rng.randint(0, len(ids))) if rng.random() < 0.3 else None
         self.scheduler = Scheduler(
             rng.sample(list(self.tasks.values()), len(ids)),
             *self.nodes.values(),
-            up_to_date=up_to_date,
-            wanted=wanted,
             keep_going=rng.random() < 0.8,
             observe=self.observe,
         )
