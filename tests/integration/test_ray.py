@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -34,10 +35,12 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("leases")))
+    before = signal.getsignal(signal.SIGTERM)  # a process that starts nodes gets one that ends them, and itself
     cluster = Cluster(initialize_head=True, head_node_args={**H100, "include_dashboard": False})
     cluster.add_node(**H100)
     yield cluster
     cluster.shutdown()
+    signal.signal(signal.SIGTERM, before)
     patch.undo()
 
 
@@ -80,6 +83,19 @@ def appears(path: Path, seconds: float = 60.0) -> str:
 
 def runs(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def test_sigterm_stays_what_it_was(nodes: Any) -> None:
+    def mine(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        cluster = RayCluster(nodes.address, None)
+        after = signal.getsignal(signal.SIGTERM)
+        cluster.close()
+        assert (after, signal.getsignal(signal.SIGTERM)) == (mine, mine)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_job_runs_with_its_gpus_and_its_log_is_here(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +48,7 @@ class RayCluster:
         # Ray prints what it hears of nodes to stdout, which is for data.
         vars(worker)["print_to_stdstream"] = lambda *_args, **_more: None
         where = address or os.environ.get("RAY_ADDRESS") or _ON_THIS_MACHINE
+        terminated = signal.getsignal(signal.SIGTERM)
         try:
             _check_listening(where)
             ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
@@ -55,6 +57,8 @@ class RayCluster:
                 f"no Ray cluster at {where}: {str(error).splitlines()[0]}",
                 hint="start one with `ray start --head`, and name it with --ray-address HOST:PORT",
             ) from error
+        finally:
+            signal.signal(signal.SIGTERM, terminated)  # Ray's own would end the pipeline at once
         try:
             found = chosen((_node(node) for node in ray.nodes() if node["Alive"]), accelerator)
             self._nodes = {node.name: node for node in found}
