@@ -90,6 +90,7 @@ def test_a_job_does_not_see_the_tokens_and_the_batch_job_that_it_is(
     executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_private")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("OURS", "kept")
     build = submit(executor, job(tmp_path, "build", command=("sh", "-c", "env > out/environment")))
@@ -98,6 +99,7 @@ def test_a_job_does_not_see_the_tokens_and_the_batch_job_that_it_is(
     assert "hf_private" not in seen
     assert "SLURM_JOB_ID" not in seen
     assert "OURS=kept" in seen
+    assert "TOKENIZERS_PARALLELISM=false" in seen
 
 
 def test_stopping_a_job_that_runs(executor: ClusterExecutor, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ _OUTPUT: Final = "slurm.log"
 """In the folder of an attempt's orders: what its batch script printed."""
 _USABLE: Final = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
 _GPUS: Final = re.compile(r"\bgpu:(?:([^:,(]+):)?(\d+)")
-_PRIVATE: Final = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|_KEY$")
+_PRIVATE: Final = re.compile("TOKEN(?!IZER)|SECRET|PASSWORD|CREDENTIAL|_KEY$")
 """Of variables' names: Slurm keeps the environment of jobs in files."""
 _PARTITION: Final = re.compile(r"(?:--partition|-p)[= ]?(.+)")
 _SAME_ENVIRONMENT: Final = "every node needs this workspace and this Python environment at the same path"

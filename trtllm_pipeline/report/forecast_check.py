@@ -106,8 +106,10 @@ def _furthest(stages: Iterable[StageForecast]) -> list[str]:
 
 def _off_by(expected: float, taken: float) -> str:
     """By which share a forecast was too high, negative for too low."""
-    ratio = expected / max(taken, 1e-3)
-    return f"{ratio - 1:+.0%}" if ratio < _TIMES else f"{ratio:.0f} times too much"
+    ratio = max(expected, 1e-3) / max(taken, 1e-3)
+    if 1 / _TIMES < ratio < _TIMES:
+        return f"{ratio - 1:+.0%}"
+    return f"{ratio:.0f} times too much" if ratio > 1 else f"{1 / ratio:.0f} times too little"
 
 
 def checked(

@@ -68,6 +68,8 @@ def test_one_line_names_what_was_furthest_off() -> None:
     assert dataclasses.replace(CHECK, stages=(*CHECK.stages, others)).line() == line, "anyone fills /dev/shm"
     half = dataclasses.replace(CHECK, stages=(CHECK.stages[0], StageForecast("perf", TIME, 1, 19, 10)))
     assert "time of convert (-50%)" in half.line(), "half of it is further off than almost twice"
+    little = dataclasses.replace(CHECK, stages=(StageForecast("perf", TIME, 1, 1000, 20_000),))
+    assert "time of perf (20 times too little)" in little.line()
 
 
 def test_every_stage_has_a_line() -> None:

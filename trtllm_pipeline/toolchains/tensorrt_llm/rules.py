@@ -1076,7 +1076,7 @@ def speculation_settings(case: Case) -> str | None:
     return None
 
 
-@rule("TLM712", "take a newer release, another method, or the toolchain tensorrt_llm_pytorch")
+@rule("TLM712", "take a newer release, another method, or, from 1.0, the toolchain tensorrt_llm_pytorch")
 def speculation_release(case: Case) -> str | None:
     """A method that the release does not build engines for, or whose way through its server was not read. Source: the choices of
     `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
