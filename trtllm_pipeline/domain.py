@@ -12,6 +12,8 @@ Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
 CellId = NewType("CellId", str)
 StageRunId = NewType("StageRunId", str)
 Fingerprint = NewType("Fingerprint", str)
+USUAL_KV_SHARE: Final = 0.9
+"""Of the memory that is left, which TensorRT-LLM takes for the KV cache where nothing is said. Source: memory reference."""
 USUAL_NUM_TOKENS: Final = 8192
 """Tokens of one forward pass where nobody says more: as TensorRT-LLM since 0.11, so that one matrix means the same everywhere."""
 

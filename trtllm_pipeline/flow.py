@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -152,15 +152,23 @@ def select_cells(
     What needs more memory than the machine has is known by estimates, corrected by what `store` has of measurements.
     Raises MatrixError, UsageError, PlanError.
     """
-    from trtllm_pipeline.planning import needs
-
-    corrections = needs.Corrections(() if store is None else store.index.peaks(), machine)
+    memory = _memory(store, machine)
 
     def infeasible(cell: Cell) -> str | None:
-        toolchain = toolchains.load(cell.toolchain)
-        return toolchain.infeasible(cell, machine) or needs.infeasible(cell, toolchain.stages, machine, corrections)
+        return toolchains.load(cell.toolchain).infeasible(cell, machine) or memory(cell)
 
     return _expanded(request, loaded, machine, infeasible)
+
+
+def _memory(store: Store | None, machine: Machine) -> Callable[[Cell], str | None]:
+    """Tells why a cell cannot work on `machine` for want of memory. What `store` has of measurements is read once, when asked."""
+    from trtllm_pipeline.planning import needs
+
+    @cache
+    def corrections() -> needs.Corrections:
+        return needs.Corrections(() if store is None else store.index.peaks(), machine)
+
+    return lambda cell: needs.infeasible(cell, toolchains.load(cell.toolchain).stages, machine, corrections())
 
 
 def _expanded(
@@ -226,7 +234,8 @@ def plan_cells(
     from trtllm_pipeline.planning.pins import Pins  # status and the like read no matrix
 
     pins = Pins(store, guess=guess)
-    cells = [_judged_again(pins.pin(cell), machine) if cell.reason is None else cell for cell in cells]
+    memory = _memory(store, machine)
+    cells = [_judged_again(pins.pin(cell), machine, memory) if cell.reason is None else cell for cell in cells]
     plan = _make(cells, machine, pins, until)
     return plan if store is None else _with_retries(plan, store, pins, until)
 
@@ -248,17 +257,22 @@ def _with_retries(plan: Plan, store: Store, pins: Pins, until: str | None) -> Pl
     return retries.followed(plan, make, store.index.attempts, reason)
 
 
-def _judged_again(cell: Cell, machine: Machine) -> Cell:
+def _judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
     """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized, what its
-    draft model is, and what code loads it.
+    draft model and adapters are, what `memory` these take, and what code loads it.
     """
-    drafter = None if cell.reason is not None else toolchains.load(cell.toolchain).drafter(cell)
-    if drafter is not None:
-        reason = toolchains.load(cell.toolchain).infeasible(drafter, machine)
-        return replace(cell, reason=None if reason is None else f"settings.speculative.model {drafter.model}: {reason}")
-    if (cell.precision != AS_IS and "code" not in cell.recipe) or cell.reason is not None:
+    if cell.reason is not None:
         return cell
-    return replace(cell, reason=toolchains.load(cell.toolchain).infeasible(cell, machine))
+    toolchain, reason = toolchains.load(cell.toolchain), None
+    drafter = toolchain.drafter(cell)
+    if drafter is not None:
+        reason = toolchain.infeasible(drafter, machine)
+        reason = None if reason is None else f"settings.speculative.model {drafter.model}: {reason}"
+    elif cell.precision == AS_IS or "code" in cell.recipe:
+        reason = toolchain.infeasible(cell, machine)
+    if reason is None and cell.companions:
+        reason = memory(cell)
+    return cell if reason is None else replace(cell, reason=reason)
 
 
 def _lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
@@ -323,11 +337,17 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
 def fits(request: Request, store: Store | None) -> Fits:
     """Which cells of the request need more memory than the machine has, and with which change they fit. Raises as `plan_of`."""
     from trtllm_pipeline.planning import fitting, needs
+    from trtllm_pipeline.planning.pins import Pins
     from trtllm_pipeline.report.fits import Fit, Fits
+    from trtllm_pipeline.toolchains import companions
 
     machine, loaded = machine_of(request), load(request)
     corrections = needs.Corrections(() if store is None else store.index.peaks(), machine)
-    cells = _expanded(request, loaded, machine)
+    pins = Pins(store, guess=True)
+    cells = [
+        pins.pin(cell) if cell.reason is None and companions.asked_for(cell) else cell
+        for cell in _expanded(request, loaded, machine)
+    ]
     roomy = needs.without_limits(machine)
     found = []
 

@@ -14,7 +14,8 @@ from typing import Final
 
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.toolchains.companions import speculation
+from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
 
 _MOST_FRACTION: Final = 0.95
@@ -104,7 +105,7 @@ def _rows(cell: Cell) -> Iterator[Reduction]:
 def _tokens(cell: Cell) -> Iterator[Reduction]:
     """Of a forward pass, but a whole prompt: those of several requests are read one after another."""
     tokens = cell.settings["build"].get("max_num_tokens")
-    if speculation(cell) is None:  # drafting has limits of its own
+    if companions.speculation(cell) is None:  # drafting has limits of its own
         for fewer in _halves(tokens if isinstance(tokens, int) else USUAL_NUM_TOKENS, max(cell.isl, _LEAST_TOKENS)):
             yield _setting("build", "max_num_tokens", fewer)
 
@@ -120,6 +121,8 @@ def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
 
 
 def _shares(cell: Cell, machine: Machine) -> Iterator[Reduction]:
+    if companions.DRAFT in cell.companions and cell.toolchain == ENGINES:
+        return  # what the cache of one engine takes, that of the other lacks
     share = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
     if vision.sees(cell):  # what the cache leaves has to hold a visual engine
         if not isinstance(share, (int, float)) or share > _LEAST_FRACTION:

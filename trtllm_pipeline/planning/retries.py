@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Cell, CellId, Fingerprint, Json, SettingChange
+from trtllm_pipeline.domain import USUAL_KV_SHARE, USUAL_NUM_TOKENS, Cell, CellId, Fingerprint, Json, SettingChange
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.store.index import AttemptRow
@@ -24,7 +24,10 @@ SECTIONS: Final[Mapping[str, str]] = {
 }
 """The settings that a retry may change, and the sections they are in: they decide how much memory is taken, not what a cell is."""
 HALVE: Final = "halve"
-_UNSET: Final[Mapping[str, int | float]] = {"max_num_tokens": USUAL_NUM_TOKENS, "kv_cache_free_gpu_mem_fraction": 0.9}
+_UNSET: Final[Mapping[str, int | float]] = {
+    "max_num_tokens": USUAL_NUM_TOKENS,
+    "kv_cache_free_gpu_mem_fraction": USUAL_KV_SHARE,
+}
 """What one that is not set is taken for, where no stage run says more."""
 Attempts: TypeAlias = Callable[[Iterable[Fingerprint]], Mapping[Fingerprint, AttemptRow]]
 

@@ -154,3 +154,27 @@ def test_what_is_proposed_fits_when_it_is_pasted(machine: str, toolchain: str, t
         if fit.proposal is not None:
             pasted = proposed(tmp_path, axes, assume, *fit.proposal, cells=(fit.changed_id,))
             assert (pasted.cells, pasted.fits) == (1, ()), fit.proposal
+
+
+def test_what_a_draft_model_takes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    matrix = tmp_path / "drafted.yaml"
+    matrix.write_text(
+        "name: drafted\n"
+        "axes: {model: [llama-3.1-8b-instruct], precision: [fp16], max_batch_size: [1], lengths: ['1024,256']}\n"
+        "settings:\n"
+        "  speculative: {method: draft, model: llama-3.1-8b-instruct}\n"
+        "  repository: {decoupled: false, enable_kv_cache_reuse: true}\n"
+    )
+
+    def asked(gib: int) -> Request:
+        machine = f"tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib={gib},memory_gib=256"
+        return Request(matrix, assume=machine, toolchain="tensorrt_llm")
+
+    (reason,) = (cell.reason for cell in flow.plan_of(asked(24), None, guess=True).cells)
+    assert reason is not None
+    assert "of memory on each GPU, there are 26 GB" in reason
+    (lacking,) = flow.fits(asked(24), None).fits
+    assert lacking.proposal is None, "the one fits, both do not"
+    assert flow.plan_of(asked(80), None, guess=True).feasible
+    assert flow.fits(asked(80), None).fits == ()

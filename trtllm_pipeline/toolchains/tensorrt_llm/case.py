@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.base import PYTORCH
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized, speculation, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import CONVERTED, Drafting, drafting
 
@@ -124,6 +124,19 @@ def kv_cache(cell: Cell) -> str | None:
     if precision == AS_IS and cell.toolchain == PYTORCH:
         precision = prequantized.computed(precision, cell.recipe)
     return commands.kv_precision(precision, cell.settings["quantize"]["kv_cache_precision"])
+
+
+def kv_share(cell: Cell) -> float:
+    """The share of the memory that is left, which the KV cache of each engine of a cell takes: what its settings say, or
+    less than usual where something else comes into the same memory.
+    """
+    asked = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
+    if isinstance(asked, (int, float)):
+        return asked
+    found = drafting(cell)
+    if found is not None and found.method == "draft":
+        return speculation.SHARE
+    return vision.SHARE if vision.sees(cell) else USUAL_KV_SHARE
 
 
 def splits_prompts(cell: Cell) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell, Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
@@ -289,11 +289,8 @@ def _repository(cell: Cell) -> EngineRepository:
         own["decoding_mode"] = found.method
     if found is not None and found.method == "draft":
         own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
-        own["kv_cache_free_gpu_mem_fraction"] = speculation.SHARE
-    if vision.sees(cell):
-        own["kv_cache_free_gpu_mem_fraction"] = vision.SHARE
-    if settings["kv_cache_free_gpu_mem_fraction"] is not None:
-        own.pop("kv_cache_free_gpu_mem_fraction", None)
+    if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # what Triton's backend takes by itself is not written
+        own["kv_cache_free_gpu_mem_fraction"] = share
     return load(EngineRepository, own, settings)
 
 

@@ -20,7 +20,7 @@ from trtllm_pipeline.toolchains.companion_sizes import draft_kv_bytes_per_token
 from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
-from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kv_cache, num_tokens
+from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kv_cache, kv_share, num_tokens
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
     Shape,
     kv_bytes_per_token,
@@ -49,8 +49,6 @@ _WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
 """Precisions whose matrix products are a plugin's, which TensorRT fuses with nothing."""
 _GEMM_WORKSPACE: Final = 32 << 20
 """Of cuBLAS; it shares its place with the logits."""
-_DEFAULT_FRACTION: Final = 0.9
-"""Of the memory that is left, which the KV cache takes. Source: memory reference."""
 _LOGITS: Final = {True: 28.7, False: 12.0}
 """Bytes for each request and entry of the vocabulary. Engines (true): 9.2 of runtime buffers and 19.5 of the decoder, by logs
 of 0.12 to 0.15; PyTorch: three float32 arrays, an assumption."""
@@ -241,8 +239,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     """
     parts = served(cell, machine)
     repository = cell.settings["repository"]
-    usual = vision.SHARE if vision.sees(cell) else _DEFAULT_FRACTION
-    fraction = _number(repository.get("kv_cache_free_gpu_mem_fraction")) or usual
+    fraction = kv_share(cell)
     block = commands.TOKENS_PER_BLOCK
     request = -(-(cell.isl + cell.osl) // block) * block
     limit = _number(repository.get("max_tokens_in_paged_kv_cache"))
