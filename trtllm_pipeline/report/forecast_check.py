@@ -5,7 +5,6 @@ checked(plan, seen, taken)     at the end of a run, from its forecast and what t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -32,11 +31,6 @@ class StageForecast:
     stage_runs: int
     expected: int
     taken: int
-
-    @property
-    def distance(self) -> float:
-        """How far off the forecast was: as far for half of what was taken as for twice that."""
-        return abs(math.log(self.expected / self.taken))
 
     def __str__(self) -> str:
         of = "" if self.resource == TIME else f" of {self.resource}"
@@ -93,9 +87,11 @@ class ForecastCheck:
 
 
 def _furthest(stages: Iterable[StageForecast]) -> list[str]:
-    """Of time and of memory, the stage whose forecast was furthest off; not of /dev/shm, which others fill as well."""
+    """Of time and of memory, the stage whose forecast was furthest off, in seconds and bytes: that of a stage of a second
+    matters to nobody. Not of /dev/shm, which others fill as well.
+    """
     worst: dict[bool, StageForecast] = {}
-    for each in sorted(stages, key=lambda each: each.distance):
+    for each in sorted(stages, key=lambda each: abs(each.expected - each.taken)):
         if each.resource != SHARED:
             worst[each.resource != TIME] = each
     return [
