@@ -176,12 +176,16 @@ def commit() -> str | None:
         return None
     import subprocess
 
-    command = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    # Not `git describe --dirty`: it writes the index, and leaves its lock where the pipeline is killed meanwhile.
+    command = ("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "-uno")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    found = re.search(r"^# branch\.oid ([0-9a-f]{12})", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or found is None:
+        return None
+    return found[1] + ("-dirty" if re.search("^[^#]", done.stdout, re.MULTILINE) else "")
 
 
 def version_of(package: str, folders: Iterable[str] = ()) -> str | None:

@@ -159,7 +159,11 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
     git(tmp_path / "project", "init", "-q")
     git(tmp_path / "project", "add", "-A")
     git(tmp_path / "project", "commit", "-q", "-m", "ours")
+    index = tmp_path / "project" / ".git" / "index"
+    os.utime(package, (1, 1))  # git would write what it looked at into the index, were it allowed to
+    before = index.stat().st_mtime_ns
     assert commit() == git(tmp_path / "project", "rev-parse", "HEAD")[:12]
+    assert index.stat().st_mtime_ns == before, "a pipeline killed meanwhile would leave the index locked"
     package.write_text("changed")
     assert str(commit()).endswith("-dirty")
     probe.commit.cache_clear()
