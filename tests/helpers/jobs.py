@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.execution.executor import Job
+from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.executor import Ended, Job
+from trtllm_pipeline.stages.base import JOB
 
 
 def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> Job:
@@ -33,3 +36,20 @@ def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> 
         node=more.pop("node", "one"),
         **more,
     )
+
+
+def submit(executor: ClusterExecutor, of: Job) -> Job:
+    """Start a job whose file is where nodes read it."""
+    of.write(Path(of.attempt) / JOB)
+    executor.submit(of, [])
+    return of
+
+
+def end(executor: ClusterExecutor, seconds: float = 60.0) -> Ended:
+    """The first that happens, which is an end."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for event in executor.wait(0.1):
+            assert isinstance(event, Ended)
+            return event
+    raise AssertionError("nothing ended")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+from tests.helpers.bundles import free_ports
 from trtllm_pipeline.config.recipes import recipes_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,18 +40,11 @@ def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
         walk.perform("pipeline serve stop first", tmp_path)
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port
-
-
 @pytest.mark.integration
 @pytest.mark.slow
 def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, clone: Path) -> None:
     pytest.importorskip("xllamacpp")
-    port, performed = str(free_port()), 0
+    port, performed = str(free_ports(1)[0]), 0
     for step in walk.steps(PAGE.read_text(encoding="utf-8")):
         output = walk.perform(step.commands.replace("8000", port), clone)
         performed += 1

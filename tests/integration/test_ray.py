@@ -5,18 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.jobs import job
+from tests.helpers.jobs import end, job, submit
+from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass, UsageError
 from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode
-from trtllm_pipeline.execution.executor import Ended, Job
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("ray", reason="needs the extra [ray]")
@@ -58,26 +57,8 @@ def executor(connected: RayCluster) -> Iterator[ClusterExecutor]:
     executor.close()
 
 
-def submit(executor: ClusterExecutor, of: Job) -> Job:
-    of.write(Path(of.attempt) / "job.json")
-    executor.submit(of, [])
-    return of
-
-
-def end(executor: ClusterExecutor, seconds: float = 60.0) -> Ended:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for event in executor.wait(0.2):
-            assert isinstance(event, Ended)
-            return event
-    raise AssertionError("nothing ended")
-
-
-def appears(path: Path, seconds: float = 60.0) -> str:
-    until = time.monotonic() + seconds
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < until, f"{path} does not appear"
-        time.sleep(0.05)
+def appears(path: Path) -> str:
+    assert eventually(lambda: path.exists() and bool(path.read_text())), f"{path} does not appear"
     return path.read_text()
 
 
@@ -129,10 +110,7 @@ def test_closing_the_executor_ends_what_runs(connected: RayCluster, tmp_path: Pa
     long = submit(executor, job(tmp_path, "long", command=command, node=connected.nodes[1].node))
     pid = int(appears(Path(long.attempt) / "pid"))
     executor.close()
-    until = time.monotonic() + 20
-    while runs(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not runs(pid)
+    assert eventually(lambda: not runs(pid), 20)
 
 
 @pytest.mark.slow
@@ -152,10 +130,7 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
     assert ended.error is not None
     assert ended.error.failure is FailureClass.LOST
     assert ended.error.message.startswith("doomed: lost with its node: ")
-    until = time.monotonic() + 20
-    while runs(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not runs(pid), "the guardian ended it"
+    assert eventually(lambda: not runs(pid), 20), "the guardian ended it"
     again = job(tmp_path, "again", node="third")
     submit(executor, again)
     assert end(executor).error is None, "another node took it"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.bundles import free_ports
 from tests.helpers.signed import publish
 from trtllm_pipeline.store.store import Store
 
@@ -28,12 +29,6 @@ S3 = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager
@@ -61,7 +56,7 @@ def server(*words: str, port: int, folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    port = free_port()
+    port = free_ports(1)[0]
     with server(
         "moto.server", "-H", "127.0.0.1", "-p", str(port), port=port, folder=tmp_path_factory.mktemp("s3")
     ) as url:
@@ -115,7 +110,7 @@ def test_a_remote_that_is_down_or_lacks_its_bucket_is_told(tmp_path: Path, s3: d
     store = Store(tmp_path / "w")
     publish(store)
     store.close()
-    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_MAX_ATTEMPTS": "1"}
+    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
     code, told = pipeline(tmp_path, "pull", "s3://engines/x", "-w", "w2", environment=nobody)
     assert code == 1
     assert "error: s3://engines/x" in told
@@ -131,7 +126,7 @@ def test_a_web_server_is_pulled_from(tmp_path: Path) -> None:
     made = publish(store, "a", LARGE)
     store.close()
     assert pipeline(tmp_path, "push", "site/engines", "-w", "w")[0] == 0
-    port = free_port()
+    port = free_ports(1)[0]
     words = ("http.server", str(port), "--bind", "127.0.0.1")
     with server(*words, port=port, folder=tmp_path / "site") as url:
         code, told = pipeline(tmp_path, "pull", f"{url}/engines", "-w", "w2")
@@ -189,7 +184,10 @@ def test_an_interrupt_is_told_and_goes_on_later(tmp_path: Path, s3: dict[str, st
     assert "3 artifacts to push" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in told) == (130, False), told
+    # Where Ctrl-C comes while a class is made (an exec), `python -m` ends by the signal itself: a shell says 130 for both.
+    assert process.returncode in {130, -signal.SIGINT}, told
+    assert "interrupted" in told
+    assert "Traceback" not in told
     assert pipeline(tmp_path, "push", "s3://engines/interrupted", "-w", "w", environment=s3)[0] == 0
 
 
@@ -236,7 +234,7 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
     assert stages(tmp_path / "w3") == ["build", "build", "convert", "download", "repository", "repository"]
     assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w3")[1]
     # Where nobody answers, all is made.
-    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_MAX_ATTEMPTS": "1"}
+    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
     fourth = run(tmp_path, "w4", url, nobody, "--cells", "*/fp16/*")
     _, told = fourth.communicate(timeout=120)
     assert (fourth.returncode, told.count("; what is there is made here")) == (0, 1), told

@@ -9,16 +9,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import job
+from tests.helpers.bundles import free_ports
+from tests.helpers.jobs import end, job, submit
+from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.executor import Ended
 from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
 
 pytestmark = [
@@ -69,23 +70,8 @@ NodeName=n1,n2 Name=gpu Type=h100 File=/dev/zero
 """
 
 
-def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    last = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < last, what
-        time.sleep(0.1)
-
-
 def tell(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +94,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         tell("slurmctld")
         for node in ("n1", "n2"):
             tell("slurmd", "-N", node)
-        until(lambda: tell("sinfo", "-N", "-h", "-o", "%T").split() == ["idle", "idle"], "two nodes")
+        assert eventually(lambda: tell("sinfo", "-N", "-h", "-o", "%T").split() == ["idle", "idle"]), "two nodes"
         yield folder
     finally:
         for pid in [*folder.glob("slurm*.pid"), folder / "munge" / "munged.pid"]:
@@ -124,24 +110,12 @@ def executor(slurm: Path) -> Iterator[ClusterExecutor]:
     executor.close()
 
 
-def end(executor: ClusterExecutor, seconds: float = 60.0) -> Ended:
-    found: list[Ended] = []
-
-    def look() -> bool:
-        found.extend(event for event in executor.wait(0.2) if isinstance(event, Ended))
-        return bool(found)
-
-    until(look, "an end", seconds)
-    return found[0]
-
-
 def test_a_job_has_its_gpus_and_is_stopped_with_all_its_processes(executor: ClusterExecutor, tmp_path: Path) -> None:
     command = ("sh", "-c", 'echo "has $CUDA_VISIBLE_DEVICES"; sleep 600 & echo $! > pid; wait')
     gang = job(tmp_path, "gang", command=command, resources=Resources(gpus=2))
-    gang.write(Path(gang.attempt) / "job.json")
-    executor.submit(gang, [])
+    submit(executor, gang)
     pid = Path(gang.attempt) / "pid"
-    until(lambda: pid.exists() and bool(pid.read_text()), "it runs")
+    assert eventually(lambda: pid.exists() and bool(pid.read_text())), "it runs"
     executor.stop(gang.id, 2.0)
     assert end(executor).error is not None
     assert (Path(gang.attempt) / "log").read_text() == "has 0,1\n"
@@ -150,9 +124,8 @@ def test_a_job_has_its_gpus_and_is_stopped_with_all_its_processes(executor: Clus
 
 def test_what_ran_on_a_lost_node_is_lost(executor: ClusterExecutor, slurm: Path, tmp_path: Path) -> None:
     doomed = job(tmp_path, "doomed", command=("sh", "-c", "echo > pid; sleep 600"))
-    doomed.write(Path(doomed.attempt) / "job.json")
-    executor.submit(doomed, [])
-    until((Path(doomed.attempt) / "pid").exists, "it runs")
+    submit(executor, doomed)
+    assert eventually((Path(doomed.attempt) / "pid").exists), "it runs"
     node = tell("squeue", "-h", "-o", "%N").strip()
     os.kill(int((slurm / f"slurmd-{node}.pid").read_text()), signal.SIGKILL)
     try:
@@ -162,7 +135,7 @@ def test_what_ran_on_a_lost_node_is_lost(executor: ClusterExecutor, slurm: Path,
     assert error is not None
     assert error.failure is FailureClass.LOST
     assert error.message == "doomed: lost with its node: Slurm says NODE_FAIL"
-    until(lambda: "down" not in tell("sinfo", "-h", "-o", "%T"), "the node is back")
+    assert eventually(lambda: "down" not in tell("sinfo", "-h", "-o", "%T")), "the node is back"
 
 
 def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, tmp_path: Path) -> None:
@@ -173,7 +146,7 @@ def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, 
         [*pipeline, "run", "-m", str(TINY), "--until", "build", "--executor", "slurm", *where],
         stderr=subprocess.DEVNULL,
     )
-    until(lambda: "convert" in tell("squeue", "-h", "-o", "%j"), "a convert is in the queue", 120.0)
+    assert eventually(lambda: "convert" in tell("squeue", "-h", "-o", "%j"), 120.0), "a convert is in the queue"
     tell("scontrol", "update", "partitionname=work", "state=DOWN")
     first.kill()
     first.wait()

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import job
+from tests.helpers.jobs import end, job, submit
 from tests.standins import slurm
 from trtllm_pipeline.domain import Exclusive, Resources
 from trtllm_pipeline.errors import FailureClass, UsageError
 from trtllm_pipeline.execution import slurm_cluster
 from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.executor import Ended, Job
 from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
@@ -46,21 +45,6 @@ def executor(cluster: SlurmCluster) -> Iterator[ClusterExecutor]:
     executor = ClusterExecutor(cluster)
     yield executor
     executor.close()
-
-
-def submit(executor: ClusterExecutor, of: Job) -> Job:
-    of.write(Path(of.attempt) / "job.json")
-    executor.submit(of, [])
-    return of
-
-
-def end(executor: ClusterExecutor) -> Ended:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        for event in executor.wait(0.1):
-            assert isinstance(event, Ended)
-            return event
-    raise AssertionError("nothing ended")
 
 
 def test_the_nodes_are_those_that_can_run_something(cluster: SlurmCluster) -> None:

@@ -242,12 +242,12 @@ def test_what_was_asked_for_is_asked_for_again(
     assert main([*plan, "--remote", "engines"]) == 0
     assert f"nothing to pull from {tmp_path}/engines" in capsys.readouterr().out
     # A folder that a matrix names is beside it.
-    (tmp_path / "matrix.yaml").write_text(f"remote: shared\n{(tmp_path / 'matrix.yaml').read_text()}")
+    (tmp_path / "matrix.yaml").write_text(f"remote: engines\n{(tmp_path / 'matrix.yaml').read_text()}")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     plan[2] = "../matrix.yaml"
     assert main(plan) == 0
-    assert "nothing to pull from ../shared" in capsys.readouterr().out
+    assert "nothing to pull from ../engines" in capsys.readouterr().out
     assert main([*plan, "--remote", "https://user:secret@127.0.0.1:1/engines"]) == 2
     assert "secret" not in capsys.readouterr().err
     request = Request(tmp_path / "matrix.yaml", remote="s3://engines/x", allow_other_gpu=True)
