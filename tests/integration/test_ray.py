@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from tests.helpers.jobs import end, job, submit
 from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass, UsageError
-from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode
+from trtllm_pipeline.execution.cluster import ClusterExecutor
+from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
+from trtllm_pipeline.execution.scheduler import Came, Gone
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("ray", reason="needs the extra [ray]")
@@ -60,6 +63,15 @@ def executor(connected: RayCluster) -> Iterator[ClusterExecutor]:
 def appears(path: Path) -> str:
     assert eventually(lambda: path.exists() and bool(path.read_text())), f"{path} does not appear"
     return path.read_text()
+
+
+def happens(executor: ClusterExecutor) -> ExecutorEvent:
+    """The next that happens."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for event in executor.wait(0.1):
+            return event
+    raise AssertionError("nothing happens")
 
 
 def runs(pid: int) -> bool:
@@ -118,20 +130,22 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
     nodes: Any, connected: RayCluster, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
     other = nodes.add_node(**H100)
-    nodes.wait_for_nodes()
-    three = RayCluster.__new__(RayCluster)  # sees the third node as well
-    three.__dict__ |= vars(connected) | {"_nodes": {"third": ClusterNode(other.node_id, 2, 2, "H100")}}
-    executor._cluster = three
+    came = happens(executor)
+    assert isinstance(came, Came)
+    assert (came.node.cpus, len(came.node.gpus)) == (2, 2)
+    third = came.node.node
     command = ("sh", "-c", "echo $$ > pid; exec sleep 600")
-    doomed = submit(executor, job(tmp_path, "doomed", command=command, node="third"))
+    doomed = submit(executor, job(tmp_path, "doomed", command=command, node=third))
     pid = int(appears(Path(doomed.attempt) / "pid"))
     nodes.remove_node(other, allow_graceful=False)
-    ended = end(executor)
+    told = [happens(executor), happens(executor)]
+    assert Gone(third) in told
+    (ended,) = [each for each in told if isinstance(each, Ended)]
     assert ended.error is not None
     assert ended.error.failure is FailureClass.LOST
     assert ended.error.message.startswith("doomed: lost with its node: ")
     assert eventually(lambda: not runs(pid), 20), "the guardian ended it"
-    again = job(tmp_path, "again", node="third")
+    again = job(tmp_path, "again", node=third)  # started before it was known
     submit(executor, again)
     assert end(executor).error is None, "another node took it"
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Exclusive, Json, Scope, StageRunId
-from trtllm_pipeline.execution.executor import Ended, Executor, Job, Ready, read_job
+from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, read_job
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine import gpus, probe
 from trtllm_pipeline.stages.base import JOB
@@ -125,11 +125,11 @@ class _Agent:
             self.stopped.add(f"{run} {grace_s}")
             self.executor.stop(StageRunId(run), grace_s)
 
-    def _tell(self, events: Sequence[Ready | Ended]) -> None:
+    def _tell(self, events: Sequence[ExecutorEvent]) -> None:
         for event in events:
             if isinstance(event, Ready):
                 self.answers["ready"].append(event.id)
-            else:
+            elif isinstance(event, Ended):
                 self.open.discard(event.id)
                 self.answers["ended"][event.id] = {"failed": event.error is not None, "usage": asdict(event.usage)}
         if events:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent as agents
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
-from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.execution.scheduler import Came, Capacity, Gone
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages import failure
@@ -37,7 +37,7 @@ _ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """What a cluster says of one of its nodes."""
+    """What a cluster says of one of its nodes, as long as it can be used."""
 
     name: str
     cpus: int
@@ -72,6 +72,35 @@ def chosen(nodes: Iterable[ClusterNode], accelerator: str | None) -> list[Cluste
     return found
 
 
+class KnownNodes:
+    """The nodes of a cluster that a run uses, and what becomes of them."""
+
+    def __init__(
+        self, chosen: Sequence[ClusterNode], look: Callable[[], Iterable[ClusterNode]], every_s: float
+    ) -> None:
+        """`look` lists the nodes of all types; it may raise UsageError while nothing is known."""
+        self.accelerator = chosen[0].accelerator
+        self._there = {node.name: node for node in chosen}
+        self._look = look
+        self._every_s = every_s
+        self._looked_s = time.monotonic()
+
+    def changes(self) -> list[Gone | Came]:
+        """See `Cluster`: looks if the last look is `every_s` seconds ago."""
+        if time.monotonic() - self._looked_s < self._every_s:
+            return []
+        self._looked_s = time.monotonic()
+        try:
+            listed = list(self._look())
+        except UsageError:
+            return []
+        now = {node.name: node for node in listed if node.cpus and node.accelerator == self.accelerator}
+        gone = [Gone(name) for name in self._there if name not in now]
+        came = [Came(node.capacity) for name, node in now.items() if name not in self._there]
+        self._there = now
+        return [*gone, *came]
+
+
 def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
     """What `nodes` have in common: the software of `machine`, one of them, and of CPUs and GPUs as many as each has."""
     gpus = min(node.gpus for node in nodes) if machine.gpus else 0
@@ -98,6 +127,9 @@ class Cluster(Protocol):
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
         """The tickets that have ended since this was asked last, after at most `timeout_s`; with why the agent could not end."""
+
+    def changes(self) -> Sequence[Gone | Came]:
+        """The nodes that have gone and come since this was asked last. It is asked often, and looks when it is time to."""
 
     def left(self, attempt: Path) -> str | None:
         """The ticket of an agent that an earlier invocation started for `attempt`, if it is in a queue or runs; else None."""
@@ -228,6 +260,7 @@ class ClusterExecutor(Executor):
         while True:
             events = [*self._refused, *super().wait(0.0)]
             self._refused.clear()
+            events += self._cluster.changes()
             self._keep()
             remaining = max(0.0, until - time.monotonic())
             for ticket, error in self._cluster.over(0.0 if events else min(_POLL_S, remaining)).items():

@@ -61,6 +61,9 @@ class Observer:
     def pulling(self, message: str, *, wrong: bool = False) -> None:
         """What is pulled from a remote store before the run begins; `wrong` is what cannot be, and is made instead."""
 
+    def node(self, name: str, *, gone: bool) -> None:
+        """A node of the cluster has gone, or has come."""
+
     def retrying(self, cells: Sequence[Cell]) -> None:
         """Cells that ran out of memory are planned anew, with changed settings; `begin` follows."""
 
@@ -268,8 +271,12 @@ class _Execution:
                 if event.id in self._running:
                     self._running[event.id].ready_s = time.monotonic() - self._running[event.id].started_s
                 events.append(scheduling.ServiceReady(event.id))
-            else:
+            elif isinstance(event, Ended):
                 events += self._ended(event)
+            else:
+                gone = isinstance(event, scheduling.Gone)
+                self._observer.node(event.node if isinstance(event, scheduling.Gone) else event.node.node, gone=gone)
+                events.append(event)
         events += self._sealed()
         events += self._freed()
         self._observer.tick(self._progress())
@@ -288,7 +295,11 @@ class _Execution:
             if not (services - {None}) - over:
                 break
             events = events + self._executor.wait(_POLL_S)
-        return sorted(events, key=lambda event: self._plan.stage_runs[event.id].stage.scope is Scope.IN_SERVICE)
+
+        def is_effect(event: ExecutorEvent) -> bool:
+            return isinstance(event, (Ready, Ended)) and self._plan.stage_runs[event.id].stage.scope is Scope.IN_SERVICE
+
+        return sorted(events, key=is_effect)
 
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent
-from trtllm_pipeline.execution.cluster import ClusterNode, chosen, in_common
+from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, in_common
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
@@ -37,6 +37,8 @@ _ON_THIS_MACHINE: Final = "auto"
 """For Ray, the address of the cluster that this machine is a node of."""
 _CONNECT_S: Final = 10.0
 _PROBE_S: Final = 120.0
+_LIST_S: Final = 5.0
+"""Between two looks at the nodes."""
 _SAME_ENVIRONMENT: Final = "every node needs this release of trtllm-pipeline, in an environment at the same path"
 
 
@@ -60,8 +62,11 @@ class RayCluster:
         finally:
             signal.signal(signal.SIGTERM, terminated)  # Ray's own would end the pipeline at once
         try:
-            found = chosen((_node(node) for node in ray.nodes() if node["Alive"]), accelerator)
-            self._nodes = {node.name: node for node in found}
+            self._known: dict[str, tuple[str, int]] = {}
+            """Name of a node -> Ray's id of it, and its CPUs."""
+            found = chosen(self._look(), accelerator)
+            known = KnownNodes(found, self._look, _LIST_S)
+            self._accelerator, self.changes = known.accelerator, known.changes
             self.machine = in_common(self._machine(found[0].name), found)
         except BaseException:
             self.close()
@@ -70,24 +75,32 @@ class RayCluster:
         self._tickets: dict[Any, str] = {}
         self._started = 0
 
+    def _look(self) -> list[ClusterNode]:
+        found = [(str(node["NodeID"]), _node(node)) for node in ray.nodes() if node["Alive"]]
+        self._known |= {node.name: (node_id, node.cpus) for node_id, node in found}
+        return [node for _, node in found]
+
     def _machine(self, node: str) -> Machine:
         try:
-            found: Machine = ray.get(_PROBE.options(scheduling_strategy=_on(node)).remote(), timeout=_PROBE_S)
+            found: Machine = ray.get(_PROBE.options(scheduling_strategy=self._on(node)).remote(), timeout=_PROBE_S)
         except RayError as error:
             raise UsageError(
                 f"a node of the Ray cluster cannot be used: {_said(error)}", hint=_SAME_ENVIRONMENT
             ) from error
         return found
 
+    def _on(self, node: str) -> NodeAffinitySchedulingStrategy:
+        return NodeAffinitySchedulingStrategy(self._known[node][0], soft=True)
+
     def start(self, job: Job) -> str:
         """See `Cluster`."""
-        node, need = self._nodes[job.node], job.resources
+        cpus, need = self._known[job.node][1], job.resources
         task = _AGENT.options(
             name=job.stage,
-            num_cpus=node.cpus if need.exclusive is Exclusive.MACHINE else need.cpus,
+            num_cpus=cpus if need.exclusive is Exclusive.MACHINE else need.cpus,
             num_gpus=need.gpus,
-            accelerator_type=node.accelerator if need.gpus else None,
-            scheduling_strategy=_on(node.name),
+            accelerator_type=self._accelerator if need.gpus else None,
+            scheduling_strategy=self._on(job.node),
         ).remote(job.attempt)
         self._started += 1
         self._tickets[task] = f"{self._started}"
@@ -128,10 +141,6 @@ def _check_listening(address: str) -> None:
     socket.create_connection((host, int(port)), _CONNECT_S).close()
 
 
-def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node_id, soft=True)
-
-
 def _found() -> Machine:
     os.environ.pop(MASK_VARIABLE, None)  # all GPUs of the node: the task has none
     return probe.machine()
@@ -153,7 +162,8 @@ _AGENT: Final = ray.remote(max_retries=0)(_run)
 def _node(node: Mapping[str, Any]) -> ClusterNode:
     has = node["Resources"]
     accelerator = next((name.removeprefix(_TYPE) for name in has if name.startswith(_TYPE)), None)
-    return ClusterNode(node["NodeID"], int(has.get("CPU", 0)), int(has.get("GPU", 0)), accelerator)
+    name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"  # one host may be several
+    return ClusterNode(name, int(has.get("CPU", 0)), int(has.get("GPU", 0)), accelerator)
 
 
 def _lost(task: Any) -> StageError | None:

@@ -12,8 +12,9 @@ scheduling system", 1995). A reservation for everything that does not fit would 
 wrongly expected (`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits
 does not.
 
-There may be several nodes. A task runs on one of them: where the fewest GPUs, then CPUs, are left free, so that whole
-nodes stay free for what needs one. A reservation holds a place on one node.
+There may be several nodes, which come and go. A task runs on one of them: where the fewest GPUs, then CPUs, are left free, so
+that whole nodes stay free for what needs one. A reservation holds a place on one node. What no node that is left could run
+waits `NODE_PATIENCE_S` for another one, then it has failed.
 
 A task that must be alone takes every slot of its node (`Exclusive.MACHINE`). Those of `Exclusive.GPU` run beside each
 other and beside nothing else: there are slots for work and slots for measurements, and while any of one kind is taken,
@@ -51,6 +52,8 @@ BACKOFF_S: Final = 2.0
 """Mean wait before the first retry; doubles with each further one."""
 BACKOFF_LIMIT_S: Final = 120.0
 LOST_RETRIES: Final = 3
+NODE_PATIENCE_S: Final = 600.0
+"""For a node to come on which a task can run, once the last one has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,25 @@ class Freed(_OfTask):
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """A node has gone: nothing is started there. What ran there has still to be said to have ended."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A node has come: one that was gone, as it was, or another."""
+
+    node: Capacity
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """Start nothing more and cancel what runs."""
 
 
-Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | Interrupt
+Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | Gone | Came | Interrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,13 +306,15 @@ class Scheduler:
             self._nodes[task.id] = node_type(
                 index, task, task.expected_s, task.resources.exclusive is Exclusive.MACHINE
             )
-        slots = len(self._nodes)
-        self._places = nodes
-        self._capacity: list[_Amounts] = [(slots, each.cpus, len(each.gpus), each.downloads, slots) for each in nodes]
-        self._total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
-        self._held = [list(_NOTHING) for _ in nodes]
-        self._free = [self._beside(number, held) for number, held in enumerate(self._held)]
-        self._free_gpus = [list(range(len(each.gpus))) for each in nodes]
+        self._places: list[Capacity] = []
+        self._capacity: list[_Amounts] = []
+        """Of a node that has gone: nothing."""
+        self._held: list[list[int]] = []
+        self._free: list[list[int]] = []
+        self._free_gpus: list[list[int]] = []
+        for each in nodes:
+            self._add(each)
+        self._stranded_at = math.inf  # when what no node can run has waited long enough for one
         self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
         self._queues: dict[_Amounts, list[_Entry]] = {}  # what is ready, by what must be free for it
         self._room = False  # whether something has come or gone, so that something may fit
@@ -310,8 +329,7 @@ class Scheduler:
         self._link_services()
         required = self._link()
         self._rank(required)
-        self._shares = {node: self._share(node) for node in required if node.service is None}
-        self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
+        self._count_work(node for node in required if node.service is None)
         for node in required:
             if node.service is None and (reason := self._excess(node.task.resources)):
                 self._fail_for_good(node, StageError(reason, failure=FailureClass.INFEASIBLE))
@@ -330,8 +348,9 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float | None:
-        """When `advance` is due next without any event: the earliest retry."""
-        return self._retries[0][0] if self._retries else None
+        """When `advance` is due next without any event: for the earliest retry, or for what no node can run."""
+        when = min(self._retries[0][0] if self._retries else math.inf, self._stranded_at)
+        return None if when == math.inf else when
 
     def status(self, task_id: StageRunId) -> StageStatus:
         """Where this task stands."""
@@ -358,6 +377,8 @@ class Scheduler:
             node = heappop(self._retries)[2]
             if node.status is _S.PENDING:
                 self._enqueue(node)
+        if self._stranded_at <= now:
+            self._give_up()
         if not (self._open or self._halted):
             self._halt()
         self._steer()
@@ -371,6 +392,9 @@ class Scheduler:
         if isinstance(event, Interrupt):
             if not self._interrupted:
                 self._interrupt()
+            return
+        if isinstance(event, Gone | Came):
+            self._change_nodes(event)
             return
         node = self._nodes[event.id]
         if isinstance(event, Freed):
@@ -476,20 +500,26 @@ class Scheduler:
             else:
                 node.priority = node.duration + after(node, None)
 
-    def _share(self, node: _TaskNode) -> tuple[float, ...]:
+    def _count_work(self, nodes: Iterable[_TaskNode]) -> None:
+        """Sum up what is left to do: these, which have not ended."""
+        total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
+        self._shares = {node: self._share(node, total) for node in nodes}
+        self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
+
+    def _share(self, node: _TaskNode, total: Sequence[int]) -> tuple[float, ...]:
         """Seconds for which `node` takes all that there is, as far as CPUs, GPUs and downloads go; as work, then as measurement."""
         need = node.task.resources
-        asked = zip((need.cpus, need.gpus, need.downloads), self._total, strict=True)
-        least = 1.0 / len(self._capacity) if node.alone else 0.0
+        asked = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
+        least = 1.0 / self._there if node.alone else 0.0
         taken = tuple(node.duration * max(least, amount / (have or 1)) for amount, have in asked)
         return (*_NO_SHARE, *taken) if _measures(node) else (*taken, *_NO_SHARE)
 
     def _excess(self, resources: Resources) -> str | None:
         """What this asks for beyond every node, in words."""
         asked = (resources.cpus, resources.gpus, resources.downloads)
-        if any(_fits((0, *asked, 0), capacity) for capacity in self._capacity):
+        if any(_fits((1, *asked, 0), capacity) for capacity in self._capacity):
             return None
-        who = "this machine" if len(self._capacity) == 1 else "no node"
+        who = "this machine" if len(self._places) == 1 else "no node"
         names = ("CPUs", "GPUs", "downloads at a time")
         excess = [
             f"needs {amount} {name}, {who} offers {'more than ' * (who == 'no node')}{limit}"
@@ -497,7 +527,7 @@ class Scheduler:
             if amount > (limit := max(limits))
         ]
         wanted = ", ".join(f"{amount} {name}" for amount, name in zip(asked, names, strict=True) if amount)
-        return "; ".join(excess) or f"needs {wanted}; no node offers all of these"
+        return "; ".join(excess) or f"needs {wanted or 'a node'}; no node offers all of these"
 
     # Statuses.
 
@@ -655,6 +685,58 @@ class Scheduler:
         self._retries.clear()
         self._settle()
 
+    # Nodes.
+
+    def _add(self, node: Capacity) -> None:
+        slots = len(self._nodes)
+        self._places.append(node)
+        self._capacity.append((slots, node.cpus, len(node.gpus), node.downloads, slots))
+        self._held.append(list(_NOTHING))
+        self._free.append(self._beside(len(self._places) - 1, _NOTHING))
+        self._free_gpus.append(list(range(len(node.gpus))))
+
+    @property
+    def _there(self) -> int:
+        """How many nodes there are."""
+        return max(1, sum(size != _NOTHING for size in self._capacity))
+
+    def _change_nodes(self, event: Gone | Came) -> None:
+        name = event.node if isinstance(event, Gone) else event.node.node
+        number = next((number for number, each in enumerate(self._places) if each.node == name), None)
+        if isinstance(event, Gone):
+            if number is None:
+                return
+            self._capacity[number] = _NOTHING
+        elif number is None:
+            self._add(event.node)
+        else:
+            slots, back = len(self._nodes), self._places[number]
+            self._capacity[number] = slots, back.cpus, len(back.gpus), back.downloads, slots
+        if number is not None:
+            self._free[number] = self._beside(number, self._held[number])
+        self._count_work(list(self._shares))
+        # What must be alone waits for all of a node, and there are others now.
+        entries = [entry for queue in self._queues.values() for entry in queue]
+        self._queues.clear()
+        for entry in entries:
+            if entry[3].status is _S.PENDING:
+                self._enqueue(entry[3])
+        self._stranded_at = min(self._stranded_at, self._now + NODE_PATIENCE_S) if self._stranded() else math.inf
+
+    def _stranded(self) -> list[tuple[_TaskNode, str]]:
+        """What no node could run that has not ended, with the reason. What ran on a node that has gone may still be told so."""
+        found = ((node, self._excess(node.task.resources)) for node in self._shares)
+        return [(node, reason) for node, reason in found if reason is not None]
+
+    def _give_up(self) -> None:
+        hint = "`pipeline resume` goes on when there are such nodes"
+        for node, reason in self._stranded():
+            if node.status is _S.PENDING:
+                failure = StageError(f"{reason}, since nodes have gone", failure=FailureClass.LOST, hint=hint)
+                self._fail_for_good(node, failure)
+        self._settle()
+        self._stranded_at = self._now + NODE_PATIENCE_S if self._stranded() else math.inf
+
     # Resources.
 
     def _enqueue(self, node: _TaskNode) -> None:
@@ -672,7 +754,7 @@ class Scheduler:
         need = node.task.resources
         work, measuring = (0, 1) if _measures(node) else (1, 0)
         demand = (work, need.cpus, need.gpus, need.downloads, measuring)
-        return min(size for size in self._capacity if _fits(demand, size)) if node.alone else demand
+        return min((size for size in self._capacity if _fits(demand, size)), default=demand) if node.alone else demand
 
     def _place(self, demand: _Amounts, end: float = 0.0, reserved: _Reservation | None = None) -> int | None:
         """The node where what takes this until `end` can start now: where the fewest GPUs, then CPUs, stay free.

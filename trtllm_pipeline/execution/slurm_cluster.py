@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,13 +21,15 @@ from typing import Final, NamedTuple
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent
-from trtllm_pipeline.execution.cluster import ClusterNode, chosen, in_common
+from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, in_common
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.machine import model
 from trtllm_pipeline.machine.model import Machine
 
 _POLL_S: Final = 2.0
 """Between two questions to Slurm's controller, which all users share."""
+_LIST_S: Final = 60.0
+"""Between two looks at the nodes."""
 _COMMAND_S: Final = 60.0
 _OUTPUT: Final = "slurm.log"
 """In the folder of an attempt's orders: what its batch script printed."""
@@ -53,16 +55,21 @@ class SlurmCluster:
     def __init__(self, options: Sequence[str], accelerator: str | None) -> None:
         """Look at the cluster; `options` are sbatch's. Raises UsageError where there is no Slurm, or no such node."""
         self._options = tuple(options)
-        partition = [named[1] for option in options if (named := _PARTITION.fullmatch(option))]
+        partitions = [named[1] for option in options if (named := _PARTITION.fullmatch(option))]
         asked = [
             "sinfo",
             "--Node",
             "--noheader",
             "--format=%N|%c|%G|%T",
-            *(f"--partition={name}" for name in partition),
+            *(f"--partition={name}" for name in partitions),
         ]
-        found = chosen(dict.fromkeys(_listed(_asked(asked))), accelerator)
-        self._accelerator = found[0].accelerator
+
+        def listed() -> Iterable[ClusterNode]:
+            return dict.fromkeys(_listed(_asked(asked)))  # one in two partitions is listed twice
+
+        found = chosen(listed(), accelerator)
+        known = KnownNodes(found, listed, _LIST_S)
+        self._accelerator, self.changes = known.accelerator, known.changes
         self.machine = in_common(self._machine(gpus=min(1, found[0].gpus)), found)
         self.nodes = [node.capacity for node in found]
         self._known: dict[str, str] = {}

@@ -15,7 +15,7 @@ from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.progress.views import MAX_LISTED, failure, infeasible, retries, told, who
+from trtllm_pipeline.progress.views import MAX_LISTED, failure, infeasible, node_change, retries, told, who
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
@@ -45,6 +45,11 @@ class QuietObserver(Observer):
         if wrong:
             self._say(message)
 
+    def node(self, name: str, *, gone: bool) -> None:
+        """Say which node has gone."""
+        if gone:
+            self._say(node_change(name, gone=gone))
+
     def retrying(self, cells: Sequence[Cell]) -> None:
         """Say what is changed."""
         self._say(*retries(cells))
@@ -63,6 +68,10 @@ class PlainObserver(QuietObserver):
     def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
         """Say what is pulled."""
         self._say(message)
+
+    def node(self, name: str, *, gone: bool) -> None:
+        """Say which node has gone, or has come."""
+        self._say(node_change(name, gone=gone))
 
     def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
         """Say how much there is to do."""
@@ -175,6 +184,10 @@ class JsonObserver(QuietObserver):
     def pulling(self, message: str, *, wrong: bool = False) -> None:
         """The events `pulling`."""
         self._event("pulling", message=message, wrong=wrong)
+
+    def node(self, name: str, *, gone: bool) -> None:
+        """The events `node`."""
+        self._event("node", node=name, gone=gone)
 
     def retrying(self, cells: Sequence[Cell]) -> None:
         """The events `retrying`."""

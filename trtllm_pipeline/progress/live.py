@@ -28,6 +28,7 @@ from trtllm_pipeline.progress.views import (
     grid,
     infeasible,
     legend,
+    node_change,
     retries,
     share,
     stage_line,
@@ -84,6 +85,10 @@ class LiveObserver(QuietObserver):
     def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
         """Print it; the first picture follows."""
         self._say(message)
+
+    def node(self, name: str, *, gone: bool) -> None:
+        """Print which node has gone, or has come."""
+        self._above([node_change(name, gone=gone)])
 
     def retrying(self, cells: Sequence[Cell]) -> None:
         """Print what is changed; the next picture follows."""

@@ -179,6 +179,11 @@ def retries(cells: Iterable[Cell | OutlineCell]) -> list[str]:
     return [f"{cell.id}: {line}" for cell in cells for line in in_words(cell.changes)]
 
 
+def node_change(name: str, *, gone: bool) -> str:
+    """That a node of the cluster has gone, or has come."""
+    return f"node {name} has gone: nothing is started there" if gone else f"node {name} has come"
+
+
 def failure(run: StageRun, error: StageError | None, seconds: float | None, told: set[str]) -> list[str]:
     """What to say of a failure: what, why, where, what to do; the most telling lines of its logs where nobody knows the cause.
 

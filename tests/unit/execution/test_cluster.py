@@ -13,9 +13,9 @@ from tests.helpers.jobs import job
 from trtllm_pipeline.domain import Resources, Scope
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent, cluster
-from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, chosen, in_common
+from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, KnownNodes, chosen, in_common
 from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
-from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.execution.scheduler import Came, Capacity, Gone
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
 from trtllm_pipeline.stages import failure
@@ -35,6 +35,7 @@ class PretendCluster:
         self.ended: dict[str, StageError | None] = {}
         self.cancelled: list[str] = []
         self.leftovers: list[str] = []
+        self.changed: list[Gone | Came] = []
 
     def start(self, job: Job) -> str:
         self.started.append(job)
@@ -50,6 +51,10 @@ class PretendCluster:
     def cancel(self, tickets: Sequence[str]) -> None:
         self.cancelled += tickets
         self.ended |= dict.fromkeys(tickets, LOST)
+
+    def changes(self) -> Sequence[Gone | Came]:
+        changed, self.changed = self.changed, []
+        return changed
 
     def close(self) -> None: ...
 
@@ -241,3 +246,35 @@ def test_an_agent_whose_pipeline_is_gone_ends_its_service(tmp_path: Path, monkey
     answers = read_object(agent.folder_of(Path(serve.attempt)) / agent.ANSWERS)
     assert answers is not None
     assert answers["ended"]["serve"]["failed"] is True
+
+
+def test_nodes_that_go_and_come_are_told_once_and_only_those_of_the_type() -> None:
+    one, two = ClusterNode("one", 8, 2, "H100"), ClusterNode("two", 8, 2, "H100")
+    there = [one, two, ClusterNode("other", 8, 2, "L40S")]
+    known = KnownNodes([one, two], lambda: there, every_s=0.0)
+    assert known.changes() == []
+    there.remove(two)
+    assert known.changes() == [Gone("two")]
+    assert known.changes() == []
+    there += [two, ClusterNode("three", 4, 1, "H100"), ClusterNode("no CPUs", 0, 1, "H100")]
+    assert known.changes() == [Came(two.capacity), Came(Capacity(4, ("three/0",), 0, "three"))]
+
+
+def test_nodes_are_looked_at_only_so_often_and_nothing_follows_from_no_answer() -> None:
+    looks: list[int] = []
+
+    def away() -> Sequence[ClusterNode]:
+        looks.append(1)
+        raise UsageError("the controller is away")
+
+    one = ClusterNode("one", 8, 2, None)
+    assert KnownNodes([one], away, every_s=60.0).changes() == []
+    assert not looks
+    assert KnownNodes([one], away, every_s=0.0).changes() == []
+    assert looks
+
+
+def test_the_executor_passes_on_what_becomes_of_nodes(pretend: PretendCluster, executor: ClusterExecutor) -> None:
+    pretend.changed = [Gone("one")]
+    assert executor.wait(0.0) == [Gone("one")]
+    assert executor.wait(0.0) == []

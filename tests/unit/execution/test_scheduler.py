@@ -17,13 +17,16 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.scheduler import (
     ENDED,
     LOST_RETRIES,
+    NODE_PATIENCE_S,
     TRANSITIONS,
     Busy,
+    Came,
     Cancel,
     Capacity,
     Event,
     Finished,
     Freed,
+    Gone,
     Instruction,
     Interrupt,
     RetryAt,
@@ -100,6 +103,62 @@ LOST = StageError("node one is gone", failure=FailureClass.LOST)
 
 DRIVER = Capacity(0, downloads=2)
 NODES = DRIVER, *(Capacity(8, ("A", "B", "C", "D"), downloads=0, node=name) for name in ("one", "two"))
+
+
+def test_nothing_is_started_on_a_node_that_has_gone() -> None:
+    nodes = Capacity(4, ("a",), node="one"), Capacity(4, ("b",), node="two")
+    scheduler = Scheduler([task(name, gpus=1) for name in "tuvw"], *nodes)
+    assert [(start.id, start.node) for start in scheduler.advance(0)] == [("t", "one"), ("u", "two")]
+    assert scheduler.advance(1, Gone("one")) == []
+    started = scheduler.advance(2, Finished(sid("t"), LOST), Finished(sid("u")))
+    assert [(one.id, one.node) for one in started if isinstance(one, Start)] == [("v", "two")]
+    assert scheduler.advance(3, Gone("unheard of")) == []
+    assert scheduler.advance(4, Came(nodes[0])) == [Start(sid("w"), ("a",), 1, "one")]
+
+
+def test_a_new_node_is_used() -> None:
+    scheduler = Scheduler([task(name, gpus=1) for name in "tu"], Capacity(4, ("a",), node="one"))
+    scheduler.advance(0)
+    assert scheduler.advance(1, Came(Capacity(4, ("b",), node="two"))) == [Start(sid("u"), ("b",), 1, "two")]
+
+
+def test_what_must_be_alone_takes_all_of_another_node() -> None:
+    nodes = Capacity(8, ("a",), node="one"), Capacity(4, ("b",), node="two")
+    scheduler = Scheduler([task("before", gpus=1, cpus=8), task("alone", gpus=1, exclusive=True, cpus=2)], *nodes)
+    assert names(scheduler.advance(0)) == ["before", "alone"]
+    scheduler.advance(1, Gone("two"))
+    scheduler.advance(2, Finished(sid("alone"), LOST))
+    assert scheduler.wake_at is not None
+    assert scheduler.advance(scheduler.wake_at) == [], "the other node is not empty"
+    assert scheduler.advance(20, Finished(sid("before"))) == [Start(sid("alone"), ("a",), 2, "one")]
+
+
+def test_what_no_node_can_run_any_more_waits_for_one_and_then_has_failed() -> None:
+    nodes = Capacity(4, ("a", "b"), node="one"), Capacity(4, ("c",), node="two")
+    scheduler = Scheduler([task("gang", gpus=2), task("after", "gang"), task("small", gpus=1)], *nodes)
+    assert names(scheduler.advance(0)) == ["gang", "small"]
+    scheduler.advance(1, Gone("one"))
+    scheduler.advance(2, Finished(sid("gang"), LOST), Finished(sid("small")))
+    assert scheduler.advance(1 + NODE_PATIENCE_S / 2) == []
+    assert scheduler.wake_at == 1 + NODE_PATIENCE_S
+    scheduler.advance(scheduler.wake_at)
+    failure = scheduler.failure(sid("gang"))
+    assert failure is not None
+    assert failure.failure is FailureClass.LOST
+    assert failure.message == "needs 2 GPUs, no node offers more than 1, since nodes have gone"
+    assert statuses(scheduler, "gang", "after") == [S.FAILED, S.BLOCKED]
+    assert scheduler.finished
+    assert scheduler.wake_at is None
+
+
+def test_a_node_that_comes_back_in_time_saves_what_waits_for_it() -> None:
+    one = Capacity(4, ("a", "b"), node="one")
+    scheduler = Scheduler([task("gang", gpus=2)], one, Capacity(4, node="two"))
+    scheduler.advance(0)
+    scheduler.advance(1, Gone("one"))
+    scheduler.advance(2, Finished(sid("gang"), LOST))
+    assert names(scheduler.advance(NODE_PATIENCE_S, Came(one))) == ["gang"]
+    assert scheduler.wake_at is None
 
 
 def test_a_task_runs_on_one_node_and_leaves_whole_nodes_free() -> None:
@@ -718,6 +777,7 @@ class Simulation:
         self.starts: dict[StageRunId, int] = {}
         self.attempt: dict[StageRunId, int] = {}
         self.busy_left = 2 * len(ids)
+        self.gone: set[str] = set()
         self.interrupted = False
         self.now = 0.0
 
@@ -812,6 +872,7 @@ class Simulation:
                 assert all(self.there(need) for need in outside)
         if about.service is None:
             assert len(start.gpus) == about.resources.gpus
+        assert about.service is not None or start.node not in self.gone
         self.held[start.id] = start.gpus
         self.on[start.id] = start.node
 
@@ -847,6 +908,11 @@ class Simulation:
         if not self.interrupted and rng.random() < 0.01:
             self.interrupted = True
             return Interrupt()
+        if rng.random() < 0.03:
+            name = rng.choice(list(self.nodes))
+            self.gone ^= {name}
+            self.happened["a node has gone"] += 1
+            return Gone(name) if name in self.gone else Came(self.nodes[name])
         # A service that is gone stays in `held` until the task inside it is gone too.
         dead = {one for one, phase in self.phase.items() if phase == "dead"}
         choices = [one for one in self.held if one not in dead] + sorted(self.elsewhere)
@@ -949,7 +1015,7 @@ def test_the_simulation_has_every_fault() -> None:
         happened += simulation.happened
     kinds = {kind.value for kind in FailureClass}
     others = {"measured side by side", "taken elsewhere", "done elsewhere", "a service died after it was ready"}
-    assert set(happened) == kinds | others
+    assert set(happened) == kinds | others | {"a node has gone"}
     assert min(happened.values()) >= 5, happened
 
 

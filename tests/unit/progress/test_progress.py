@@ -166,8 +166,13 @@ def test_quiet_says_only_what_failed() -> None:
     quiet.begin(PLAN, PENDING, {})
     quiet.changed(run("download"), S.SUCCEEDED, None, 1.0)
     quiet.changed(run("convert"), S.FAILED, StageError("convert: bad"), 1.0)
+    quiet.node("n2", gone=False)
+    quiet.node("n1", gone=True)
     quiet.end()
-    assert lines(stream) == [f"{run('convert').id}  {FP16.id} (for 2 cells)  failed after 1.0 s: convert: bad"]
+    assert lines(stream) == [
+        f"{run('convert').id}  {FP16.id} (for 2 cells)  failed after 1.0 s: convert: bad",
+        "node n1 has gone: nothing is started there",
+    ]
 
 
 def test_json_events() -> None:
@@ -180,17 +185,19 @@ def test_json_events() -> None:
         clock.now += 0.5
         told.tick({build.id: {"done": 1, "total": 2, "unit": "layers"}})
     told.waiting(build, "why")
+    told.node("n1", gone=True)
     told.changed(build, S.FAILED, StageError("bad", hint="do"), 2.5)
     told.end()
     events = [json.loads(line) for line in lines(stream)]
-    names = ["begin", "changed", "progress", "progress", "progress", "waiting", "changed", "end"]
+    names = ["begin", "changed", "progress", "progress", "progress", "waiting", "node", "changed", "end"]
     assert [event["event"] for event in events] == names
     assert all(abs(event["time_s"] - time.time()) < 60 for event in events)
     assert events[0]["infeasible"] == {NEVER.id: "precision fp8: not here"}
     assert events[0]["to_do"] == 14
     assert {"done": 1, "total": 2, "unit": "layers", "stage": "build", "cells": [FP16.id]}.items() <= events[2].items()
     failure = {"status": "failed", "failure": "bug", "message": "bad", "hint": "do", "log": None, "seconds": 2.5}
-    assert failure.items() <= events[6].items()
+    assert {"node": "n1", "gone": True}.items() <= events[6].items()
+    assert failure.items() <= events[7].items()
     assert events[-1]["counts"] == {"pending": 13, "failed": 1}
 
 
