@@ -18,7 +18,7 @@ from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass, UsageError
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
-from trtllm_pipeline.execution.scheduler import Came, Gone
+from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("ray", reason="needs the extra [ray]")
@@ -131,7 +131,7 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
 ) -> None:
     other = nodes.add_node(**H100)
     came = happens(executor)
-    assert isinstance(came, Came)
+    assert isinstance(came, NodeCame)
     assert (came.node.cpus, len(came.node.gpus)) == (2, 2)
     third = came.node.node
     command = ("sh", "-c", "echo $$ > pid; exec sleep 600")
@@ -139,7 +139,7 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
     pid = int(appears(Path(doomed.attempt) / "pid"))
     nodes.remove_node(other, allow_graceful=False)
     told = [happens(executor), happens(executor)]
-    assert Gone(third) in told
+    assert NodeGone(third) in told
     (ended,) = [each for each in told if isinstance(each, Ended)]
     assert ended.error is not None
     assert ended.error.failure is FailureClass.LOST

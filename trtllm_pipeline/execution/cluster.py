@@ -20,7 +20,7 @@ from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent as agents
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
-from trtllm_pipeline.execution.scheduler import Came, Capacity, Gone
+from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages import failure
@@ -85,7 +85,7 @@ class KnownNodes:
         self._every_s = every_s
         self._looked_s = time.monotonic()
 
-    def changes(self) -> list[Gone | Came]:
+    def changes(self) -> list[NodeGone | NodeCame]:
         """See `Cluster`: looks if the last look is `every_s` seconds ago."""
         if time.monotonic() - self._looked_s < self._every_s:
             return []
@@ -95,8 +95,8 @@ class KnownNodes:
         except UsageError:
             return []
         now = {node.name: node for node in listed if node.cpus and node.accelerator == self.accelerator}
-        gone = [Gone(name) for name in self._there if name not in now]
-        came = [Came(node.capacity) for name, node in now.items() if name not in self._there]
+        gone = [NodeGone(name) for name in self._there if name not in now]
+        came = [NodeCame(node.capacity) for name, node in now.items() if name not in self._there]
         self._there = now
         return [*gone, *came]
 
@@ -128,7 +128,7 @@ class Cluster(Protocol):
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
         """The tickets that have ended since this was asked last, after at most `timeout_s`; with why the agent could not end."""
 
-    def changes(self) -> Sequence[Gone | Came]:
+    def changes(self) -> Sequence[NodeGone | NodeCame]:
         """The nodes that have gone and come since this was asked last. It is asked often, and looks when it is time to."""
 
     def left(self, attempt: Path) -> str | None:

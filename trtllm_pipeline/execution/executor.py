@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Exclusive, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution.scheduler import Came, Gone
+from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import object_text
 from trtllm_pipeline.machine.gpus import GpuPeaks
@@ -134,7 +134,7 @@ class Ended:
     """The machine where it ran, as `machine.probe.here` says it; None for this one."""
 
 
-ExecutorEvent: TypeAlias = Ready | Ended | Gone | Came
+ExecutorEvent: TypeAlias = Ready | Ended | NodeGone | NodeCame
 
 
 def failure_of(

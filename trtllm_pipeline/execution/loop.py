@@ -274,8 +274,10 @@ class _Execution:
             elif isinstance(event, Ended):
                 events += self._ended(event)
             else:
-                gone = isinstance(event, scheduling.Gone)
-                self._observer.node(event.node if isinstance(event, scheduling.Gone) else event.node.node, gone=gone)
+                gone = isinstance(event, scheduling.NodeGone)
+                self._observer.node(
+                    event.node if isinstance(event, scheduling.NodeGone) else event.node.node, gone=gone
+                )
                 events.append(event)
         events += self._sealed()
         events += self._freed()

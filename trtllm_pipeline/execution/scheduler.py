@@ -122,14 +122,14 @@ class Freed(_OfTask):
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class NodeGone:
     """A node has gone: nothing is started there. What ran there has still to be said to have ended."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class NodeCame:
     """A node has come: one that was gone, as it was, or another."""
 
     node: Capacity
@@ -140,7 +140,7 @@ class Interrupt:
     """Start nothing more and cancel what runs."""
 
 
-Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | Gone | Came | Interrupt
+Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | NodeGone | NodeCame | Interrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +393,7 @@ class Scheduler:
             if not self._interrupted:
                 self._interrupt()
             return
-        if isinstance(event, Gone | Came):
+        if isinstance(event, NodeGone | NodeCame):
             self._change_nodes(event)
             return
         node = self._nodes[event.id]
@@ -700,10 +700,10 @@ class Scheduler:
         """How many nodes there are."""
         return max(1, sum(size != _NOTHING for size in self._capacity))
 
-    def _change_nodes(self, event: Gone | Came) -> None:
-        name = event.node if isinstance(event, Gone) else event.node.node
+    def _change_nodes(self, event: NodeGone | NodeCame) -> None:
+        name = event.node if isinstance(event, NodeGone) else event.node.node
         number = next((number for number, each in enumerate(self._places) if each.node == name), None)
-        if isinstance(event, Gone):
+        if isinstance(event, NodeGone):
             if number is None:
                 return
             self._capacity[number] = _NOTHING

@@ -15,7 +15,7 @@ from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent, cluster
 from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, KnownNodes, chosen, in_common
 from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
-from trtllm_pipeline.execution.scheduler import Came, Capacity, Gone
+from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
 from trtllm_pipeline.stages import failure
@@ -35,7 +35,7 @@ class PretendCluster:
         self.ended: dict[str, StageError | None] = {}
         self.cancelled: list[str] = []
         self.leftovers: list[str] = []
-        self.changed: list[Gone | Came] = []
+        self.changed: list[NodeGone | NodeCame] = []
 
     def start(self, job: Job) -> str:
         self.started.append(job)
@@ -52,7 +52,7 @@ class PretendCluster:
         self.cancelled += tickets
         self.ended |= dict.fromkeys(tickets, LOST)
 
-    def changes(self) -> Sequence[Gone | Came]:
+    def changes(self) -> Sequence[NodeGone | NodeCame]:
         changed, self.changed = self.changed, []
         return changed
 
@@ -254,10 +254,10 @@ def test_nodes_that_go_and_come_are_told_once_and_only_those_of_the_type() -> No
     known = KnownNodes([one, two], lambda: there, every_s=0.0)
     assert known.changes() == []
     there.remove(two)
-    assert known.changes() == [Gone("two")]
+    assert known.changes() == [NodeGone("two")]
     assert known.changes() == []
     there += [two, ClusterNode("three", 4, 1, "H100"), ClusterNode("no CPUs", 0, 1, "H100")]
-    assert known.changes() == [Came(two.capacity), Came(Capacity(4, ("three/0",), 0, "three"))]
+    assert known.changes() == [NodeCame(two.capacity), NodeCame(Capacity(4, ("three/0",), 0, "three"))]
 
 
 def test_nodes_are_looked_at_only_so_often_and_nothing_follows_from_no_answer() -> None:
@@ -275,6 +275,6 @@ def test_nodes_are_looked_at_only_so_often_and_nothing_follows_from_no_answer() 
 
 
 def test_the_executor_passes_on_what_becomes_of_nodes(pretend: PretendCluster, executor: ClusterExecutor) -> None:
-    pretend.changed = [Gone("one")]
-    assert executor.wait(0.0) == [Gone("one")]
+    pretend.changed = [NodeGone("one")]
+    assert executor.wait(0.0) == [NodeGone("one")]
     assert executor.wait(0.0) == []
