@@ -287,18 +287,21 @@ def _lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
 def check_feasible(plan: Plan) -> None:
     """Raise PlanError when no cell can work."""
     if not plan.feasible:
+        from trtllm_pipeline.toolchains.tensorrt_llm.rules import HUB_UNASKED
+
         reasons = sorted({str(cell.reason) for cell in plan.cells})
         fit = (
             "; pipeline plan --fit proposes what fits into its memory"
             if any(_lacks_memory_alone(cell, plan.machine) for cell in plan.cells)
             else ""
         )
-        raise PlanError(
-            "no cell can work:\n  " + "\n  ".join(reasons[:10]),
-            hint="with these lines in the matrix the same command goes on"
-            if any("\n" in reason for reason in reasons)
-            else f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}",
-        )
+        if any("\n" in reason for reason in reasons):
+            hint = "with these lines in the matrix the same command goes on"
+        elif all(HUB_UNASKED in reason for reason in reasons):
+            hint = "plan where the hub can be reached, or name a folder that has the model: model: [./FOLDER]"
+        else:
+            hint = f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}"
+        raise PlanError("no cell can work:\n  " + "\n  ".join(reasons[:10]), hint=hint)
 
 
 def check_room(seen: Forecast, store: Store) -> None:

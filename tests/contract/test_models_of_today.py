@@ -55,10 +55,12 @@ HAVE: Final = [
     First("llava-onevision-qwen2-7b", ENGINES, "fp16", "0.16.0", "0.15.0"),
     First("llava-v1.6-mistral-7b", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("glm-4.5-air", PYTORCH, "bf16", "1.2.0", "1.1.0"),
+    First("glm-4-9b-chat", ENGINES, "bf16", "0.12.0", "0.11.0", 80),
+    First("internlm2.5-7b-chat", ENGINES, "bf16", "0.11.0", "0.10.0", 80),
 ]
-ONLY_PYTORCH: Final = sorted(
-    {each.recipe for each in HAVE if each.lane == PYTORCH} - {each.recipe for each in HAVE if each.lane == ENGINES}
-)
+BRING_CODE: Final = ("glm-4-9b-chat", "internlm2.5-7b-chat")
+_OF = {lane: {each.recipe for each in HAVE if each.lane == lane} for lane in (ENGINES, PYTORCH)}
+ONLY_PYTORCH: Final = sorted(_OF[PYTORCH] - _OF[ENGINES])
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +77,10 @@ def plan(tmp_path: Path, models: list[str], precision: str, release: str, sm: in
     ]
     if lane is not None:
         axes["toolchain"] = [lane]
-    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump({"name": "matrix", "axes": axes}))
+    matrix = {"name": "matrix", "axes": axes}
+    if trusted := {model: {"modeling.py": "0" * 64} for model in BRING_CODE if model in models}:
+        matrix["settings"] = {"download": {"trust_remote_code": trusted}}
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(matrix))
     machine = f"tensorrt_llm=={release},sm={sm},gpus=8,gpu_memory_gib=141"
     return flow.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True)
 
@@ -86,6 +91,12 @@ def test_the_first_release_has_it_and_the_one_before_has_not(tmp_path: Path, has
     assert planned.reason is None
     (planned,) = plan(tmp_path, [has.recipe], has.precision, has.before, has.sm, has.lane).cells
     assert planned.reason is not None
+
+
+@pytest.mark.parametrize("recipe", BRING_CODE)
+def test_pytorch_says_why_it_does_not_have_it(tmp_path: Path, recipe: str) -> None:
+    (planned,) = plan(tmp_path, [recipe], "bf16", "1.2.0", 90, PYTORCH).cells
+    assert planned.reason == f"{PYTORCH} does not have {recipe}: its recipe lists no precision for it"
 
 
 @pytest.mark.parametrize("recipe", ONLY_PYTORCH)

@@ -268,6 +268,7 @@ def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted
     told = planner.refusal("phi3", "0.10.0")
     assert "transformers has it since 4.41.0, here is 4.38.2" in told
     assert "and its hub, which tells the files' SHA-256, cannot be asked now" in told
+    assert "try: plan where the hub can be reached, or name a folder that has the model" in told
 
 
 @pytest.mark.parametrize("matrix", ["gpt2", "phi3"])

@@ -24,7 +24,7 @@ transformers = quantize_package("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
 from tests.helpers.checkpoints import dequantized_nvfp4, quantize, read_engine_checkpoint  # noqa: E402
-from trtllm_pipeline.files.model_files import read_tokenizer  # noqa: E402
+from trtllm_pipeline.files.tokenizer import read_tokenizer  # noqa: E402
 from trtllm_pipeline.machine.model import Machine  # noqa: E402
 from trtllm_pipeline.proof import answers, families, material  # noqa: E402
 from trtllm_pipeline.stages.calibration_rows import default_set  # noqa: E402

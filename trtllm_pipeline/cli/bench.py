@@ -162,7 +162,7 @@ def load(
     from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, ServerLoad, Synthetic
     from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.target import Target
-    from trtllm_pipeline.files.model_files import tokenizer_at
+    from trtllm_pipeline.files.tokenizer import tokenizer_at
     from trtllm_pipeline.hub.dataset_file import data_file
     from trtllm_pipeline.report import load_tables
 
@@ -234,7 +234,7 @@ def analyze(
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
     from trtllm_pipeline.bench.result import LoadResult
-    from trtllm_pipeline.files.model_files import tokenizer_at
+    from trtllm_pipeline.files.tokenizer import tokenizer_at
     from trtllm_pipeline.files.user_files import check
     from trtllm_pipeline.report import load_tables
 

@@ -239,9 +239,10 @@ def infeasible(
     heads, kv_heads = recipe.num_attention_heads, recipe.num_key_value_heads
     if recipe.quantization is not None and precision != AS_IS:
         return f"the weights of {recipe.name} are quantized already ({recipe.quantization}): use precision {AS_IS}, or another model"
+    if precisions == ():
+        return f"{toolchain} does not have {recipe.name}: its recipe lists no precision for it"
     if precisions is not None and precision not in precisions:
-        known = f"only {', '.join(precisions)}" if precisions else "nothing"
-        return f"the recipe {recipe.name} lists {known} for {toolchain}, not {precision}"
+        return f"the recipe {recipe.name} lists only {', '.join(precisions)} for {toolchain}, not {precision}"
     if heads % tp:
         return f"{heads} attention heads cannot be divided over tp{tp}"
     if kv_heads % tp and tp % kv_heads:

@@ -21,7 +21,7 @@ from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.evaluate.result import AccuracyResult, AnsweredQuestion, Place
 from trtllm_pipeline.evaluate.scores import Metric, Question
-from trtllm_pipeline.files.model_files import tokenizer_at
+from trtllm_pipeline.files.tokenizer import tokenizer_at
 
 Encode = Callable[[str], tuple[int, ...]]
 """Text to tokens, without special ones."""

@@ -12,15 +12,12 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.user_files import KINDS, JsonError, decode
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 T = TypeVar("T")
 MAX_JSON_BYTES: Final = 100_000_000
@@ -108,19 +105,29 @@ def _begin(target: Path) -> None:
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
+def read_bytes(folder: Path, name: str) -> bytes | None:
+    """Content of a file in a model's folder, other than weights; None if it does not exist. Raises ModelFileError."""
+    return _content(folder, name, Path.read_bytes)
+
+
 def read_text(folder: Path, name: str) -> str | None:
     """Content of a text file in a model's folder; None if it does not exist. Raises ModelFileError."""
+    try:
+        return _content(folder, name, lambda path: path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise _refused(folder / name, f"it is not UTF-8 text: {error}", _AGAIN) from error
+
+
+def _content(folder: Path, name: str, read: Callable[[Path], T]) -> T | None:
     path = find(folder, name)
     if path is None:
         return None
     try:
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
             raise _refused(folder / name, f"it has {size} bytes; expected at most {MAX_JSON_BYTES}", _AGAIN)
-        return path.read_text(encoding="utf-8")
+        return read(path)
     except OSError as error:
         raise _refused(folder / name, f"cannot read it: {_words(error)}", "make it readable") from error
-    except UnicodeDecodeError as error:
-        raise _refused(folder / name, f"it is not UTF-8 text: {error}", _AGAIN) from error
 
 
 def read_json(folder: Path, name: str) -> object:
@@ -256,31 +263,6 @@ class Fields:
         if value is not None and not isinstance(value, kind):
             raise self.wrong(key, expected)
         return value
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a file, or in the tokenizer.json of a model's folder. Raises ModelFileError."""
-    from tokenizers import Tokenizer
-
-    # Who names the file itself has looked where it leads.
-    folder, name = (path, "tokenizer.json") if path.is_dir() else (path.resolve().parent, path.resolve().name)
-    text = read_text(folder, name)
-    if text is None:
-        raise _refused(folder / name, "it is missing", "name a model folder, or its tokenizer.json")
-    try:
-        return Tokenizer.from_str(text)
-    except BaseException as error:  # the library raises bare Exception, and PanicException, which is none
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise _refused(folder / name, f"it is not a tokenizer: {error}", _AGAIN) from error
-
-
-def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer that `--tokenizer` names: a tokenizer.json or a folder with one. Raises UsageError."""
-    try:
-        return read_tokenizer(path)
-    except DownloadError as error:
-        raise UsageError(f"--tokenizer {path}: {error.message}", hint=error.hint) from error
 
 
 def _allowed(real: Path, root: Path) -> bool:

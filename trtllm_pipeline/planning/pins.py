@@ -13,6 +13,7 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.quantization import AS_IS, QuantizedWeights
+from trtllm_pipeline.files.tokenizer import SETTINGS, TOKENIZER, has_tokenizer
 from trtllm_pipeline.files.user_files import check
 from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
@@ -25,7 +26,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm.releases import brings_code
 logger = logging.getLogger(__name__)
 
 
-_TOKENIZER: Final = "tokenizer.json"
 _HUBS: Final = frozenset(("hugging_face", "modelscope"))
 
 
@@ -68,12 +68,12 @@ class Pins:
         same = (id(cell.recipe), id(cell.settings["download"]), by_code)
         if same not in self._recipes:
             recipe = self._recipe(cell)
-            files = recipe.get("files")
-            if isinstance(files, dict) and _TOKENIZER not in files:
+            if self._lacks_tokenizer(cell, recipe):
                 logger.warning(
-                    "%s: its repository has no %s, which smoke, perf and accuracy read; docs/models.md says what to do",
+                    "%s: its repository has no %s, nor another tokenizer that smoke, perf and accuracy can read; "
+                    "docs/models.md says what to do",
                     cell.model,
-                    _TOKENIZER,
+                    TOKENIZER,
                 )
             said = self._said_of_weights(cell, recipe)
             if said.found is not None:
@@ -232,6 +232,29 @@ class Pins:
             if self._index is not None:
                 self._index.set_pin(asked, known)
         return known.get("files")
+
+    def _lacks_tokenizer(self, cell: Cell, recipe: Mapping[str, Json]) -> bool:
+        """Whether no stage can read the tokenizer of a model; false where nobody can tell now."""
+        from trtllm_pipeline.hub.peek import configuration
+
+        files, source, folder = recipe.get("files"), recipe["source"], recipe.get("folder")
+        assert isinstance(source, dict)
+        if not isinstance(files, dict) or TOKENIZER in files:
+            return False
+        about = canonical({"tokenizer_of": {name: value for name, value in source.items() if name != "code"}})
+        known = None if self._index is None or folder is not None else self._index.pin(about)
+        if known is None:
+            place = None if folder is None else Path(str(folder))
+            try:
+                found = configuration(
+                    source, SETTINGS, folder=place, offline=bool(cell.settings["download"]["offline"])
+                )
+            except DownloadError:
+                return False
+            known = {"lacking": not has_tokenizer(files, found or {})}
+            if self._index is not None and folder is None:
+                self._index.set_pin(about, known)
+        return bool(known["lacking"])
 
     def _said_of_weights(self, cell: Cell, recipe: Mapping[str, Json]) -> _Said:
         """How the weights are quantized already, as far as that can be told now."""

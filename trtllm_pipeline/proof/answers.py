@@ -18,7 +18,7 @@ import numpy as np
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.evaluate.result import ANSWERS
-from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
 from trtllm_pipeline.proof import families
 from trtllm_pipeline.proof.material import MAX_TOKENS

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.machine.model import Machine

@@ -22,7 +22,7 @@ from trtllm_pipeline.bench.result import LATENCIES, RATES, LevelResult, LoadResu
 from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
-from trtllm_pipeline.files.model_files import tokenizer_at
+from trtllm_pipeline.files.tokenizer import tokenizer_at
 from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
 from trtllm_pipeline.planning.runs import find_run, read_run
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows_of
@@ -140,7 +140,7 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
     for row in rows:
         made = artifacts.get(row.id, {})
         perf, model, answers = made.get("perf"), made.get("download"), made.get("accuracy") or made.get("score")
-        events = None if perf is None or model is None else (perf / EVENTS, model / "tokenizer.json")
+        events = None if perf is None or model is None else (perf / EVENTS, model)
         cells.append(Measured.of(row, perf=perf, events=events, answers=answers))
     return tuple(cells)
 

@@ -15,7 +15,8 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, InputTensor, Option
 from trtllm_pipeline.client.triton import Client, ServedModel, failure_class, sampling
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import find, read_tokenizer
+from trtllm_pipeline.files.model_files import Fields, names
+from trtllm_pipeline.files.tokenizer import SETTINGS, has_tokenizer, read_tokenizer
 from trtllm_pipeline.serving.command_lines import BLS_MODEL
 from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER
 from trtllm_pipeline.triton_repository.engine import Engine
@@ -57,7 +58,7 @@ def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Se
 
 def encoder(model: Path) -> Encode | None:
     """Text to tokens, without special ones, as the tokenizer of a folder does it; None where there is none."""
-    if find(model, "tokenizer.json") is None:
+    if not has_tokenizer(names(model), Fields.read_optional(model, SETTINGS).values):
         return None
     tokenizer = read_tokenizer(model)
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)

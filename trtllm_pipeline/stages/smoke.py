@@ -20,7 +20,7 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer
 from trtllm_pipeline.client.triton import PROTOCOLS, Client, data_types, failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, model_folder

@@ -431,7 +431,7 @@ def test_unlisted_toolchains_are_left_to_themselves(folder: Path, write: Write) 
     assert cells_of(path, toolchain="tensorrt_llm")[0].reason is None
     (folder / "recipes" / "small.yaml").write_text(RECIPE.replace("{embedded: [", "{tensorrt_llm: [], embedded: ["))
     assert cells_of(path, toolchain="tensorrt_llm")[0].reason == (
-        "the recipe small lists nothing for tensorrt_llm, not nvfp4"
+        "tensorrt_llm does not have small: its recipe lists no precision for it"
     )
 
 

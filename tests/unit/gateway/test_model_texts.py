@@ -6,9 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, normalizers, processors
 
 from tests.helpers.chat_models import write_model
+from trtllm_pipeline.chat import Chat
 from trtllm_pipeline.gateway.model_texts import ModelTexts, PromptTokens
 
 
@@ -40,6 +41,25 @@ def test_a_text_that_may_have_no_tokens_is_counted_first(tmp_path: Path, text: s
 
 def test_nothing_is_assumed_of_other_normalizers(tmp_path: Path) -> None:
     assert not texts(tmp_path, normalizers.NFKC()).has_at_most("word", 10**9)
+
+
+def test_what_the_template_and_the_tokenizer_put_at_the_beginning_is_there_once(tmp_path: Path) -> None:
+    """As of GLM-4, whose tokenizer puts two tokens there."""
+    write_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[gMASK]", "<sop>"])
+    both = [(token, tokenizer.token_to_id(token)) for token in ("[gMASK]", "<sop>")]
+    tokenizer.post_processor = processors.TemplateProcessing("[gMASK] <sop> $A", None, both)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("[gMASK]<sop>{{ messages[0].content }}")
+
+    async def run() -> None:
+        found = ModelTexts(tmp_path, 1)
+        text = await found.render(Chat(({"role": "user", "content": "abc"},)), special=True)
+        assert (text, await found.count(text)) == ("abc", 5)
+        found.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("size", [10, 10_000])

@@ -18,7 +18,7 @@ from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import MatrixError
-from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof import answers, examination, families, material

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.model_files import Fields, find
-from trtllm_pipeline.files.model_files import read_tokenizer as load_tokenizer
+from trtllm_pipeline.files.tokenizer import read_tokenizer as load_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set

@@ -246,13 +246,16 @@ def needs_code(case: Case) -> str | None:
     return None if untrusted is None else f"{why}; Python code of the model's repository loads it, {untrusted}"
 
 
+HUB_UNASKED: Final = "its hub, which tells the files' SHA-256, cannot be asked now"
+
+
 def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None:
     """Which code of a model is not trusted, and what to do; None where all that is `trusted` is what is there.
 
     `code` has `files` and `page`, see `planning.pins`; None where nobody can tell now, and the download decides.
     """
     if not isinstance(code, dict):
-        return None if trusted else "and its hub, which tells the files' SHA-256, cannot be asked now"
+        return None if trusted else f"and {HUB_UNASKED}"
     files, page = code["files"], code["page"]
     assert isinstance(files, dict)
     if not files:
