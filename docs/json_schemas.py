@@ -118,7 +118,7 @@ _NEVER_SEEN: Final = {
 """A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
-    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|run\.forecast(\.expected_s)?|fits\[\]\.set|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""

@@ -782,6 +782,52 @@ def test_an_engine_is_served_by_the_backend_its_release_wants(
             assert process.returncode == 1
 
 
+GPT2 = {**LLAMA, "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+
+
+def test_a_model_or_a_form_of_weights_that_the_pytorch_runtime_lacks_is_refused(tmp_path: Path) -> None:
+    installed = install(tmp_path / "i", "1.2.0")
+    done = run(installed, "trtllm-serve", model(tmp_path / "gpt2", GPT2))
+    assert "Unknown architecture for AutoModelForCausalLM: GPT2LMHeadModel" in done.stderr
+    folder = model(tmp_path / "m")
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "W8A8_SQ_PER_CHANNEL"}}')
+    done = run(installed, "trtllm-serve", folder)
+    assert "unsupported quant mode" in done.stderr
+
+
+JOB = {"precision": "fp8", "kv_cache_precision": None, "checkpoint_format": "hugging_face"}
+
+
+def test_model_optimizer_quantizes_what_it_can(tmp_path: Path) -> None:
+    installed = install(tmp_path / "i", "1.2.0", model_optimizer="0.47.0")
+    program = "/x/model_optimizer/__main__.py"
+    assert installed.environment["MODEL_OPTIMIZER_PYTHON"] == str(installed.program("model_optimizer"))
+
+    def quantize(source: Path, out: str, **asked: str) -> subprocess.CompletedProcess[str]:
+        job = {"params": {**JOB, **asked}, "inputs": {"model": str(source)}, "files": {}, "out": str(tmp_path / out)}
+        (tmp_path / "job.json").write_text(json.dumps(job))
+        return run(installed, "model_optimizer", program, tmp_path / "job.json")
+
+    source = model(tmp_path / "m")
+    assert quantize(source, "fp8").returncode == 0
+    assert read(tmp_path / "fp8")["quantization_config"]["quant_method"] == "modelopt"
+    stated = json.loads((tmp_path / "fp8/hf_quant_config.json").read_text())
+    assert stated["quantization"] == {"quant_algo": "FP8", "kv_cache_quant_algo": None}
+    with serving(installed, tmp_path / "fp8") as (_, url):
+        assert get(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+    by_code = model(tmp_path / "code", {**QWEN, "auto_map": {"AutoModel": "ours.Model"}})
+    (by_code / "ours.py").touch()
+    experts = model(tmp_path / "experts", {**QWEN, "num_local_experts": 4})
+    for refused, words in (
+        (quantize(tmp_path / "fp8", "again"), "is quantized already"),
+        (quantize(by_code, "code-fp8"), "contains custom code"),
+        (quantize(experts, "awq", precision="int4_awq"), "AWQ of experts"),
+        (quantize(model(tmp_path / "odd", {**QWEN, "hidden_size": 100}), "o", precision="nvfp4"), "groups of 16"),
+    ):
+        assert refused.returncode == 1
+        assert words in refused.stderr
+
+
 def test_a_taken_port_ends_the_server(tmp_path: Path) -> None:
     installed = install(tmp_path / "i", "1.2.0")
     source = model(tmp_path / "m")

@@ -51,7 +51,10 @@ class Lane:
         self.matrix = folder / "matrix.yaml"
         self.matrix.write_text(MATRIX, encoding="utf-8")
         self.installed: Installation = install(
-            folder / "trt", release, gpus=4, templates=templates.install(folder / "templates", release), **options
+            folder / "trt",
+            release,
+            templates=templates.install(folder / "templates", release),
+            **{"gpus": 4, **options},
         )
         self.marker = f"TEST_MARKER_{uuid.uuid4().hex}"
         self.environment = {

@@ -33,6 +33,19 @@ def rows(found: dict[str, Any], kind: str = "cell") -> dict[str, dict[str, Any]]
     }
 
 
+def answer_right(lane: Lane, *families: str) -> None:
+    """Let servers say what the float reference says, as right ones would."""
+    folder = lane.folder / "reference"
+    material.write(folder, Machine(1, "CPU"), families=families, precisions=["fp16"], toolchain_names=["tensorrt_llm"])
+    said = {
+        family: {row["input"]: row["output"] for row in map(json.loads, (folder / f"{family}.jsonl").open())}
+        for family in families
+    }
+    path = lane.folder / "answers.json"
+    path.write_text(json.dumps(said if len(families) > 1 else said[families[0]]))
+    lane.environment["TRTLLM_STANDIN_ANSWERS"] = str(path)
+
+
 def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     words = ("doctor", "--deep", "--toolchain", "embedded", "--precision", "fp16,int4_awq,fp8", "--family", "qwen3")
@@ -60,8 +73,9 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
     assert "qwen3" in found["verified"][0]
     store = tmp_path / ".pipeline/store"
     made = {path: path.stat().st_ino for path in store.glob("*/*")}
+    assert found["forecast"]["expected_s"] > 0
     again, told = examine()
-    assert again == found
+    assert again == {**found, "forecast": None}
     assert {path: path.stat().st_ino for path in store.glob("*/*")} == made
     assert "launch" not in told
 
@@ -70,14 +84,8 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
 @pytest.mark.slow
 def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
-    material.write(
-        tmp_path / "m", Machine(1, "CPU"), families=["llama"], precisions=["fp16"], toolchain_names=["tensorrt_llm"]
-    )
-    questions = [json.loads(line) for line in (tmp_path / "m/llama.jsonl").read_text().splitlines()]
-    answers = tmp_path / "answers.json"
-    answers.write_text(json.dumps({each["input"]: each["output"] for each in questions}))
     words = ("doctor", "--deep", "--toolchain", "tensorrt_llm", "--format", "json")
-    lane.environment["TRTLLM_STANDIN_ANSWERS"] = str(answers)
+    answer_right(lane, "llama")
     found = json.loads(lane.pipeline(*words, "--precision", "fp16,fp8,nvfp4", "--workspace", str(tmp_path / "right")))
     assert {name: each["status"] for name, each in rows(found).items()} == {
         f"{precision}{layout}": "cannot" if precision == "nvfp4" else "verified"
@@ -114,6 +122,66 @@ def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path
     build = rows(found, "program")["trtllm-build"]
     assert (build["status"], build["comparison"]["new"]) == ("differs", ["--brand_new"])
     assert not any("answers as the float reference" in line for line in found["verified"])
+
+
+PYTORCH = ("doctor", "--deep", "--toolchain", "tensorrt_llm_pytorch", "--format", "json")
+
+
+def test_the_pytorch_runtime_with_right_answers_is_verified_and_with_others_differs(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.0.0", gpus=1, model_optimizer="0.47.0")
+    answer_right(lane, "llama")
+    words = (*PYTORCH, "--precision", "fp16,fp8,nvfp4")
+    found = json.loads(lane.pipeline(*words, "--workspace", str(tmp_path / "right")))
+    cells = rows(found)
+    statuses = {name: each["status"] for name, each in cells.items()}
+    assert statuses == {"fp16": "verified", "fp8": "verified", "nvfp4": "cannot"}
+    assert "needs SM 100" in cells["nvfp4"]["detail"]
+    assert (cells["fp8"]["agreement"]["loss_nats"], cells["fp8"]["agreement"]["tokens"]) == (0, 8 * material.MAX_TOKENS)
+    # What is installed for engines is not this toolchain's.
+    assert {name: each["status"] for name, each in rows(found, "program").items()} == {"trtllm-serve": "verified"}
+    assert not rows(found, "templates")
+    assert lane.starts() == {"model_optimizer": 1, "trtllm-serve": 1}
+    assert [line.partition(", in ")[2] for line in found["verified"]] == ["fp16, fp8", ""]
+
+    del lane.environment["TRTLLM_STANDIN_ANSWERS"]
+    found = json.loads(lane.pipeline(*PYTORCH, "--precision", "fp16", "--workspace", str(tmp_path / "wrong"), code=1))
+    wrong = rows(found)["fp16"]
+    assert wrong["status"] == "differs"
+    assert wrong["agreement"]["loss_nats"] > 1 or wrong["agreement"]["unreadable"]
+    assert (tmp_path / "wrong" / wrong["log"]).is_file()
+
+
+def test_trtllm_serve_serves_where_there_is_no_triton_and_its_options_are_compared(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.0.0", gpus=1)
+    del lane.environment["TENSORRT_LLM_TEMPLATES"]
+    answer_right(lane, "llama")
+    script = lane.installed.program("trtllm-serve")
+    script.write_text(
+        script.read_text().replace(
+            "sys.exit", "print('  --brand_new TEXT\\n') if '--help' in sys.argv else None\nsys.exit"
+        )
+    )
+    found = json.loads(lane.pipeline(*PYTORCH, "--precision", "fp16,fp8", code=1))
+    cells = rows(found)
+    assert {name: each["status"] for name, each in cells.items()} == {"fp16": "verified", "fp8": "cannot"}
+    assert "Model Optimizer is not installed" in cells["fp8"]["detail"]
+    serve = rows(found, "program")["trtllm-serve"]
+    assert (serve["status"], serve["comparison"]["new"]) == ("differs", ["--brand_new"])
+    assert [start.argv[0] for start in lane.installed.invocations("trtllm-serve")] == ["serve", "serve"]
+
+
+@pytest.mark.slow
+def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path: Path) -> None:
+    has = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "phi3")
+    lane = Lane(tmp_path / "lane", "1.2.0", sm=100, gpus=1, model_optimizer="0.47.0")
+    answer_right(lane, *has)
+    words = (*PYTORCH, "--family", ",".join((*has, "gemma2")), "--precision", "all")
+    found = json.loads(lane.pipeline(*words))
+    done = {(each["family"], each["precision"]) for each in found["findings"] if each["status"] == "verified"}
+    assert done - {(None, None)} == {
+        (family, precision) for family in has for precision in ("fp16", "bf16", "fp8", "nvfp4")
+    }
+    assert not found["counts"]["differs"]
 
 
 @pytest.mark.parametrize(

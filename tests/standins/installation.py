@@ -23,6 +23,8 @@ _VISUAL: Final = "build_visual_engine.py"
 """Whatever a release calls it."""
 _FIRST_VISUAL: Final = Version("0.16.0")
 """From which on the program is as the stand-in's."""
+_QUANTIZER: Final = "model_optimizer"
+"""Our quantization worker, under a Python of its own."""
 _SCRIPT: Final = '''\
 #!{python} -IS
 """Stand-in of TensorRT-LLM {release}: see tests/standins."""
@@ -110,6 +112,7 @@ def install(
     engines: bool | None = None,
     templates: Path | None = None,
     packages: Mapping[str, str] | None = None,
+    model_optimizer: str | None = None,
     hub_datasets: Iterable[str] = (),
     slow: Mapping[str, float] | None = None,
     fail: Mapping[str, Iterable[Fault]] | None = None,
@@ -118,7 +121,7 @@ def install(
 
     `engines`: whether `trtllm-build` is there; by default, whether the release still had it. `templates`: a folder
     `all_models`, shown where the release has its own. `packages`: versions of other Python packages that seem to be
-    installed. `hub_datasets`: names of data sets that can be had from the hub; none by default, as without a network.
+    installed. `model_optimizer`: its version in a Python of its own. `hub_datasets`: names of data sets that can be had from the hub; none by default, as without a network.
     `slow`: seconds by program that it takes (`trtllm-build`: for each rank a worker builds; `trtllm-serve`: until it
     listens; "token": each token it answers). `fail`: faults by program.
 
@@ -139,6 +142,8 @@ def install(
             tools[name] = releases.table(name, release)
         if version >= _FIRST_VISUAL:
             tools[_VISUAL] = {}
+    if model_optimizer is not None:
+        tools[_QUANTIZER] = {}
     there = {name: table for name, table in tools.items() if table is not None}
     folder = folder.absolute()
     (folder / "bin").mkdir(parents=True)
@@ -172,15 +177,17 @@ def install(
         script.chmod(0o755)
     site = folder / "site-packages"
     for name, number in {"tensorrt_llm": release, **(packages or {})}.items():
-        metadata = site / f"{name.replace('-', '_')}-{number}.dist-info" / "METADATA"
-        metadata.parent.mkdir(parents=True)
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
+        _write_metadata(site, name, number)
     for module in ("pynvml.py", *(("sitecustomize.py",) if gpus else ())):
         shutil.copy(Path(__file__).parent / "site" / module, site)
     environment = {
         "PATH": os.pathsep.join((str(folder / "bin"), os.environ.get("PATH", os.defpath))),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH")))),
     }
+    if model_optimizer is not None:
+        python = folder / _place(_QUANTIZER, version)
+        _write_metadata(python.parents[1] / "lib/python3/site-packages", "nvidia-modelopt", model_optimizer)
+        environment["MODEL_OPTIMIZER_PYTHON"] = str(python)
     if examples and engines:
         environment["TENSORRT_LLM_EXAMPLES"] = str(folder / "examples")
     if templates is not None:
@@ -194,6 +201,13 @@ def install(
     return Installation(folder, release, environment)
 
 
+def _write_metadata(site: Path, name: str, version: str) -> None:
+    """Let a package seem to be installed."""
+    metadata = site / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+
+
 def _place(tool: str, version: Version) -> Path:
     """Where a program is, from the installation's folder."""
     name, _, family = tool.partition(":")
@@ -204,9 +218,12 @@ def _place(tool: str, version: Version) -> Path:
         nested = version >= releases.FIRST_NESTED_EXAMPLES
         script = "build_multimodal_engine.py" if version >= Version("0.19") else _VISUAL
         return Path("examples", *(("models", "core") if nested else ()), "multimodal", script)
-    return {"quantize.py": Path("examples/quantization/quantize.py"), "run.py": Path("examples/run.py")}.get(
-        name, Path("bin") / name
-    )
+    own = {
+        "quantize.py": Path("examples/quantization/quantize.py"),
+        "run.py": Path("examples/run.py"),
+        _QUANTIZER: Path("model-optimizer/bin/python"),
+    }
+    return own.get(name, Path("bin") / name)
 
 
 def _former(family: str, *, nested: bool) -> str:

@@ -39,7 +39,11 @@ def doctor(
     ] = None,
     precision: Annotated[
         str | None,
-        options.option("--precision", "NAMES", "With --deep: precisions, separated by commas (default: all)."),
+        options.option(
+            "--precision",
+            "NAMES",
+            "With --deep: precisions, separated by commas, or all (default: those that about ten minutes are enough for).",
+        ),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
@@ -48,7 +52,8 @@ def doctor(
 
     GPUs, TensorRT-LLM, Triton, disk space, limits, tokens. The exit code is 3 if no toolchain can be used.
     With --deep a tiny model with random weights is converted, quantized, built, served and asked in every precision that
-    the machine can do. Nothing is downloaded. What was done before is not done again.
+    the machine can do, for about ten minutes. Nothing is downloaded. What was done before is not done again, and what was
+    left out comes the next time.
 
     examples:
       pipeline doctor
@@ -81,6 +86,7 @@ def _deep(
     found = examination.examine(
         workspace,
         observer(sys.stderr),
+        note,
         toolchain=toolchain,
         **{name: tuple(part.strip() for part in text.split(",")) for name, text in asked.items() if text is not None},
     )

@@ -1,8 +1,9 @@
-"""A deep examination of this machine, in order: what is usable, the matrix, the answers, what is installed."""
+"""A deep examination of this machine, in order: what is usable, the matrix, what there is time for, the answers, what is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,9 +13,11 @@ from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.errors import PipelineError, PlanError, UsageError
 from trtllm_pipeline.evaluate.result import ANSWERS
 from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.planning.names import about
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.proof import answers, findings, installed, material
+from trtllm_pipeline.proof import answers, budget, findings, installed, material
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding
+from trtllm_pipeline.report.forecast_check import checked
 from trtllm_pipeline.report.rows import CellResult, rows
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 FOLDER: Final = "doctor"
 """In the workspace: models, questions, the matrix and the result."""
 RESULT: Final = "deep.json"
+ALL: Final = "all"
+"""Stands for every precision."""
 _LAST_STAGE: Final = "accuracy"
 _DAMAGED: Final = "`pipeline store verify` sets damaged artifacts aside; then examine again"
 
@@ -34,20 +39,23 @@ _DAMAGED: Final = "`pipeline store verify` sets damaged artifacts aside; then ex
 def examine(
     workspace: Path,
     observer: Observer,
+    tell: Callable[[str], None],
     *,
     families: Sequence[str] = material.FAMILIES[:1],
-    precisions: Sequence[str] = PRECISIONS,
+    precisions: Sequence[str] | None = None,
     toolchain: str | None = None,
 ) -> DeepExamination:
     """Examine this machine in `workspace`, and leave the result there.
 
-    What an earlier examination made is not made again. Raises UsageError for unknown names, PlanError where no toolchain
+    Without `precisions` it does what there is time for in about ten minutes, see `budget`. How long it is expected to take
+    is said to `tell` before it begins. What an earlier examination made is not made again. Raises UsageError for unknown names, PlanError where no toolchain
     can be used or no cell can work.
     """
     from trtllm_pipeline.machine.probe import machine as this_machine
 
     _check("--family", families, material.FAMILIES)
-    _check("--precision", precisions, PRECISIONS)
+    if precisions is not None:
+        _check("--precision", precisions, (*PRECISIONS, ALL))
     machine = this_machine()
     asked = toolchains.names() if toolchain is None else (toolchains.load(toolchain).name,)
     missing = {name: lacks for name in asked if (lacks := toolchains.load(name).missing(machine)) is not None}
@@ -60,21 +68,52 @@ def examine(
         )
     store = Store(workspace)  # made for a request that can be understood
     folder = store.workspace / FOLDER
-    matrix = material.write(folder, machine, families=families, precisions=precisions, toolchain_names=usable)
-    plan, outcome = flow.bring_up_to_date(Request(matrix, until=_LAST_STAGE), store, observer)
+    every = precisions is None or ALL in precisions
+    matrix = material.write(
+        folder, machine, families=families, precisions=PRECISIONS if every else precisions or (), toolchain_names=usable
+    )
+    request = Request(matrix, until=_LAST_STAGE)
+    full, seen = flow.outlook(request, store, workspace)
+    cells, takes_s = (
+        budget.chosen(full, seen) if precisions is None else ({cell.id for cell in full.feasible}, seen.total_s)
+    )
+    left_out = budget.left_out(full, cells)
+    if seen.to_run:
+        tell(_announced(takes_s, len(cells), len(left_out), guessed=seen.guessed > 0))
+    started = time.monotonic()
+    plan, outcome = flow.bring_up_to_date(
+        replace(request, cells=tuple(f"!{cell.id}" for cell in left_out)), store, observer
+    )
+    taken, took_s = store.index.taken(flow.BY_HAND), time.monotonic() - started
     found = DeepExamination(
         machine,
         findings.sorted_findings(
             [
                 *(_of_cell(row, plan, outcome, folder) for row in rows(plan, store, outcome)),
+                *map(findings.of_left_out, left_out),
                 *(() if outcome.interrupted else _of_installation(machine, usable, families)),
                 *(findings.of_toolchain(name, lacks) for name, lacks in missing.items()),
             ]
         ),
         interrupted=outcome.interrupted,
+        forecast=checked(plan, replace(seen, total_s=takes_s), taken, took_s, all_done=outcome.exit_code == 0),
     )
     write_json(folder / RESULT, found.to_json())
     return found
+
+
+def _announced(takes_s: float, cells: int, left_out: int, *, guessed: bool) -> str:
+    """What is said before anything runs."""
+    basis = (
+        "by formulas, since not all of it ran in this workspace before" if guessed else "by what ran in this workspace"
+    )
+    words = f"expected to take about {about(takes_s)}, {basis}"
+    if left_out:
+        words += (
+            f"; {left_out} of {cells + left_out} cells are left for the next time, so that it takes about "
+            f"{about(budget.LIMIT_S)}: --precision {ALL} does them now"
+        )
+    return words
 
 
 def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
@@ -103,4 +142,5 @@ def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Dee
 def _of_installation(machine: Machine, usable: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:
     """What is installed of the toolchains that are examined."""
     if usable != [toolchains.EMBEDDED]:
-        yield from map(findings.of_comparison, installed.compare(machine, families))
+        found = installed.compare(machine, families, engines=toolchains.ENGINES in usable)
+        yield from map(findings.of_comparison, found)

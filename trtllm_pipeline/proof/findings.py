@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.domain import Cell, Json, layout_name
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
 from trtllm_pipeline.proof.installed import InstalledComparison
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine
+from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.toolchains.base import EMBEDDED
 
@@ -38,6 +39,7 @@ _STYLES: Final = {
     FindingStatus.DIFFERS: "red",
     FindingStatus.CANNOT: "dim",
 }
+_NO_TIME: Final = "left for the next time: the same command does it then, --precision all now"
 _ENDED_BY_THE_USER: Final = frozenset((FailureClass.USER.value, FailureClass.TIMEOUT.value))
 """Failures that say nothing of the toolchain: no space, a limit."""
 
@@ -80,6 +82,8 @@ class DeepExamination:
     machine: Machine
     findings: tuple[DeepFinding, ...]
     interrupted: bool = False
+    forecast: ForecastCheck | None = None
+    """What the stage runs were expected to take and took; None where none ran."""
 
     def count(self, status: FindingStatus) -> int:
         """How many rows have it."""
@@ -136,6 +140,7 @@ class DeepExamination:
             "counts": {status.value: self.count(status) for status in FindingStatus},
             "verified": list(self.sentences()),
             "interrupted": self.interrupted,
+            "forecast": None if self.forecast is None else self.forecast.to_json(),
         }
 
     def blocks(self) -> Iterator[Block]:
@@ -152,6 +157,8 @@ class DeepExamination:
         logs = [f"{each.name}: {each.log}" for each in self.findings if each.log]
         yield Items("logs and answers, below the workspace", [TextLine(text) for text in logs])
         yield Items("documentation may say", [TextLine(text) for text in self.sentences()])
+        if self.forecast is not None:
+            yield TextLine(self.forecast.line())
 
 
 def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = None) -> DeepFinding:
@@ -168,11 +175,30 @@ def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = 
         log=row.log or answers if status is not FindingStatus.VERIFIED else None,
         toolchain=toolchain,
         precision=precision,
-        family=str(row.axes["model"]).removeprefix("./"),
+        family=_family(row.axes["model"]),
         layout=f"tp{row.axes['tp']}pp{row.axes['pp']}",
         agreement=agreement,
         tolerance_nats=tolerance if agreement else None,
     )
+
+
+def of_left_out(cell: Cell) -> DeepFinding:
+    """The row of a cell that there was no time for."""
+    return DeepFinding(
+        "cell",
+        str(cell.id),
+        FindingStatus.CANNOT,
+        _NO_TIME,
+        toolchain=cell.toolchain,
+        precision=cell.precision,
+        family=_family(cell.model),
+        layout=layout_name(cell.tp, cell.pp),
+    )
+
+
+def _family(model: Json) -> str:
+    """Of a folder that `material` wrote."""
+    return str(model).removeprefix("./")
 
 
 def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> tuple[FindingStatus, str]:

@@ -13,6 +13,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options,
 
 _AT_ONCE: Final = 4
 """Each imports all of TensorRT-LLM."""
+_OF_EVERY_TOOLCHAIN: Final = "trtllm-serve"
 _OF_EVERY_PROGRAM: Final = frozenset(("-h", "--help"))
 
 
@@ -41,15 +42,21 @@ class InstalledComparison:
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in found if names)
 
 
-def compare(machine: Machine, families: Sequence[str]) -> tuple[InstalledComparison, ...]:
-    """All that is installed of TensorRT-LLM, of converters those of `families`. Empty without it."""
+def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tuple[InstalledComparison, ...]:
+    """All that is installed of TensorRT-LLM, of converters those of `families`. Empty without it.
+
+    Without `engines` it is trtllm-serve alone: the PyTorch runtime needs no other program, and its template in Triton has
+    no placeholders.
+    """
     found = machine.tensorrt_llm
     if found is None:
         return ()
-    there = dict(programs(found, machine, families))
+    there = {
+        name: command for name, command in programs(found, machine, families) if engines or name == _OF_EVERY_TOOLCHAIN
+    }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = [pool.submit(_program, tool, command, found.release) for tool, command in there.items()]
-        return (*(each.result() for each in asked), _templates(found))
+        return (*(each.result() for each in asked), *((_templates(found),) if engines else ()))
 
 
 def programs(
@@ -62,7 +69,7 @@ def programs(
         return None if path is None or not Path(path).is_file() else (found.python, path)
 
     yield "trtllm-build", None if found.build is None else (found.build,)
-    yield "trtllm-serve", None if found.serve is None else (found.serve, *commands.serve_subcommand(found.release))
+    yield _OF_EVERY_TOOLCHAIN, None if found.serve is None else (found.serve, *commands.serve_subcommand(found.release))
     yield "quantize.py", script(releases.QUANTIZE_SCRIPT)
     yield "run.py", script(releases.RUN_SCRIPT)
     for heads in releases.HEADS:

@@ -24,6 +24,7 @@ _MODULES: Final = {
     "convert_checkpoint.py": "convert",
     "run.py": "run",
     "build_visual_engine.py": "visual",
+    "model_optimizer": "model_optimizer",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the LLM API of a release says of `speculative_config`, for servers that read one. PyTorch only.
+"""What the LLM API of a release says of a model and of `speculative_config`, for servers that read them. PyTorch only.
 
 Source: `DecodingBaseConfig` and its subclasses in llm_args.py, read in trees around 1.0, 1.2 and 1.3. All of them forbid keys
 that they do not know. The words of refusals are those that were read there, or begin with stand-in.
@@ -7,6 +7,7 @@ that they do not know. The words of refusals are those that were read there, or 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,27 @@ _OWN: Final = {
 _MTP: Final = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "exaone_moe", "nemotron_h", "qwen3_next")
 """`model_type` in MTPForCausalLM of modeling_speculative.py; later trees have more."""
 _NOT_PYTORCH: Final = ("Medusa", "Lookahead")
+_WITHOUT_CLASS: Final = (
+    *("GemmaForCausalLM", "Gemma2ForCausalLM", "PhiForCausalLM", "GPT2LMHeadModel", "InternLM2ForCausalLM"),
+    *("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel"),
+)
+"""Architectures that no module of tensorrt_llm/_torch/models registers, 1.0 to 1.2."""
+_ALGORITHMS: Final = ("FP8", "FP8_BLOCK_SCALES", "NVFP4", "W4A16_AWQ", "W4A8_AWQ", "W4A8_MXFP4_FP8", "W4A16_MXFP4")
+"""Those that `get_quant_method` in tensorrt_llm/_torch/modules/linear.py knows."""
+
+
+def check_architecture(config: Mapping[str, Any]) -> None:
+    """Raise ProgramError for a model that the runtime has no class for. Source: modeling_auto.py."""
+    for name in config.get("architectures") or ():
+        if name in _WITHOUT_CLASS:
+            raise ProgramError(f"ValueError: Unknown architecture for AutoModelForCausalLM: {name}")
+
+
+def check_algorithm(quantization: Mapping[str, Any]) -> None:
+    """Raise ProgramError for weights in a form that the runtime has no linear layer for. Source: linear.py."""
+    algorithm = quantization.get("quant_algo")
+    if algorithm not in {None, *_ALGORITHMS}:
+        raise ProgramError(f"ValueError: unsupported quant mode: {algorithm}")
 
 
 def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], release: str) -> int:
@@ -129,6 +151,13 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text.strip("'\"")
+
+
+def given_answers(model: Mapping[str, Any]) -> dict[str, str]:
+    """What a server of the model with this config.json is to answer to certain prompts, by TRTLLM_STANDIN_ANSWERS."""
+    path = os.environ.get("TRTLLM_STANDIN_ANSWERS")
+    answers: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    return dict(answers.get(model.get("model_type", ""), answers))
 
 
 class Iterations:

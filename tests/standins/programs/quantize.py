@@ -22,7 +22,7 @@ ALGORITHMS: Final = {
     "nvfp4": "NVFP4",
     "full_prec": None,
 }
-_WITHOUT_CALIBRATION: Final = frozenset(("full_prec", "int8_wo", "int4_wo"))
+WITHOUT_CALIBRATION: Final = frozenset(("full_prec", "int8_wo", "int4_wo"))
 _DEFAULT_DATASET: Final = "cnn_dailymail"
 
 
@@ -33,7 +33,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
         raise ProgramError("OSError: GPU is required for inference.")
     model = read_model(work, options["model_dir"])
     qformat, kv = options["qformat"], options["kv_cache_dtype"]
-    calibrates = qformat not in _WITHOUT_CALIBRATION or kv is not None
+    calibrates = qformat not in WITHOUT_CALIBRATION or kv is not None
     dataset = options.get("calib_dataset", _DEFAULT_DATASET)
     facts = {
         "architecture": model["architectures"][0],

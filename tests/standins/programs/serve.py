@@ -1,7 +1,8 @@
 """`trtllm-serve`: an HTTP server with TensorRT-LLM's routes and OpenAI's completions.
 
 A token is a byte of UTF-8. The answer goes on through the alphabet, from the letter that the number of prompt tokens
-points at, so it is known in advance and every output token is one letter.
+points at, so it is known in advance and every output token is one letter. TRTLLM_STANDIN_ANSWERS names a JSON object from
+prompts to answers that are given instead, whole, as tokens are bytes here and those of a model are not; or from model types to such.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from tests.standins.programs.checkpoint import number_of_experts
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
 from tests.standins.programs.llm_api import (
     Iterations,
+    check_algorithm,
+    check_architecture,
     check_lookahead,
     check_lora,
     check_lora_request,
     check_speculation,
+    given_answers,
     read_settings,
 )
 
@@ -72,7 +76,8 @@ def run(work: Work, argv: Sequence[str]) -> int:
     workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
     try:
         name = str(options.get("served_model_name") or model.name)
-        return _serve(work, options, name, limit, iterations, settings, images=_takes_images(model))
+        answers = given_answers(json.loads((model / "config.json").read_text(encoding="utf-8")))
+        return _serve(work, options, name, limit, iterations, settings, answers, images=_takes_images(model))
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
@@ -118,6 +123,7 @@ def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[st
                 f"ValueError: Unrecognized model in {model}. Should have a `model_type` key in its config.json"
             )
         _check_experts(config, int(value["--tp_size"] or 1), int(value["--ep_size"] or 1))
+        check_architecture(config)
         _check_quantization(model, config)
         _check_processor(model, config)
         limit = int(options.get("max_seq_len") or config.get("max_position_embeddings") or 2048)
@@ -208,8 +214,11 @@ def _check_quantization(model: Path, config: Mapping[str, Any]) -> None:
     """Raise ProgramError for weights in a form that the PyTorch runtime does not read. Source: `_update_from_hf_quant_config`
     in llm_utils.py.
     """
-    found = config.get("quantization_config")
-    if found is None or (model / "hf_quant_config.json").is_file():
+    found, stated = config.get("quantization_config"), model / "hf_quant_config.json"
+    if stated.is_file():
+        check_algorithm(json.loads(stated.read_text(encoding="utf-8"))["quantization"])
+        return
+    if found is None:
         return
     blocks = found.get("quant_method") == "fp8" and found.get("weight_block_size")
     if not blocks and found.get("quant_method") != "mxfp4":
@@ -236,12 +245,13 @@ def _serve(
     limit: int,
     iterations: Iterations | None,
     settings: Mapping[str, Any],
+    answers: Mapping[str, str],
     *,
     images: bool,
 ) -> int:
     try:
         server = _Server((options["host"], options["port"]), work, name, limit, iterations, images=images)
-        server.settings = settings
+        server.settings, server.answers = settings, answers
     except OSError as error:
         print(
             f"ERROR:    [Errno {error.errno}] error while attempting to bind on address ('{options['host']}', "
@@ -289,6 +299,7 @@ class _Server(ThreadingHTTPServer):
         self.iterations = iterations
         self.images = images
         self.settings: Mapping[str, Any] = {}
+        self.answers: Mapping[str, str] = {}
         self.lock = threading.Lock()
         self.requests = 0
 
@@ -363,7 +374,8 @@ class _Handler(BaseHTTPRequestHandler):
                 f"({self.server.limit})"
             )
             return
-        text = "".join(_ALPHABET[(prompt_tokens + i) % len(_ALPHABET)] for i in range(wanted))
+        text = "" if chat else self.server.answers.get(str(asked["prompt"]), "")
+        text = text or "".join(_ALPHABET[(prompt_tokens + i) % len(_ALPHABET)] for i in range(wanted))
         stops = asked.get("stop") or []
         found = [text.index(stop) for stop in ([stops] if isinstance(stops, str) else stops) if stop in text]
         text = text[: min(found)] if found else text

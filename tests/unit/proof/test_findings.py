@@ -125,4 +125,4 @@ def test_what_is_another_in_help() -> None:
 
 
 def test_nothing_is_compared_without_tensorrt_llm() -> None:
-    assert installed.compare(Machine(1, "CPU"), ["llama"]) == ()
+    assert installed.compare(Machine(1, "CPU"), ["llama"], engines=True) == ()
