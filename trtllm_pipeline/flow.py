@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -110,12 +110,28 @@ def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
             "--assume describes a machine, --executor asks a cluster for one", hint="leave one of them out"
         )
     from trtllm_pipeline.execution.cluster import ClusterExecutor
+    from trtllm_pipeline.execution.exchange import Exchange
 
+    exchange = _exchange(request, loaded)
     cluster = _cluster(request, loaded)
     try:
-        yield Placement(cluster.machine, [Capacity(0), *cluster.nodes], partial(ClusterExecutor, cluster))
+        yield Placement(
+            cluster.machine,
+            [Capacity(0), *cluster.nodes],
+            lambda: ClusterExecutor(cluster, None if exchange is None else Exchange(exchange)),
+        )
     finally:
         cluster.close()
+
+
+def _exchange(request: Request, loaded: LoadedMatrix) -> str | None:
+    """Where files pass between the pipeline and nodes that do not see the workspace; None where they do."""
+    url = loaded.command_line.cluster.exchange or loaded.matrix.settings.cluster.exchange
+    if url is not None and request.executor == SLURM:
+        raise UsageError(
+            "settings.cluster.exchange is for --executor ray", hint="nodes of Slurm need the workspace at the same path"
+        )
+    return url if url is None or "://" in url else str((loaded.path.parent / Path(url).expanduser()).absolute())
 
 
 def _cluster(request: Request, loaded: LoadedMatrix) -> Cluster:

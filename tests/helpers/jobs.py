@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> 
         params_class="",
         params={},
         inputs=more.pop("inputs", {}),
-        files={},
+        files=more.pop("files", {}),
         out=str(attempt / "out"),
         attempt=str(attempt),
         timeout_s=60.0,
@@ -53,3 +55,17 @@ def end(executor: ClusterExecutor, seconds: float = 60.0) -> Ended:
             assert isinstance(event, Ended)
             return event
     raise AssertionError("nothing ended")
+
+
+def isolated(workspace: Path, *command: str) -> list[str]:
+    """The command, where another disk is in the place of `workspace`."""
+    script = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh", str(workspace), *command]
+
+
+def may_isolate(workspace: Path) -> bool:
+    """Whether such a command can be run here."""
+    return (
+        bool(shutil.which("unshare"))
+        and not subprocess.run(isolated(workspace, "true"), capture_output=True, check=False).returncode
+    )

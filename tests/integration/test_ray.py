@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.jobs import end, job, submit
+from tests.helpers.jobs import end, isolated, job, may_isolate, submit
 from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass, UsageError
@@ -72,6 +73,13 @@ def happens(executor: ClusterExecutor) -> ExecutorEvent:
         for event in executor.wait(0.1):
             return event
     raise AssertionError("nothing happens")
+
+
+def alive(address: str) -> list[dict[str, Any]]:
+    """The nodes of a cluster, asked by another process: one process is in one cluster."""
+    asked = f"import ray, json; ray.init({address!r}, logging_level=50); print(json.dumps(ray.nodes()))"
+    told = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True, timeout=60).stdout
+    return [node for node in json.loads(told.splitlines()[-1]) if node["Alive"]]
 
 
 def runs(pid: int) -> bool:
@@ -185,3 +193,46 @@ def test_a_matrix_is_brought_up_to_date_on_ray(nodes: Any, tmp_path: Path) -> No
     again = run()
     assert "nothing to do: everything is up to date" in again.stderr, again.stderr
     assert not list((tmp_path / "w/work").glob("*.cluster"))
+
+
+@pytest.mark.slow
+def test_a_matrix_on_a_node_that_does_not_see_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the workspace's place the node has a disk of its own: all that it reads and leaves passes through a folder."""
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    workspace, exchange = tmp_path / "w", tmp_path / "exchange"
+    workspace.mkdir()
+    exchange.mkdir()
+    if not may_isolate(workspace):
+        pytest.skip("needs to be allowed to mount")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    before = signal.getsignal(signal.SIGTERM)
+    head = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    ray = [str(Path(sys.executable).with_name("ray")), "start", f"--address={head.address}", "--num-cpus=2", "--block"]
+    node = subprocess.Popen(isolated(workspace, *ray), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "trtllm_pipeline",
+        "run",
+        "-m",
+        str(ROOT / "matrices/tiny.yaml"),
+        "-w",
+        str(workspace),
+    ]
+    command += ["--cells", "*/fp16/*", "--executor", "ray", "--ray-address", head.address, "--format", "json"]
+    command += ["--set", f"settings.cluster.exchange={exchange}"]
+    try:
+        assert eventually(lambda: sum("CPU" in each["Resources"] for each in alive(head.address)), 60)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+        assert '"status": "done"' in done.stdout
+        assert list((exchange / "files").iterdir())
+        assert eventually(lambda: not list((exchange / "parcels").iterdir()))
+        assert not list((workspace / "work").glob("*.cluster"))
+        again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+        assert "nothing to do: everything is up to date" in again.stderr, again.stderr
+    finally:
+        node.terminate()
+        node.wait(60)
+        head.shutdown()
+        signal.signal(signal.SIGTERM, before)

@@ -5,63 +5,28 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.bundles import free_ports
+from tests.helpers.s3 import s3_server, server
 from tests.helpers.signed import publish
 from trtllm_pipeline.store.store import Store
 
 pytestmark = pytest.mark.integration
 LARGE = {f"rank{number}.engine": str(number) * 12_000_000 for number in range(2)}
 SMALL = {"config.json": "{}", "rank0.engine": "weights" * 1000}
-S3 = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
-
-
-@contextmanager
-def server(*words: str, port: int, folder: Path) -> Iterator[str]:
-    process = subprocess.Popen(
-        (sys.executable, "-m", *words),
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | S3,
-    )
-    try:
-        for _ in range(600):
-            assert process.poll() is None
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    port = free_ports(1)[0]
-    with server(
-        "moto.server", "-H", "127.0.0.1", "-p", str(port), port=port, folder=tmp_path_factory.mktemp("s3")
-    ) as url:
-        urllib.request.urlopen(urllib.request.Request(f"{url}/engines", method="PUT"), timeout=30).close()
-        yield {**S3, "AWS_ENDPOINT_URL": url}
+    with s3_server(tmp_path_factory.mktemp("s3")) as environment:
+        yield environment
 
 
 def begin(folder: Path, *words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -655,6 +655,8 @@ class OnCluster(Strict):
 
     accelerator: Text | None = None
     """Type of GPU to build, serve and measure on, as the cluster calls it; null is its only one."""
+    exchange: Text | None = None
+    """For --executor ray where nodes do not see the workspace: a URL of fsspec, or a folder, through which files pass."""
     sbatch: tuple[Text, ...] = ()
     """Options of sbatch, and of srun, for every job of --executor slurm: partition, account, time limit."""
 

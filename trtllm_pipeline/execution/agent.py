@@ -151,6 +151,16 @@ def run(attempt: Path) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the attempt that is named, or print the machine. Returns the exit code, which says nothing of the stage."""
+    prepare()
+    if argv:
+        run(Path(argv[0]))
+    else:
+        print(json.dumps(asdict(probe.machine())))  # noqa: T201 - that is what was asked
+    return 0
+
+
+def prepare() -> None:
+    """Make this process an agent's: signals end all that it has started, and it is no part of a batch job."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)  # and so end all that was started here
@@ -160,11 +170,6 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, leave)
     for name in [name for name in os.environ if name.startswith(_OF_A_JOB)]:
         del os.environ[name]  # mpirun would take the ranks and slots of the batch job for its own
-    if argv:
-        run(Path(argv[0]))
-    else:
-        print(json.dumps(asdict(probe.machine())))  # noqa: T201 - that is what was asked
-    return 0
 
 
 if __name__ == "__main__":

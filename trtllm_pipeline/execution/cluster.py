@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import Any, Final, Protocol
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent as agents
+from trtllm_pipeline.execution.exchange import Exchange
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.files.writing import read_object, write_json
@@ -122,8 +124,8 @@ class Cluster(Protocol):
     def nodes(self) -> Sequence[Capacity]:
         """What there is to hand out."""
 
-    def start(self, job: Job) -> str:
-        """Run the agent of `job.attempt` on a node with `job.resources`, on `job.node` if possible; returns its ticket."""
+    def start(self, job: Job, command: Sequence[str]) -> str:
+        """Run an agent's `command` on a node with `job.resources`, on `job.node` if possible; returns its ticket."""
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
         """The tickets that have ended since this was asked last, after at most `timeout_s`; with why the agent could not end."""
@@ -182,9 +184,11 @@ class _Agent:
 class ClusterExecutor(Executor):
     """Runs jobs that name a node on a cluster, and others on this machine."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, exchange: Exchange | None = None) -> None:
+        """`exchange` is for nodes that do not see the workspace."""
         super().__init__()
         self._cluster = cluster
+        self._exchange = exchange
         self._agents: dict[str, _Agent] = {}
         self._given: dict[StageRunId, _Agent] = {}
         self._adopted: dict[Path, str | None] = {}
@@ -219,6 +223,7 @@ class ClusterExecutor(Executor):
         if job.scope is Scope.IN_SERVICE:
             service = Path(job.inputs["service"]).parent
             agent = next(each for each in self._given.values() if each.attempt == service)
+            self._post(job, agent)
             agent.orders["jobs"].append(job.attempt)
             agent.order()
         else:
@@ -233,7 +238,7 @@ class ClusterExecutor(Executor):
                 folder.mkdir()
                 agent.order()
                 try:
-                    agent.ticket = self._cluster.start(job)
+                    agent.ticket = self._cluster.start(job, self._post(job, agent))
                 except UsageError as error:
                     why = StageError(f"{job.stage}: {error.message}", failure=FailureClass.TRANSIENT, hint=error.hint)
                     self._refused.append(Ended(job.id, why, Usage(0.0, 0.0, 0)))
@@ -241,6 +246,13 @@ class ClusterExecutor(Executor):
             self._agents[agent.ticket] = agent
         agent.open[job.id] = job
         self._given[job.id] = agent
+
+    def _post(self, job: Job, agent: _Agent) -> Sequence[str]:
+        """Let the agent have a job; returns the command that runs the agent."""
+        if self._exchange is None:
+            return (sys.executable, "-m", agents.__name__, str(agent.attempt))
+        self._exchange.post(job, agent.attempt)
+        return self._exchange.command(agent.attempt)
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
         """As on this machine; an agent that has not begun is cancelled."""
@@ -267,7 +279,7 @@ class ClusterExecutor(Executor):
                 if ticket in self._agents:
                     self._agents[ticket].over_at, self._agents[ticket].lost = time.monotonic(), error
             for agent in list(self._agents.values()):
-                if agent.service or agent.over_at < math.inf:
+                if agent.service or self._exchange is not None or agent.over_at < math.inf:
                     events += self._look(agent)
             if events or time.monotonic() >= until:
                 return events
@@ -283,13 +295,21 @@ class ClusterExecutor(Executor):
             if ended is not None:
                 usage, error = Usage(**ended["usage"]), _failure(job) if ended["failed"] else None
             else:
-                usage, error = Usage(time.monotonic() - agent.started_s, 0.0, 0), agent.unanswered(job)
+                copying = self._exchange is not None and self._exchange.is_copying(agent.attempt)
+                usage = Usage(time.monotonic() - agent.started_s, 0.0, 0)
+                error = None if copying else agent.unanswered(job)
             if ended is not None or error is not None:
                 del agent.open[job.id], self._given[job.id]
                 yield Ended(job.id, error, usage, answers.get("system"))
-        if agent.over_at < math.inf and not agent.open:
-            del self._agents[agent.ticket]
-            shutil.rmtree(agents.folder_of(agent.attempt), ignore_errors=True)
+        if agent.open:
+            return
+        if agent.over_at == math.inf:  # it has nothing left to do
+            agent.cancel_at = min(agent.cancel_at, time.monotonic() + _CANCEL_S)
+            return
+        del self._agents[agent.ticket]
+        if self._exchange is not None:
+            self._exchange.drop(agent.attempt)
+        shutil.rmtree(agents.folder_of(agent.attempt), ignore_errors=True)
 
     def _keep(self) -> None:
         """Say that this lives, and end agents that did not end what they were told to."""
@@ -313,6 +333,8 @@ class ClusterExecutor(Executor):
         until = time.monotonic() + _CLOSE_S
         while self._agents and time.monotonic() < until:
             self.wait(_POLL_S)
+        if self._exchange is not None:
+            self._exchange.close()
         super().close()
 
 

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution import agent
 from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, in_common
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.machine import probe
@@ -92,7 +90,7 @@ class RayCluster:
     def _on(self, node: str) -> NodeAffinitySchedulingStrategy:
         return NodeAffinitySchedulingStrategy(self._known[node][0], soft=True)
 
-    def start(self, job: Job) -> str:
+    def start(self, job: Job, command: Sequence[str]) -> str:
         """See `Cluster`."""
         cpus, need = self._known[job.node][1], job.resources
         task = _AGENT.options(
@@ -101,7 +99,7 @@ class RayCluster:
             num_gpus=need.gpus,
             accelerator_type=self._accelerator if need.gpus else None,
             scheduling_strategy=self._on(job.node),
-        ).remote(job.attempt)
+        ).remote(command)
         self._started += 1
         self._tickets[task] = f"{self._started}"
         return self._tickets[task]
@@ -146,11 +144,9 @@ def _found() -> Machine:
     return probe.machine()
 
 
-def _run(attempt: str) -> None:
+def _run(command: Sequence[str]) -> None:
     # A process between: Ray kills the children of a worker that ends, and an agent's guardian must outlive its agent.
-    done = subprocess.run(
-        [sys.executable, "-m", agent.__name__, attempt], stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip() or f"it ended with exit code {done.returncode}")
 

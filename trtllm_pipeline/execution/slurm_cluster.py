@@ -85,12 +85,12 @@ class SlurmCluster:
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(f"a node of the cluster cannot be used: {error}", hint=_SAME_ENVIRONMENT) from error
 
-    def start(self, job: Job) -> str:
+    def start(self, job: Job, command: Sequence[str]) -> str:
         """See `Cluster`."""
         need, folder = job.resources, agent.folder_of(Path(job.attempt))
         script = folder / "job.sh"
         script.write_text(_SCRIPT, encoding="utf-8")
-        command = [
+        submitted = [
             "sbatch",
             "--parsable",
             "--no-requeue",
@@ -104,10 +104,9 @@ class SlurmCluster:
             *(["--exclusive"] if need.exclusive is Exclusive.MACHINE else []),
             *self._options,
             str(script),
-            *_AGENT,
-            job.attempt,
+            *command,
         ]
-        ticket = _asked(command).strip().split(";")[0]
+        ticket = _asked(submitted).strip().split(";")[0]
         self._known[ticket] = str(folder)
         return ticket
 

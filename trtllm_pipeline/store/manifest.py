@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -84,8 +84,8 @@ class Manifest:
             "fingerprint": self.fingerprint,
             "label": self.label,
             "key": json.loads(self.key),
-            "files": _listed(self.files),
-            "records": _listed(self.records),
+            "files": listed(self.files),
+            "records": listed(self.records),
             "provenance": dict(self.provenance),
         }
         return {**content, "digest": fingerprint(canonical(content))}
@@ -116,21 +116,23 @@ def content_digest(entry: FileEntry) -> str:
     return digest_text(entry.link) if entry.link is not None else str(entry.digest)
 
 
-def _listed(entries: tuple[FileEntry, ...]) -> list[Json]:
+def listed(files: Iterable[FileEntry]) -> list[Json]:
+    """Files as JSON has them."""
     return [
         {"path": entry.path, "link": entry.link}
         if entry.link is not None
         else {"path": entry.path, "size": entry.size, "blake3": entry.digest}
-        for entry in entries
+        for entry in files
     ]
 
 
-def _entries(listed: Any) -> tuple[FileEntry, ...]:
+def entries(told: Any) -> tuple[FileEntry, ...]:
+    """The same back. Raises KeyError, TypeError."""
     return tuple(
         FileEntry(entry["path"], 0, link=entry["link"])
         if "link" in entry
         else FileEntry(entry["path"], entry["size"], entry["blake3"])
-        for entry in listed
+        for entry in told
     )
 
 
@@ -173,9 +175,9 @@ def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest
             Fingerprint(data["fingerprint"]),
             key,
             data["label"],
-            _entries(data["files"]),
+            entries(data["files"]),
             dict(data["provenance"]),
-            _entries(data.get("records", ())),
+            entries(data.get("records", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NoManifestError(f"{name}: not the manifest of this artifact: {error}") from error

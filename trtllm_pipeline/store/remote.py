@@ -219,16 +219,20 @@ class Remote:
         """Send an artifact: the files that are not there, its signed statement, its manifest. Raises NotTransferableError."""
         assert each.sealed is not None
         folder = store.folder(each.stage, each.fingerprint)
-        paths = _paths(each.sealed)
-        lacked = self.lacking(each.sealed)
+        self.send_contents(folder, each.sealed, progress)
+        here = f"artifacts/{each.stage}/{each.fingerprint}"
+        with suppress(FileNotFoundError):
+            self.write(_envelope(here, each.content), (folder / manifest.ENVELOPE).read_bytes())
+        self.write(f"{here}/{manifest.NAME}", each.content)
+
+    def send_contents(self, folder: Path, sealed: Manifest, progress: Progress) -> None:
+        """Send the files in `folder` whose content is not there. Raises NotTransferableError."""
+        paths = _paths(sealed)
+        lacked = self.lacking(sealed)
         for _ in _each(
             self._files, lambda entry: self._send(folder / paths[str(entry.digest)][0], entry, progress), lacked
         ):
             pass
-        here = f"artifacts/{each.stage}/{each.fingerprint}"
-        with suppress(FileNotFoundError):
-            self._write(_envelope(here, each.content), (folder / manifest.ENVELOPE).read_bytes())
-        self._write(f"{here}/{manifest.NAME}", each.content)
 
     def _send(self, path: Path, entry: FileEntry, progress: Progress) -> None:
         from fsspec.callbacks import Callback
@@ -249,7 +253,8 @@ class Remote:
         self._put(_name(entry), lambda target: self._fs.put_file(str(path), target, callback=callback))
         progress.add(entry.size - told)
 
-    def _write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file. Raises RemoteError."""
         self._put(name, lambda target: self._fs.pipe_file(target, content))
 
     def _put(self, name: str, write: Callable[[str], object]) -> None:
@@ -277,6 +282,11 @@ class Remote:
                 self._fs.rm_file(beside)
             raise
 
+    def remove(self, name: str) -> None:
+        """Remove a folder with all that is in it. Raises RemoteError."""
+        with suppress(FileNotFoundError), self._asking(name):
+            self._fs.rm(self._path(name), recursive=True)
+
     # fetching
 
     def fetch(
@@ -288,20 +298,8 @@ class Remote:
         """
         assert each.sealed is not None
         folder = store.arriving(each.stage, each.fingerprint)
-        paths = _paths(each.sealed)
-        _tidy(folder, {name for names in paths.values() for name in names})
-        parts = folder / _PARTS
-        parts.mkdir(parents=True, exist_ok=True)
-        known = {str(entry.digest): entry for entry in (*each.sealed.files, *each.sealed.records)}
-
-        def arrive(digest: str) -> None:
-            self._arrive(folder, parts / digest, known[digest], paths[digest], progress)
-
         try:
-            for _ in _each(self._files, arrive, paths):
-                pass
-            parts.rmdir()
-            _link(folder / OUT, each.sealed)
+            self.fetch_contents(folder, each.sealed, progress)
             envelope = self.read(_envelope(f"artifacts/{each.stage}/{each.fingerprint}", each.content))
             if envelope is not None:
                 (folder / manifest.ENVELOPE).write_bytes(envelope)
@@ -314,6 +312,27 @@ class Remote:
         except NotTransferableError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def fetch_contents(self, folder: Path, sealed: Manifest, progress: Progress) -> None:
+        """Gather the files of an artifact in `folder`, each checked, and nothing else. Raises NotTransferableError, RemoteError, OSError.
+
+        What is there already is not fetched again.
+        """
+        if fault := next(_faults(sealed), None):
+            raise NotTransferableError(fault)
+        paths = _paths(sealed)
+        _tidy(folder, {name for names in paths.values() for name in names})
+        parts = folder / _PARTS
+        parts.mkdir(parents=True, exist_ok=True)
+        known = {str(entry.digest): entry for entry in (*sealed.files, *sealed.records)}
+
+        def arrive(digest: str) -> None:
+            self._arrive(folder, parts / digest, known[digest], paths[digest], progress)
+
+        for _ in _each(self._files, arrive, paths):
+            pass
+        parts.rmdir()
+        _link(folder / OUT, sealed)
 
     def _arrive(self, folder: Path, part: Path, entry: FileEntry, names: Sequence[str], progress: Progress) -> None:
         """Fetch one content to all `names` that it has."""

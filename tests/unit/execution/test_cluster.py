@@ -37,7 +37,7 @@ class PretendCluster:
         self.leftovers: list[str] = []
         self.changed: list[NodeGone | NodeCame] = []
 
-    def start(self, job: Job) -> str:
+    def start(self, job: Job, command: Sequence[str]) -> str:
         self.started.append(job)
         return f"ticket {len(self.started)}"
 
