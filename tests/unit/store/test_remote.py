@@ -119,7 +119,7 @@ def test_without_its_manifest_it_is_not_there(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Remote, "_write", killed)
+        patch.setattr(Remote, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             push(store, url, artifact)
     with pytest.raises(RemoteError, match="no artifacts are there"):
