@@ -166,7 +166,7 @@ def settings(name: str) -> Iterator[str]:
         if "$ref" in field and field["$ref"].endswith("/Calibration"):
             continue  # a table of its own
         what = field.get("description", "")
-        if section not in {"calibration", "gateway"} and f"{section}.{key}" not in used:
+        if section not in {"calibration", "gateway", "openai"} and f"{section}.{key}" not in used:
             what += " The embedded toolchain does not read it."
         default = json.dumps(field.get("default"), ensure_ascii=False)
         yield f"| `{key}` | {values(field)} | `{default}` | {_line(what)} |"

@@ -43,6 +43,7 @@ PAGES_WITH_COMMANDS = [
             "json",
             "matrix",
             "models",
+            "openai-servers",
             "tensorrt-llm",
             "troubleshooting",
         )
@@ -285,6 +286,8 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {"--world_size", "--model_repo", "--measurement-interval", "--max_tokens"}  # its scripts
     if page.name in {"gpu-machine.md", "images.md", "tensorrt-llm.md"}:  # they have options of docker and pip
         known |= {"--build-arg", "--format", "--require-hashes"}
+    if page.name == "openai-servers.md":  # it has options of those servers
+        known |= {"--enforce-eager", "--max-num-batched-tokens", "--no-", "--served-model-name"}
     if page.name == "security.md":  # it has options of tritonserver
         known |= {"--model-control-mode", "--http-restricted-api", "--grpc-restricted-protocol", "--allow-vertex-ai"}
     if page.name == "observing.md":  # it has options of Prometheus and Grafana

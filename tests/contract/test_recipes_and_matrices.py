@@ -31,6 +31,7 @@ MATRICES = sorted(path for path in matrices_folder().rglob("*") if path.is_file(
 CELLS = {
     "gpt2": 1,
     "backends": 8,
+    "migration": 4,
     "llama2": 1,
     "nightly": 6,
     "phi3": 1,

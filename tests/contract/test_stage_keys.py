@@ -51,7 +51,7 @@ def planned(matrix: str, release: str) -> Plan:
     if release:
         machine = parse(f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80")
     identity = {name: f"the {name}" for name in (*IDENTITY, "xllamacpp")}
-    known = {name: replace(toolchains.load(name), identity=lambda _: identity) for name in toolchains.names()}
+    known = {name: replace(toolchains.load(name), identity=lambda _: identity) for name in toolchains.every_name()}
     cells = flow.select_cells(request, flow.load(request), machine)
     return make_plan(
         [pinned(cell) for cell in cells],

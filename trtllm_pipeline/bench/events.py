@@ -130,6 +130,8 @@ class ServerRecord(_Record):
     pid: Count | None
     since: Ns | None
     ready: bool
+    started: NotRequired[bool]
+    """False where a cell names a server that runs already."""
 
 
 class RequestRecord(_OfLevel):

@@ -78,7 +78,8 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
     """
     pid = target.service.pid
     ready = all((await client.ready()).values())
-    events.write("server", at=at, pid=pid, since=None if pid is None else running_since(pid), ready=ready)
+    theirs = {} if target.service.started else {"started": False}
+    events.write("server", at=at, pid=pid, since=None if pid is None else running_since(pid), ready=ready, **theirs)
     if not ready:
         return
     triton = client if isinstance(client, Client) else None
@@ -96,7 +97,7 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
         )
     if claim.without_reuse and triton is not None:
         events.write("reused_blocks", at=at, blocks=await reused_blocks(triton))
-    if claim.engine is not None:
+    if claim.engine is not None and target.service.started:
         tp = claim.declared.get("tp")
         limit = await asyncio.to_thread(roofline.limit, claim.engine, tp=tp if isinstance(tp, int) else 1)
         events.write("roofline", at=at, **limit.to_json())

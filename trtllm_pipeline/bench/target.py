@@ -65,6 +65,11 @@ def protocol_name(protocol: str, endpoint: str, *, streaming: bool = True) -> st
     return name if streaming else f"{name}_unary"
 
 
+def environment_key() -> str | None:
+    """The key of servers that somebody else started."""
+    return os.environ.get("OPENAI_API_KEY")
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A model of a running server. `service` is where it is; for OpenAI protocols `service.http` is its URL."""
@@ -112,7 +117,7 @@ class Target:
             max_tokens,
             temperature,
             options or {},
-            os.environ.get("OPENAI_API_KEY") if protocol == "openai" else None,
+            environment_key() if protocol == "openai" else None,
         )
 
     def client(self) -> AnyClient:
@@ -125,7 +130,8 @@ class Target:
                 endpoint,
                 stream=stream,
                 timeout_s=self.timeout_s,
-                api_key=self.api_key,
+                api_key=self.api_key or (None if self.service.started else environment_key()),
+                lists_models=self.service.lists_models,
             )
         return Client(self.service, self.model, self.protocol, timeout_s=self.timeout_s)
 

@@ -111,7 +111,12 @@ def _server(run: LoadRun) -> Found:
     if start is None or end is None:
         yield "invalid", "the run was interrupted: the server was not checked at its end"
         return
-    if start["pid"] is None:
+    if start.get("started") is False:
+        yield (
+            "warning",
+            "the server was not started by us: what it was started with, and whether it was restarted, is not known",
+        )
+    elif start["pid"] is None:
         yield "info", "the server's process is unknown here, so a restart would not be noticed"
     elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
         yield "invalid", f"the server's process {start['pid']} did not survive the run"

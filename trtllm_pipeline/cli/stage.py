@@ -131,12 +131,13 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
             f"{flag_of(more[0])} is for a stage on explicit files, without --matrix",
             hint=stage_options.instead(stage, more[0]),
         )
-    until = stage.upstream("repository")[0] if service else stage.name
+    until = None if service else stage.name
     request = options.request(
         typed["matrix"], typed.get("cells"), typed.get("sets"), until, typed.get("toolchain"), assume=None
     )
     if service:
-        stage, values = _of_one_cell(stage, typed, request)
+        stage, values, until = _of_one_cell(stage, typed, request)
+        request = replace(request, until=until)
     store = Store(Path(typed["workspace"]))
     plan, outcome = flow.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
     if outcome.exit_code:
@@ -154,11 +155,14 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     return 0
 
 
-def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tuple[Stage, dict[str, Any]]:
-    """The stage and what was typed for it, by the toolchain of the one cell that is selected. Raises UsageError."""
+def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tuple[Stage, dict[str, Any], str | None]:
+    """The service's stage by the toolchain of the one cell that is selected, what was typed for it, and the last stage that it
+    is started from. Raises UsageError.
+    """
     from trtllm_pipeline import flow
 
-    cells = flow.select_cells(request, flow.load(request), flow.machine_of(request))
+    machine = flow.machine_of(request)
+    cells = flow.select_cells(request, flow.load(request), machine)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
@@ -166,11 +170,14 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
             f"{len(able)} cells are selected, a server is launched for one", hint=f"--cells ID; one of {ids}"
         )
     if not able:
-        return stage, {}  # which is refused with the reasons
-    stage = toolchains.load(able[0].toolchain).stage(stage.name)
+        return stage, {}, None  # which is refused with the reasons
+    toolchain = toolchains.load(able[0].toolchain)
+    stage = toolchain.stage(stage.name)
+    read = {upstream for place in stage.inputs for upstream in stage.upstream(place)}
+    until = [each.name for each in toolchain.stages if each.name in read and each.applies(able[0], machine)][-1]
     values = stage_options.values(stage, typed)
     _refuse(stage.name, stage_options.wrong(stage, values))
-    return stage, values
+    return stage, values, until
 
 
 def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], plan: Plan, store: Store) -> int:

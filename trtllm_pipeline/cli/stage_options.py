@@ -41,7 +41,7 @@ SHARED: tuple[tuple[str, Any, Any], ...] = (
 
 def of_name(name: str) -> list[Stage]:
     """The stages of all toolchains that are called so."""
-    return [stage for each in toolchains.names() for stage in toolchains.load(each).stages if stage.name == name]
+    return [stage for each in toolchains.every_name() for stage in toolchains.load(each).stages if stage.name == name]
 
 
 def signature(name: str, stages: list[Stage]) -> inspect.Signature:

@@ -26,11 +26,19 @@ class OpenAiClient(BaseClient):
     """Access to one model of a server.
 
     `url` may end in `/v1` or not. Entering looks the model up and raises ServerError if the server or the model does not
-    exist. A server that does not list its models is trusted.
+    exist. A server that does not list its models is trusted, and so is one that `lists_models` says lists others.
     """
 
     def __init__(
-        self, url: str, model: str, endpoint: Endpoint, *, stream: bool, timeout_s: float, api_key: str | None = None
+        self,
+        url: str,
+        model: str,
+        endpoint: Endpoint,
+        *,
+        stream: bool,
+        timeout_s: float,
+        api_key: str | None = None,
+        lists_models: bool = True,
     ) -> None:
         base = url.rstrip("/")
         self.url = base if base.endswith("/v1") else f"{base}/v1"
@@ -38,9 +46,21 @@ class OpenAiClient(BaseClient):
         self.stream = stream
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.name = model
+        self.lists_models = lists_models
         super().__init__(timeout_s)
 
     async def __aenter__(self) -> Self:
+        names = await self.models()
+        if self.lists_models and names is not None and self.name not in names:
+            known = fields.shortened(", ".join(names) or "none")
+            raise ServerError(
+                f"{self.url} has no model {self.name!r}; it has {known}",
+                failure=FailureClass.USER,
+            )
+        return self
+
+    async def models(self) -> list[str] | None:
+        """The models that the server lists; None where it does not list them. Raises ServerError where it is no such server."""
         try:
             status, body = await self._get(self.url, "/models", self.headers)
         except ServerError as error:
@@ -50,24 +70,18 @@ class OpenAiClient(BaseClient):
         if status == 200:
             try:
                 listed = fields.items(fields.parse(body)["data"], "data")
-                names = [fields.text(fields.mapping(entry, "data")["id"], "id") for entry in listed]
+                return [fields.text(fields.mapping(entry, "data")["id"], "id") for entry in listed]
             except (ProtocolError, KeyError):
-                names = [self.name]
-            if self.name not in names:
-                known = fields.shortened(", ".join(names) or "none")
-                raise ServerError(
-                    f"{self.url} has no model {self.name!r}; it has {known}",
-                    failure=FailureClass.USER,
-                )
-        elif status in {401, 403}:
+                return None
+        if status in {401, 403}:
             raise ServerError(
                 f"{self.url} rejects the API key: HTTP status {status}",
                 failure=FailureClass.USER,
                 hint="set OPENAI_API_KEY",
             )
-        elif (other := await self._other()) is not None:
+        if (other := await self._other()) is not None:
             raise other
-        return self
+        return None
 
     async def _other(self) -> ServerError | None:
         """An error where a server of another kind answers."""
@@ -84,13 +98,18 @@ class OpenAiClient(BaseClient):
             return {"http": False}
 
     async def server(self) -> str | None:
+        """What the server reports of itself."""
+        version = await self.version()
+        return None if version is None else f"OpenAI API {version}"
+
+    async def version(self) -> str | None:
         """The version that the server reports at the path of vLLM and trtllm-serve."""
         try:
             status, body = await self._get(self.url.removesuffix("/v1"), "/version", self.headers)
             version = fields.text(fields.mapping(fields.parse(body), "/version")["version"], "version")
         except (ServerError, ProtocolError, KeyError):
             return None
-        return f"OpenAI API {fields.shortened(version)}" if status == 200 else None
+        return fields.shortened(version) if status == 200 else None
 
 
 class _OpenAiSession(HttpSession):

@@ -21,6 +21,12 @@ class Service:
     bls_model: str | None
     kind: str = "triton"
     """`triton`, or `openai`, whose `http` is a URL."""
+    endpoint: str = "completions"
+    """What an OpenAI server is asked: `completions`, or `chat` where it has nothing else."""
+    lists_models: bool = True
+    """An OpenAI server that lists its models lists `model` among them."""
+    started: bool = True
+    """A stage of ours started it, or nobody said otherwise."""
 
     @classmethod
     def read(cls, path: Path) -> Service:
@@ -35,6 +41,9 @@ class Service:
                 raw["model"],
                 raw.get("bls_model"),
                 raw.get("kind", "triton"),
+                raw.get("endpoint", "completions"),
+                raw.get("lists_models", True),
+                raw.get("started", True),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServerError(

@@ -38,8 +38,10 @@ from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 
 MAX_CELLS: Final = 100_000
+OF_TENSORRT_LLM: Final = frozenset({"tensorrt_llm", "tensorrt_llm_pytorch"})
+"""The toolchains that have a release of TensorRT-LLM."""
 EMBEDDED: Final = "embedded"
-"""The toolchain that has no release of TensorRT-LLM."""
+"""The toolchain that uses no GPU."""
 
 Feasibility = Callable[[Cell], "str | None"]
 Point = tuple[str, ...]
@@ -104,7 +106,10 @@ def with_control(cells: Sequence[Cell], gpus: int) -> tuple[Cell, ...]:
     beside = [
         cell
         for cell in cells
-        if cell.reason is None and cell.toolchain != EMBEDDED and cell.settings["perf"]["exclusive"] == Exclusive.GPU
+        if cell.reason is None
+        and cell.toolchain != EMBEDDED
+        and not cell.settings["openai"]["url"]
+        and cell.settings["perf"]["exclusive"] == Exclusive.GPU
     ]
     first = next((cell for cell in beside if 2 * cell.tp * cell.pp <= gpus), None)
     if first is None or len(beside) < 2:
@@ -365,7 +370,7 @@ class _Grid:
             return _Rule(tuple(allowed))
         # The same matrix is for machines with other releases, or none: a rule that is for none of its cells there is right.
         position = AXES.index("toolchain")
-        allowed.append((position, self.axes[position].universe - {EMBEDDED}))
+        allowed.append((position, self.axes[position].universe & OF_TENSORRT_LLM))
         return _Rule(tuple(allowed), here=_is_release(self.release, where.release), of_a_release=True)
 
     def matching(self, axis: _Axis, value: object) -> set[str]:

@@ -48,7 +48,9 @@ from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.repository_settings import RepositorySettings
 
-Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
+Toolchain = Literal[
+    "embedded", "tensorrt_llm", "tensorrt_llm_pytorch", "openai", "vllm", "sglang", "transformers", "llama_cpp"
+]
 Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8_wo", "int4_wo", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"
 ]  # the names TensorRT-LLM's quantize.py knows as --qformat, and the plain data types
@@ -562,6 +564,15 @@ class Serve(Strict):
     """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
 
 
+@derived(params.OtherServer)
+class OpenAi(Strict):
+    """The server of the toolchains openai, vllm, sglang, transformers and llama_cpp; others do not read it."""
+
+    command: Text | Annotated[tuple[Text, ...], NonEmpty] | None = None
+    """Command line that starts it, as one text or as a list of words, with placeholders such as {model} and {port}; null is
+    that of the toolchain, and openai has none."""
+
+
 @derived(params.SmokeParams, leave=("max_seq_len", "images", "lora_names"))
 class Smoke(Section):
     """The first questions to a new server."""
@@ -672,6 +683,7 @@ class Settings(Strict):
     lora: Lora = Lora()
     speculative: Speculative = Speculative()
     serve: Serve = Serve()
+    openai: OpenAi = OpenAi()
     smoke: Smoke = Smoke()
     perf: Perf = Perf()
     accuracy: Accuracy = Accuracy()
@@ -698,7 +710,7 @@ Texts = Annotated[tuple[Text, ...], NonEmpty, BeforeValidator(_tuple, json_schem
 BatchSizes = Annotated[
     tuple[BatchSize, ...], NonEmpty, BeforeValidator(_tuple, json_schema_input_type=BatchSize | tuple[BatchSize, ...])
 ]
-AxisToolchain = Literal["auto", "embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
+AxisToolchain = Literal["auto", Toolchain]
 
 
 class Axes(Strict):

@@ -23,7 +23,7 @@ from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, EMBEDDED, VISUAL
+from trtllm_pipeline.toolchains.base import DRAFTER, EMBEDDED, SERVERS, VISUAL
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
 
@@ -201,6 +201,11 @@ def describe(
 ) -> Deployment:
     """The deployment of a checked cell. Raises UsageError for what cannot be deployed like that."""
     cell, machine = served.cell, served.plan.machine
+    if cell.toolchain in SERVERS:
+        raise UsageError(
+            f"{cell.id}: a server of others is not exported: {cell.toolchain} has images and charts of its own",
+            hint="pipeline plan --format json has its command line",
+        )
     kind = _kind(served)
     world_size = 0 if kind == EMBEDDED else cell.tp * cell.pp
     release = machine.tensorrt_llm.release if kind != EMBEDDED and machine.tensorrt_llm else None

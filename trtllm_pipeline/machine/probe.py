@@ -210,10 +210,10 @@ def _others(python: str | None) -> list[str]:
     """Package folders of another interpreter; empty for this one and for None."""
     if python is None or python == sys.executable:
         return []
-    return _packages_of(python) or [str(Path(python).parent)]  # what is no interpreter has none
+    return packages_of(python) or [str(Path(python).parent)]  # what is no interpreter has none
 
 
-def _packages_of(python: str) -> list[str]:
+def packages_of(python: str) -> list[str]:
     """Folders of the packages that an interpreter's environment has."""
     prefix = Path(python).parent.parent
     libraries = (prefix / "lib", prefix / "local" / "lib")  # the second is where Debian's own Python installs to
@@ -288,7 +288,7 @@ def _of_script(script: str | None) -> tuple[str, str] | None:
     if not words or not Path(words[0]).is_absolute():
         return None
     python = words[0]
-    release = version_of("tensorrt_llm", _packages_of(python))
+    release = version_of("tensorrt_llm", packages_of(python))
     return (release, python) if release else None
 
 

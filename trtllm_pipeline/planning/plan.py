@@ -190,7 +190,7 @@ def _stage_run(
         "inputs": read,
     }
     if not stage.shared:
-        parts["toolchain"] = cell.toolchain
+        parts["toolchain"] = stage.of or cell.toolchain
     if digests:
         parts["files"] = digests
     if stage.identity:

@@ -37,12 +37,12 @@ def model_folder(inputs: Mapping[str, Path]) -> Path:
 
 
 def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False) -> str:
-    """The protocol to ask `service` over: the one that is wanted of Triton, bare completions of an OpenAI server, and chat
-    of one that is asked with images.
+    """The protocol to ask `service` over: the one that is wanted of Triton, and of an OpenAI server chat where it is asked with
+    images, else its endpoint.
     """
     if service.kind != "openai":
         return wanted
-    return "openai_chat" if images else "openai_completions"
+    return "openai_chat" if images else f"openai_{service.endpoint}"
 
 
 def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Service) -> tuple[Prompt, ...]:

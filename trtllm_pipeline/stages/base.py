@@ -91,6 +91,8 @@ class Stage:
     """Whether a cell has this stage on a machine. One that it lacks cannot be an input of another that it has."""
     shared: bool = False
     """The same work whichever toolchain asks, so that backends side by side share it."""
+    of: str | None = None
+    """The toolchain whose own stage it is, of one that another has too: its result is the same for both."""
     files: Callable[[Cell], Mapping[str, str]] = lambda _cell: {}
     """Name -> path of the user's files it reads; "builtin:NAME" for those that come with the project."""
     file_names: tuple[str, ...] = ()

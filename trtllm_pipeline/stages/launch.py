@@ -105,7 +105,7 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
             variables={THREADS_VARIABLE: threads, **({} if threads == "0" else {"OMP_NUM_THREADS": threads})},
         )
 
-    _serve(context, begin)
+    serve(context, begin)
 
 
 def run_ranks(context: StageContext[Any], machine: Machine) -> None:
@@ -132,14 +132,14 @@ def _serve_world(context: StageContext[Any], world_size: int, release: str, mpir
     start_ranks = partial(
         mpi_server.start, _triton(repository), repository, world_size, release=release, log=log, mpirun=mpirun
     )
-    _serve(context, lambda asked: start_ranks(ports=ports(asked), host=asked.host))
+    serve(context, lambda asked: start_ranks(ports=ports(asked), host=asked.host))
 
 
 def run_openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiWays = TRTLLM_SERVE) -> None:
     """Serve with `command`, an OpenAI server's without host and port, of `context.inputs["repository"]`."""
     referenced_paths.check(context.inputs["repository"], command)
     log = context.attempt / LOG_FILE
-    _serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways))
+    serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways))
 
 
 def _triton(repository: Path) -> triton_installation.TritonInstallation:
@@ -156,7 +156,7 @@ def _triton(repository: Path) -> triton_installation.TritonInstallation:
     return installed
 
 
-def _serve(context: StageContext[Any], begin: Begin) -> None:
+def serve(context: StageContext[Any], begin: Begin) -> None:
     """Keep a server that `begin` starts; see the module's docstring. When it cannot go on, its log's end is in ours."""
     try:
         _keep(context, begin)
@@ -173,7 +173,7 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
     if warning := reachable(settings.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     repair = context.attempt / REPAIR_FILE
-    with told_to_end() as ended, _removed_after(repair), _removed_after(context.attempt / SERVICE_FILE):
+    with told_to_end() as ended, removed_after(repair), removed_after(context.attempt / SERVICE_FILE):
         while True:
             server = start(begin, settings, ended)
             try:
@@ -205,7 +205,8 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
 
 
 @contextmanager
-def _removed_after(path: Path) -> Iterator[None]:
+def removed_after(path: Path) -> Iterator[None]:
+    """A file that is there no longer than this."""
     try:
         yield
     finally:

@@ -176,6 +176,8 @@ Beside = Annotated[
     ),
 ]
 Frontend = Literal["triton", "trtllm_serve", "triton_openai"]
+OPENAI_SERVERS = ("vllm", "sglang", "transformers", "llama_cpp")
+"""OpenAI-compatible servers whose command lines are known."""
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 """Limits of latencies of a request."""
 
@@ -281,6 +283,61 @@ class LaunchFrontend(LaunchParams):
             "what answers: Triton, TensorRT-LLM's OpenAI server trtllm-serve, or the OpenAI front end of Triton's images"
         ),
     ] = "triton"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherServer:
+    """An OpenAI-compatible server: one that runs already, or how to start it."""
+
+    url: Annotated[
+        str | None,
+        Param(
+            "address of a server that runs already, http://HOST:PORT; it is neither started nor stopped",
+            null="none, a command starts it",
+            key_with=ITSELF,
+        ),
+    ] = None
+    command: Annotated[
+        str | None,
+        Param(
+            "command line that starts it, with {model}, {port} and other placeholders", null="that of a known server"
+        ),
+    ] = None
+    options: Annotated[
+        dict[str, Option],
+        Param("further options of the command, added at its end; several values of one are a list", key_with=ITSELF),
+    ] = field(default_factory=dict)
+    environment: Annotated[
+        dict[str, Scalar], Param("environment variables that it is started with", key_with=ITSELF)
+    ] = field(default_factory=dict)
+    served_name: Annotated[
+        str | None, Param("name that requests ask it by", null="that of the first model that it lists", key_with=ITSELF)
+    ] = None
+    endpoint: Annotated[
+        Literal["completions", "chat"],
+        Param("what is asked: bare prompts, or chats, for servers that have nothing else"),
+    ] = "completions"
+    ready_path: Annotated[
+        str | None, Param("path that returns status 200 when it is ready", null="/v1/models", runtime=True)
+    ] = None
+    gpus: Annotated[
+        int | None,
+        Param("GPUs that are leased for it", ge=0, le=1024, null="one for each rank, where there are any"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOpenAi(OtherServer, LaunchParams):
+    """Parameters of the launch stages of OpenAI-compatible servers."""
+
+    server: Annotated[
+        str | None,
+        Param("known server whose command line is taken", null="none", key_with=ITSELF, choices=OPENAI_SERVERS),
+    ] = None
+    lists_models: Annotated[bool, Param("it lists the models that it serves", of_matrix=True, runtime=True)] = True
+    version: Annotated[
+        str | None, Param("version of the server", null="nobody can say it without starting it", of_matrix=True)
+    ] = None
 
 
 GENERAL_PROMPT = "The capital of France is"

@@ -23,7 +23,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, model_folder
+from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, model_folder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import SmokeParams
@@ -39,8 +39,6 @@ _REQUEST_FAILED: Final = "the request failed"
 _ABOUT_IMAGES: Final = "Name one colour of the image."
 IMAGES_PROTOCOL: Final = "openai_chat"
 """The one that takes images."""
-OPENAI_PROTOCOLS: Final = ("openai_completions", "openai_completions_unary")
-"""Those that answer a bare prompt, as Triton's do; chat wraps it into the model's template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,9 @@ class _Smoke:
         self.asked = context.params
         self.service = Service.read(context.inputs["service"])
         self.tokenizer = read_tokenizer(model_folder(context.inputs))
-        self.protocols = OPENAI_PROTOCOLS if self.service.kind == "openai" else PROTOCOLS
+        # Completions answer a bare prompt, as Triton does; chat wraps it into the model's template.
+        streamed = protocol_for(self.service)
+        self.protocols = (streamed, f"{streamed}_unary") if self.service.kind == "openai" else PROTOCOLS
         self.target = Target(
             self.protocols[0],
             self.service,
@@ -144,7 +144,7 @@ class _Smoke:
             if self.answer:
                 await self._check("stop_words", first, service.model, self._stop_words(client))
         # Triton's OpenAI front end breaks a stream off that it cannot begin, and says nothing of why.
-        whole = first if service.kind != "openai" else OPENAI_PROTOCOLS[-1]
+        whole = first if service.kind != "openai" else self.protocols[-1]
         async with self._client(service.model, whole) as client:
             await self._check("limits", whole, service.model, self._limits(client))
         async with self._client(service.model, first) as client:

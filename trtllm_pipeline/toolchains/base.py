@@ -12,6 +12,7 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.params import OPENAI_SERVERS
 
 DRAFTER: Final = "drafter"
 """Input of the stages that take the engine of another cell, see `Toolchain.drafter`."""
@@ -20,12 +21,16 @@ VISUAL: Final = "visual"
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"
 EMBEDDED: Final = "embedded"
+OPENAI: Final = "openai"
+_OPENAI: Final = "trtllm_pipeline.toolchains.openai"
 _TABLE: Final = {
     ENGINES: "trtllm_pipeline.toolchains.tensorrt_llm.engine_backend",
     PYTORCH: "trtllm_pipeline.toolchains.tensorrt_llm.pytorch_backend",
     EMBEDDED: "trtllm_pipeline.toolchains.embedded",
 }
-"""Name -> module with a `TOOLCHAIN`, the preferred first."""
+"""Name -> module with a `TOOLCHAIN`, the preferred first: those that are looked for on a machine."""
+SERVERS: Final = (OPENAI, *OPENAI_SERVERS)
+"""Toolchains that are servers of others, which are taken where a matrix names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +66,23 @@ class Toolchain:
 
 
 def names() -> tuple[str, ...]:
-    """All toolchains' names, the preferred first."""
+    """Names of the toolchains that are looked for on a machine, the preferred first."""
     return tuple(_TABLE)
+
+
+def every_name() -> tuple[str, ...]:
+    """The same, and after them the servers of others."""
+    return (*_TABLE, *SERVERS)
 
 
 @cache
 def load(name: str) -> Toolchain:
     """The toolchain called `name`, whether or not this machine can use it. Raises UsageError for unknown names."""
+    if name in SERVERS:
+        servers: Mapping[str, Toolchain] = importlib.import_module(_OPENAI).TOOLCHAINS
+        return servers[name]
     if name not in _TABLE:
-        raise UsageError(f"there is no toolchain {name!r}", hint=f"known are: {', '.join(_TABLE)}")
+        raise UsageError(f"there is no toolchain {name!r}", hint=f"known are: {', '.join(every_name())}")
     found: Toolchain = importlib.import_module(_TABLE[name]).TOOLCHAIN
     return found
 

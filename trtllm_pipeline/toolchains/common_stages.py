@@ -6,7 +6,7 @@ Only declarations; each stage's program is a module of its own, imported in the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,7 @@ from trtllm_pipeline.stages.params import (
     SmokeParams,
     load,
 )
+from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains import companions, durations
 from trtllm_pipeline.toolchains.base import EMBEDDED, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
@@ -97,7 +98,7 @@ DOWNLOAD = Stage(
 )
 
 
-def _planned_ports(asked: LaunchParams) -> Ports:
+def planned_ports(asked: LaunchParams) -> Ports:
     """The ports that are asked for, and words for those that are chosen when a server starts."""
     words: Any = (getattr(asked, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
     return Ports(*words)
@@ -109,13 +110,13 @@ def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
     return [
         "tritonserver" if machine.triton is None else machine.triton.path,
         f"--model-repository={context.inputs['repository']}",
-        *address_options(asked.host, _planned_ports(asked)),
+        *address_options(asked.host, planned_ports(asked)),
     ]
 
 
 def listening(command: Sequence[str], asked: LaunchParams, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
     """The command line of an OpenAI server, as a plan shows it."""
-    return openai_argv(command, asked.host, _planned_ports(asked), ways)
+    return openai_argv(command, asked.host, planned_ports(asked), ways)
 
 
 def planned_world(
@@ -125,7 +126,7 @@ def planned_world(
     return argv(
         "tritonserver" if machine.triton is None else machine.triton.path,
         context.inputs["repository"],
-        _planned_ports(context.params),
+        planned_ports(context.params),
         world_size,
         release=release,
         run_prefix="{prefix}",
@@ -141,13 +142,35 @@ def planned_world(
 def exclusive(cell: Cell) -> Exclusive:
     """What may run beside a cell while it is measured; one without a GPU of its own has the machine."""
     asked = Exclusive(str(cell.settings["perf"]["exclusive"]))
-    return Exclusive.MACHINE if asked is Exclusive.GPU and cell.toolchain == EMBEDDED else asked
+    without = cell.toolchain == EMBEDDED or cell.settings["openai"]["url"] is not None
+    return Exclusive.MACHINE if asked is Exclusive.GPU and without else asked
 
 
-def _rule(cell: Cell) -> dict[str, Any]:
+def rule(cell: Cell) -> dict[str, Any]:
     """The same as a parameter, which keys have where it is not the usual."""
-    rule = exclusive(cell)
-    return {"exclusive": None if rule is Exclusive.MACHINE else rule.value}
+    beside = exclusive(cell)
+    return {"exclusive": None if beside is Exclusive.MACHINE else beside.value}
+
+
+def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
+    """What of a cell only the toolchains of TensorRT-LLM have, or None.
+
+    `own` has, by section of settings, those that another toolchain has as well; () stands for all but options of
+    TensorRT-LLM's programs.
+    """
+    for section, known in own.items():
+        for name, value in cell.settings[section].items():
+            # A default says nothing, here or where it has an effect.
+            unsaid = (None, {}, DEFAULTS.get(name)) if section == "repository" else (None, {})
+            if value not in unsaid and (name == "options" or (known and name not in known)):
+                return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
+    if (asked := images_asked(cell)) is not None:
+        return f"{asked}: only the TensorRT-LLM toolchains take images"
+    if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
+        return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
+    if (drafts := companions.speculation(cell)) is not None:
+        return f"settings.speculative.method {drafts['method']}: only the TensorRT-LLM toolchains draft tokens"
+    return None
 
 
 def launch(
@@ -176,7 +199,7 @@ def launch(
         section="serve",
         params=params,
         # A server that dies under a pipeline's stages has spoilt what they measured: the failure is theirs to hear.
-        read=lambda cell: load(params, {"restarts": 0, **_rule(cell)}, cell.settings["serve"]),
+        read=lambda cell: load(params, {"restarts": 0, **rule(cell)}, cell.settings["serve"]),
         resources=resources,
         gpus=gpus,
         starts=starts,
@@ -280,7 +303,7 @@ def _perf(cell: Cell) -> PerfParams:
         "slo": settings["slo"] or None,
         "max_tokens": settings["max_tokens"] or cell.osl,
         "declared": _declared(cell),
-        **_rule(cell),
+        **rule(cell),
         **_names(cell),
         **({} if settings["images"] else _needed_images(cell)),
     }

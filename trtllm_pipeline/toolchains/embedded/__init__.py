@@ -19,7 +19,6 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
-from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import (
     ACCURACY,
@@ -28,7 +27,7 @@ from trtllm_pipeline.toolchains.common_stages import (
     SCORE,
     SMOKE,
     exclusive,
-    images_asked,
+    foreign,
     launch,
     planned_server,
 )
@@ -102,16 +101,8 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}"
     if cell.settings["quantize"]["kv_cache_precision"] not in {None, "fp16"}:
         return f"settings.quantize.kv_cache_precision {cell.settings['quantize']['kv_cache_precision']}: only fp16 here"
-    for section, own in _OWN_SETTINGS.items():
-        for name, value in cell.settings[section].items():
-            if value not in (None, {}) and (name == "options" or (own and name not in own)):
-                return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
-    if (asked := images_asked(cell)) is not None:
-        return f"{asked}: only the TensorRT-LLM toolchains take images"
-    if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
-        return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
-    if (drafts := companions.speculation(cell)) is not None:
-        return f"settings.speculative.method {drafts['method']}: only the TensorRT-LLM toolchains draft tokens"
+    if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
+        return reason
     if cell.settings["serve"]["frontend"] != "triton":
         frontend = cell.settings["serve"]["frontend"]
         return f"settings.serve.frontend {frontend}: the embedded toolchain serves with Triton"

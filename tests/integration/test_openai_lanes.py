@@ -1,0 +1,195 @@
+"""Servers of others as lanes of a matrix, whole runs: stand-ins for vLLM and SGLang (`tests/standins/openai_server.py`), and, slow,
+the real `transformers serve` and llama.cpp's own server, out of the package xllamacpp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.needed import quantize_package
+from tests.helpers.trtllm_runs import cells, eventually
+
+pytestmark = pytest.mark.integration
+STAND_IN = Path(__file__).parents[1] / "standins" / "openai_server.py"
+LLAMA_SERVER = Path(__file__).parents[1] / "helpers" / "llama_server.py"
+MATRIX: dict[str, Any] = {
+    "name": "servers",
+    "axes": {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [2], "lengths": ["192,16"]},
+    "settings": {
+        "smoke": {"max_tokens": 8},
+        "perf": {"concurrency": [1], "requests": 2, "warmup_requests": 1, "exclusive": "none"},
+        "accuracy": {"max_tokens": 2},
+    },
+}
+
+
+class Servers:
+    """A workspace, and programs by the names of servers on PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.programs = folder, folder / "bin"
+        self.programs.mkdir()
+        self.workspace = folder / "ws"
+
+    def stand_in(self, name: str) -> Path:
+        return self.program(name, f'exec {sys.executable} {STAND_IN} {name} "$@"')
+
+    def program(self, name: str, text: str) -> Path:
+        path = self.programs / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def pipeline(self, *words: str, code: int = 0, **variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "trtllm_pipeline", *words],
+            cwd=self.folder,
+            env={**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}", **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def run(
+        self, toolchains: list[str], settings: Mapping[str, Any] | None = None, *, code: int = 0, **variables: str
+    ) -> dict[str, dict[str, Any]]:
+        """The rows of a run, by toolchain."""
+        matrix = {**MATRIX, "axes": {**MATRIX["axes"], "toolchain": toolchains}}
+        matrix["settings"] = {**MATRIX["settings"], **(settings or {})}
+        (self.folder / "matrix.json").write_text(json.dumps(matrix))
+        self.said = self.pipeline("run", "-m", "matrix.json", "-w", str(self.workspace), code=code, **variables)
+        report = self.pipeline("report", "-w", str(self.workspace), "--format", "json")
+        return {name.rpartition("/")[2]: row for name, row in cells(report).items()}
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Servers:
+    return Servers(tmp_path)
+
+
+def test_vllm_and_sglang_stand_in_one_table(servers: Servers) -> None:
+    for name in ("vllm", "sglang"):
+        servers.stand_in(name)
+    rows = servers.run(["vllm", "sglang"])
+    for row in rows.values():
+        assert row["status"] == "done", servers.said
+        checks = {check["name"]: check["detail"] for check in row["smoke"]["checks"]}
+        assert "refused" in checks["limits"]
+        assert row["perf"][0]["requests"] == 2
+        assert row["accuracy_total"] == 28
+    assert {row["status"] for row in servers.run(["vllm", "sglang"]).values()} == {"up_to_date"}
+    # Another program by that name is another server: what was measured is measured again, the model is there.
+    servers.program("vllm", f'exec {sys.executable} {STAND_IN} vllm "$@" # changed')
+    again = servers.run(["vllm", "sglang"])
+    assert (again["vllm"]["status"], again["sglang"]["status"]) == ("done", "up_to_date")
+    assert "1 up to date" in servers.said or "stage runs" in servers.said
+
+
+def test_a_server_that_dies_while_it_loads_fails_with_what_its_log_says(servers: Servers) -> None:
+    servers.stand_in("vllm")
+    (row,) = servers.run(["vllm"], code=1, STANDIN_DIES="loading").values()
+    assert row["failed_stage"] == "launch"
+    assert "out of memory" in row["reason"].lower()
+    assert row["failure"] == "out_of_memory"
+
+
+def test_an_option_that_the_server_refuses_is_told(servers: Servers) -> None:
+    servers.stand_in("vllm")
+    (row,) = servers.run(["vllm"], {"openai": {"options": {"max_seqs": 4}}}, code=1).values()
+    assert row["failed_stage"] == "launch"
+    assert "--max-seqs" in row["reason"] + servers.said
+
+
+@pytest.fixture
+def running(servers: Servers) -> Iterator[str]:
+    """The URL of a server that somebody else has started."""
+    servers.pipeline("download", "tiny", "--output-dir", "model")
+    command = [sys.executable, str(STAND_IN), "vllm", "serve", str(servers.folder / "model"), "--host", "127.0.0.1"]
+    with socket_port() as port:
+        pass
+    process = subprocess.Popen([*command, "--port", str(port), "--max-model-len", "208"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert b"serves" in process.stdout.readline()
+    yield f"http://127.0.0.1:{port}"
+    assert process.poll() is None, "it was stopped"
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+
+
+class socket_port:  # noqa: N801  used like a function
+    """A port that is free now."""
+
+    def __enter__(self) -> int:
+        import socket
+
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        return int(self.socket.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+def test_a_server_that_runs_already_is_left_alone_and_the_report_says_so(servers: Servers, running: str) -> None:
+    (row,) = servers.run(["openai"], {"openai": {"url": running}}).values()
+    assert row["status"] == "done", servers.said
+    assert "not started by us" in servers.said
+    assert any("not started by us" in finding for finding in row["findings"])
+    assert servers.run(["openai"], {"openai": {"url": running}})["openai"]["status"] == "up_to_date"
+
+
+def test_nothing_at_a_url_is_told_at_once(servers: Servers) -> None:
+    with socket_port() as port:
+        pass
+    (row,) = servers.run(["openai"], {"openai": {"url": f"http://127.0.0.1:{port}"}}, code=1).values()
+    assert row["failed_stage"] == "launch"
+    assert "no answer from" in row["reason"]
+
+
+def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
+    servers.stand_in("vllm")
+    servers.pipeline("download", "tiny", "--output-dir", "model")
+    words = ["launch", "--toolchain", "openai", "--command", "vllm serve {model} --host {host} --port {port}"]
+    with (servers.folder / "service.json").open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trtllm_pipeline", *words, "--model", "model", "--format", "json"],
+            cwd=servers.folder,
+            env={**os.environ, "PATH": f"{servers.programs}:{os.environ['PATH']}"},
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+        )
+    try:
+        assert eventually(lambda: (servers.folder / "service.json").stat().st_size > 0 or process.poll() is not None)
+        asking = ["--toolchain", "openai", "--service", "service.json", "--engine", "model", "--model", "model"]
+        servers.pipeline("smoke", *asking, "--output-dir", "smoked")
+        assert json.loads((servers.folder / "smoked" / "smoke.json").read_text())["answer"].startswith(" Paris")
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in {0, 130}
+
+
+@pytest.mark.slow
+def test_transformers_and_llama_cpp_for_real(servers: Servers) -> None:
+    pytest.importorskip("xllamacpp")
+    quantize_package("torch")
+    quantize_package("transformers")
+    pytest.importorskip("fastapi", reason="transformers serve needs it")
+    servers.program("transformers", f'exec {sys.executable} -m transformers.cli.transformers "$@"')
+    servers.program("llama-server", f'exec {sys.executable} {LLAMA_SERVER} "$@"')
+    rows = servers.run(["transformers", "llama_cpp"])
+    for row in rows.values():
+        assert row["status"] == "done", servers.said
+        assert row["perf"][0]["output_tokens_per_s"] > 0
+    # Both compute with the same 16-bit weights, so that their greedy answers agree.
+    assert rows["transformers"]["smoke"]["answer"][:4] == rows["llama_cpp"]["smoke"]["answer"][:4]

@@ -1,0 +1,142 @@
+"""Stand-ins for vLLM, SGLang, `transformers serve` and llama.cpp's server: they take the options that are documented, as the real
+ones do, and serve answers that are made up.
+
+    openai_server.py NAME [WORDS OF ITS COMMAND LINE]
+
+What they refuse: options that the record does not have, values that are no choice, a prompt longer than the limit, and a
+model by another name. `STANDIN_DIES=loading` ends it before it is ready, as for want of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+RECORD: Final = json.loads((Path(__file__).parents[1] / "data" / "openai_servers.json").read_text(encoding="utf-8"))
+ANSWER: Final = " Paris, the largest city of the country, and the seat of its government and of its parliament."
+VLLM_REFUSES: Final = (
+    "This model's maximum context length is {limit} tokens. However, your request has {tokens} input tokens. Please reduce the "
+    "length of the input messages."
+)
+SGLANG_REFUSES: Final = (
+    "Input length ({tokens} tokens) exceeds the maximum allowed length ({limit} tokens). Use a shorter input or enable "
+    "--allow-auto-truncate."
+)
+LIMITS: Final = {"vllm": ("max_model_len", VLLM_REFUSES), "sglang": ("context_length", SGLANG_REFUSES)}
+"""The option with the limit of a prompt, and what is said beyond it."""
+OUT_OF_MEMORY: Final = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of "
+    "which 1.06 GiB is free."
+)
+
+
+def parser(name: str) -> argparse.ArgumentParser:
+    """What takes the command line of a server, by its record."""
+    record = RECORD[name]
+    made = argparse.ArgumentParser(prog=" ".join([name, *record["words"]]), allow_abbrev=False)
+    for word in record["words"]:
+        made.add_argument("word", choices=[word])
+    for word in record["positional"]:
+        made.add_argument(word)
+    for option, about in record["options"].items():
+        more: dict[str, Any] = {key: about[key] for key in ("choices", "nargs", "required") if key in about}
+        if about.get("flag"):
+            more["action"] = "store_true"
+        elif "type" in about:
+            more["type"] = {"int": int, "float": float}[about["type"]]
+        made.add_argument(*filter(None, (about.get("short"), option)), **more)
+    return made
+
+
+def _tokens(folder: str | None, text: str) -> int:
+    from tokenizers import Tokenizer
+
+    file = Path(folder or "") / "tokenizer.json"
+    return len(Tokenizer.from_file(str(file)).encode(text).ids) if file.is_file() else len(text.split())
+
+
+def main(name: str, words: Sequence[str]) -> None:
+    given = vars(parser(name).parse_args(words))
+    if given.get("version"):
+        print("version: 6000 (abcdef01)", file=sys.stderr)
+        return
+    folder = given.get("model_tag") or given.get("model_path") or given.get("force_model")
+    if folder is not None and not (Path(folder) / "config.json").is_file():
+        sys.exit(f"OSError: {folder} does not appear to have a file named config.json")
+    if os.environ.get("STANDIN_DIES") == "loading":
+        sys.exit(OUT_OF_MEMORY)
+    names = given.get("served_model_name") or given.get("alias") or folder
+    model = names[0] if isinstance(names, list) else names
+    limit, refusal = LIMITS.get(name, (None, ""))
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            listed = [] if name == "transformers" else [{"id": model, "object": "model"}]
+            answers = {"/health": {}, "/v1/models": {"object": "list", "data": listed}}
+            if name == "vllm":
+                answers["/version"] = {"version": RECORD[name]["release"]}
+            self._whole(200 if self.path in answers else 404, answers.get(self.path, {}))
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            prompt = asked.get("prompt") or asked["messages"][-1]["content"]
+            tokens = _tokens(folder, prompt)
+            if asked["model"] != model:
+                self._whole(404, {"error": {"message": f"The model `{asked['model']}` does not exist.", "code": 404}})
+            elif limit is not None and given[limit] is not None and tokens + 1 > given[limit]:
+                said = refusal.format(limit=given[limit], tokens=tokens)
+                self._whole(400, {"object": "error", "message": said, "error": {"message": said, "code": 400}})
+            else:
+                self._generate(asked, tokens)
+
+        def _generate(self, asked: dict[str, Any], tokens: int) -> None:
+            parts = [f" {word}" for word in ANSWER.split()][: asked["max_tokens"]]
+            for stop in [asked["stop"]] if isinstance(asked.get("stop"), str) else asked.get("stop") or ():
+                upto = "".join(parts).partition(stop)[0]
+                parts = [f" {word}" for word in upto.split()]
+            usage = {"prompt_tokens": tokens, "completion_tokens": len(parts), "total_tokens": tokens + len(parts)}
+            chat = self.path.endswith("/chat/completions")
+
+            def body(text: str, reason: str | None, key: str) -> dict[str, Any]:
+                said = {key: {"content": text}} if chat else {"text": text}
+                return {"id": "1", "model": model, "choices": [{"index": 0, **said, "finish_reason": reason}]}
+
+            if not asked.get("stream"):
+                self._whole(200, {**body("".join(parts), "length", "message"), "usage": usage})
+                return
+            events = [body(part, None, "delta") for part in parts]
+            events += [{**body("", "length", "delta"), "usage": usage}]
+            data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+            self._send(200, "text/event-stream", data)
+
+        def _whole(self, status: int, answer: object) -> None:
+            self._send(status, "application/json", json.dumps(answer).encode())
+
+        def _send(self, status: int, kind: str, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name in the library
+            pass
+
+    server = http.server.ThreadingHTTPServer((given["host"], given["port"]), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"{name} serves {model}", flush=True)
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
