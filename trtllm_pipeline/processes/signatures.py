@@ -123,6 +123,16 @@ SIGNATURES: Final = (
         ("validation error for TorchLlmArgs",),
         ("pydantic, in tensorrt_llm/llmapi/llm_args.py",),
     ),
+    Signature(
+        "guided-decoding",
+        "options",
+        r"GuidedDecodingParams, but GuidedDecoder is not setup",
+        _USER,
+        "the request asks for an answer of a certain form, and the server was started without guided_decoding_backend: "
+        "settings.repository.llm_args has it with PyTorch",
+        ("Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup",),
+        (f"{_TRTLLM}2624",),
+    ),
     # ---- which GPU can do what
     Signature(
         "fp8-hardware",
@@ -152,6 +162,15 @@ SIGNATURES: Final = (
         "precisions that it has",
         ("INT8/INT4 quantization is not supported on SM>=100",),
         ("tensorrt_llm/builder.py of 1.2.0", f"{_BACKEND}415"),
+    ),
+    Signature(
+        "smooth-quant-gpu",
+        "gpu",
+        r"No valid SQ GEMM tactic",
+        _INFEASIBLE,
+        "int8_sq needs a GPU of compute capability 8.0 (Ampere) and up: another precision, or another GPU",
+        ("Assertion failed: No valid SQ GEMM tactic",),
+        (f"{_TRTLLM}435",),
     ),
     Signature(
         "gpu-not-supported",
@@ -452,6 +471,16 @@ SIGNATURES: Final = (
         Weight.GENERAL,
     ),
     # ---- the Triton repository
+    Signature(
+        "not-a-model",
+        "repository",
+        r"failed to open text file for read \S+/config\.pbtxt: No such file",
+        _USER,
+        "Triton takes every folder of a model repository for a model, and this one has no config.pbtxt: tokenizers and engines "
+        "lie elsewhere",
+        ("failed to open text file for read /triton_model_repo/tokenizer/config.pbtxt: No such file or directory",),
+        (f"{_BACKEND}83", f"{_SERVER}1633"),
+    ),
     Signature(
         "placeholder",
         "repository",
@@ -754,7 +783,7 @@ SIGNATURES: Final = (
         r"Unknown architecture for AutoModelForCausalLM: (?P<name>\w+)|model architecture \w+ is not supported in TRT-LLM"
         r"|Unsupported model architecture: \w+|Transformers does not recognize this architecture"
         r"|unknown model architecture: '|[Uu]nsupported model[_ ]type"
-        r"|CONFIG_MAPPING\[[\s\S]{0,400}KeyError: '\w+'",
+        r"|(?:CONFIG_MAPPING\[|configuration_auto\.py\", line \d+, in __getitem__)[\s\S]{0,400}KeyError: '[\w.-]+'",
         _INFEASIBLE,
         _NEWER,
         (
@@ -762,7 +791,10 @@ SIGNATURES: Final = (
             "model architecture DeepseekV3ForCausalLM is not supported in TRT-LLM yet",
             "RuntimeError: Unsupported model architecture: LlamaForCausalLM",
         ),
-        (f"{_TRTLLM}2845", f"{_TRTLLM}7706", f"{_TRTLLM}5395", f"{_TRTLLM}5510", f"{_TRTLLM}1026"),
+        (
+            *(f"{_TRTLLM}2845", f"{_TRTLLM}7706", f"{_TRTLLM}5395", f"{_TRTLLM}5510", f"{_TRTLLM}1026"),
+            *(f"{_TRTLLM}9940", f"{_TRTLLM}2158"),
+        ),
     ),
     Signature(
         "rope-scaling",
