@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.bench.load import Load as Levels
-from trtllm_pipeline.bench.prompts import read, synthetic
+from trtllm_pipeline.bench.prompts import read
 from trtllm_pipeline.bench.stats import paired_change
+from trtllm_pipeline.bench.workloads import Workload, made
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LEVELS: Final = (1, 2, 4, 8)
@@ -140,9 +141,9 @@ def prompts(engine: Path, folder: Path) -> Path:
     """Beginnings of ordinary text: a model goes on with them, where it may find nothing to say to a question."""
     from tokenizers import Tokenizer
 
-    made = synthetic(Tokenizer.from_file(str(engine / "tokenizer.json")), 48, mean=PROMPT_TOKENS)
+    texts = made(Tokenizer.from_file(str(engine / "tokenizer.json")), Workload(input_tokens=PROMPT_TOKENS, prompts=48))
     path = folder / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"id": prompt.id, "input": prompt.text}) for prompt in made))
+    path.write_text("\n".join(json.dumps({"id": prompt.id, "input": prompt.text}) for prompt in texts))
     return path
 
 

@@ -109,6 +109,8 @@ LEVEL_FIELDS: Final = (
     Field("warmup_requests", "warm-up requests", "workload"),
     Field("repeats", "repeats", "workload"),
     Field("arrivals_digest", "arrival times' digest", "workload", axes=("request_distribution",)),
+    Field("max_in_flight", "requests in flight at most", "workload"),
+    Field("turn_delay_s", "seconds between turns", "workload"),
 )
 """Of one concurrency or request rate."""
 QUESTION_FIELDS: Final = (
@@ -153,22 +155,28 @@ def _runtime(engine: Path) -> str:
 
 
 def workload(
-    target: Target, prompts: Sequence[Prompt], plan: Sequence[Level], synthetic: Mapping[str, Json] | None = None
+    target: Target,
+    prompts: Sequence[Prompt],
+    plan: Sequence[Level],
+    synthetic: Mapping[str, Json] | None = None,
+    repeats: str | None = None,
 ) -> dict[str, Json]:
     """The workload to be measured, by the names of FIELDS, and `levels` by those of LEVEL_FIELDS.
 
-    `synthetic` says what lengths made-up prompts were asked for.
+    `synthetic` says what lengths prompts were made for, `repeats` by which rule there are more than planned.
     """
     limits = sorted({prompt.max_tokens or target.max_tokens for prompt in prompts})
-    repeats = Counter((level.concurrency, level.request_rate) for level in plan)
+    planned = Counter((level.concurrency, level.request_rate) for level in plan)
     levels: list[Json] = [
         {
             "concurrency": level.concurrency,
             "request_rate": level.request_rate,
-            "requests": len(level.measured),
-            "warmup_requests": len(level.warmup),
-            "repeats": repeats[level.concurrency, level.request_rate],
+            "requests": len(level.measured) if level.seconds is None else f"{level.seconds:g} s",
+            "warmup_requests": _warmup(level),
+            "repeats": repeats or planned[level.concurrency, level.request_rate],
             "arrivals_digest": _digest(list(level.at_s)) if level.at_s else None,
+            "max_in_flight": level.max_in_flight,
+            "turn_delay_s": level.turn_delay_s or None,
         }
         for level in plan
         if level.repeat == 0
@@ -183,10 +191,22 @@ def workload(
         "prompts_digest": prompts_digest(prompts),
         "synthetic": None if synthetic is None else dict(synthetic),
         "max_tokens": [limits[0], limits[-1]],
-        "sampling": {"temperature": target.temperature, **options},
+        "sampling": {
+            "temperature": target.temperature,
+            **options,
+            **({"exact_length": True} if target.exact_length else {}),
+            **({"stop_words": list(target.stop_words)} if target.stop_words else {}),
+            **({"seed": target.seed} if target.seed else {}),
+        },
         "protocol": target.protocol,
         "levels": levels,
     }
+
+
+def _warmup(level: Level) -> Json:
+    if level.least_warmup is None:
+        return len(level.warmup)
+    return f"{level.least_warmup} to {len(level.warmup)}, until TTFT is flat"
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
@@ -439,7 +459,9 @@ def workload_words(each: Conditions) -> str:
     for (closed, requests, repeats), entries in alike.items():
         places = ", ".join(_plain(entry.get("concurrency" if closed else "request_rate")) for entry in entries)
         warm = list(dict.fromkeys(str(entry.get("warmup_requests")) for entry in entries))
-        asked = f"{requests} requests after {warm[0] if len(warm) == 1 else f'{warm[0]} to {warm[-1]}'} of warm-up"
+        count = requests if requests.endswith(" s") else f"{requests} requests"
+        asked = f"{count} after {warm[0] if len(warm) == 1 else f'{warm[0]} to {warm[-1]}'} of warm-up"
         place = f"concurrency {places}" if closed else f"{places} requests/s"
-        parts.append(f"{place}: {asked}" + (f", {repeats} times" if repeats != "1" else ""))
+        often = f", {repeats} times" if repeats.isdigit() else f", repeated {repeats}"
+        parts.append(f"{place}: {asked}" + (often if repeats != "1" else ""))
     return "; ".join(parts)

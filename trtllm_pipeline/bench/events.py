@@ -120,6 +120,8 @@ class PromptRecord(_Record):
     text: str
     images: NotRequired[int]
     """How many images it has, whose tokens only the server can count."""
+    input_tokens: NotRequired[Count]
+    """How many it was made to have."""
 
 
 class ServerRecord(_Record):
@@ -144,6 +146,10 @@ class RequestRecord(_OfLevel):
     prompt: str
     max_tokens: Annotated[int, Field(gt=0, le=10**7)]
     scheduled_ns: Ns
+    held_ns: NotRequired[Ns]
+    """How long it was due and not sent, since as many as allowed were in flight."""
+    turn: NotRequired[Positive]
+    """Of its conversation, from the second on."""
     connected_ns: NotRequired[Ns | None]
     sent_ns: Ns
     headers_ns: NotRequired[Ns | None]
@@ -174,6 +180,20 @@ class ClientRecord(_OfLevel):
     wall_ns: Ns
     cpu_ns: Ns
     lag_ns: list[Ns]
+
+
+class UnsentRecord(_OfLevel):
+    """Requests of an open loop that a process did not send any more, since the server had fallen behind."""
+
+    type: Literal["unsent"]
+    worker: NotRequired[Count]
+    requests: Count
+
+
+class ProbedRecord(_OfLevel):
+    """A level that a search for the highest rate begins."""
+
+    type: Literal["probed"]
 
 
 class TritonRecord(_OfLevel):
@@ -261,6 +281,8 @@ _Known = (
     | ReusedRecord
     | ProbeRecord
     | SpeculationRecord
+    | UnsentRecord
+    | ProbedRecord
 )
 _IN_ORDER: Final = ("scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns")
 _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
@@ -272,12 +294,14 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "triton": ("concurrency", "request_rate", "repeat"),
     "gpu": ("concurrency", "request_rate", "repeat"),
     "speculation": ("concurrency", "request_rate", "repeat"),
+    "unsent": ("concurrency", "request_rate", "repeat", "worker"),
+    "probed": ("concurrency", "request_rate", "repeat"),
     "probe": ("pair", "send"),
 }
 """Type of record -> the keys of which no two have the same values."""
 _KINDS: Final = (
     *("header", "prompt", "request", "conditions", "server"),
-    *("client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe", "speculation"),
+    *("client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe", "speculation", "unsent", "probed"),
 )
 """Types of records that `Records` holds, in its order."""
 
@@ -291,6 +315,8 @@ class Records:
     """Text by id."""
     with_images: Collection[str]
     """Ids of prompts that have images."""
+    asked_tokens: Mapping[str, int]
+    """Input tokens that prompts were made to have, by id."""
     requests: Sequence[RequestRecord]
     conditions: ConditionsRecord | None
     server: Mapping[str, ServerRecord]
@@ -303,6 +329,8 @@ class Records:
     reused_blocks: Sequence[ReusedRecord]
     probes: Sequence[ProbeRecord]
     speculation: Sequence[SpeculationRecord] = ()
+    unsent: Sequence[UnsentRecord] = ()
+    probed: Sequence[ProbedRecord] = ()
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
@@ -347,6 +375,7 @@ def read_records(path: Path) -> Records:
         header,
         prompts,
         frozenset(record["id"] for record in of["prompt"] if record.get("images")),
+        {record["id"]: record["input_tokens"] for record in of["prompt"] if record.get("input_tokens")},
         of["request"],
         next(iter(of["conditions"]), None),
         {record["at"]: record for record in of["server"]},

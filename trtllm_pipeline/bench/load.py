@@ -17,14 +17,15 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
-from itertools import count, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
-from types import TracebackType
+from statistics import median
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.prompts import Prompt, conversations
 from trtllm_pipeline.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.errors import FailureClass, StageError
 
@@ -43,6 +44,13 @@ WARMUP_REQUESTS: Final = 4
 """Before an open loop, where their number is not given."""
 WARMUP_ID: Final = " (warm-up)"
 """Ends the ids of prompts that are made for the warm-up."""
+MOST_WARMUP: Final = 8
+"""Times as many requests as it has at least, where the warm-up goes on until times are flat."""
+FLAT: Final = 0.05
+"""By how much of itself the median may still fall."""
+_FLAT_WINDOW: Final = 8
+SATURATED_S: Final = 10.0
+"""How long a server that has fallen behind is measured at least."""
 _WARM_LANES: Final = 128
 _OBSERVED: Final = tuple(field.name for field in fields(Answer))
 
@@ -60,7 +68,17 @@ class Level:
     request_rate: float | None = None
     """Open loop: requests a second on average."""
     at_s: tuple[float, ...] = ()
-    """Open loop: when each request is due, in seconds from the start."""
+    """Open loop: when each request is due, in seconds from the start; a later turn when the one before is answered."""
+    seconds: float | None = None
+    """Closed loop: measure for so long, prompts from the first on again; None: every one once."""
+    least_warmup: int | None = None
+    """Requests after which the warm-up ends when the time to first token is flat. None: it has all of its requests."""
+    max_in_flight: int | None = None
+    """Open loop: a request that is due waits while so many are in flight."""
+    turn_delay_s: float = 0.0
+    """Between an answer and the next turn of its conversation."""
+    probes: bool = False
+    """Open loop: a rate that a search tries, not one that was asked for."""
 
     @property
     def planned(self) -> tuple[Prompt, ...]:
@@ -89,7 +107,7 @@ def warmup_prompt(prompt: Prompt) -> Prompt:
     """What warms the server up for `prompt`: the same without its first word, so about as long, never longer, and nothing
     of it is in a cache when `prompt` is measured. A single word stays what it is; the analysis says so.
     """
-    text, messages = _without_first_word(prompt.text), prompt.messages
+    text, messages = prompt.text[: prompt.shared] + _without_first_word(prompt.text[prompt.shared :]), prompt.messages
     if messages:
         *before, last = messages
         content = last.get("content")
@@ -97,9 +115,9 @@ def warmup_prompt(prompt: Prompt) -> Prompt:
         if shorter == content:
             return prompt
         messages = (*before, {**last, "content": shorter})
-    return (
-        prompt if text == prompt.text else replace(prompt, id=f"{prompt.id}{WARMUP_ID}", text=text, messages=messages)
-    )
+    if text == prompt.text:
+        return prompt
+    return replace(prompt, id=f"{prompt.id}{WARMUP_ID}", text=text, messages=messages, input_tokens=None)
 
 
 def _without_first_word_of(content: Any) -> Any:
@@ -132,40 +150,69 @@ class Load:
     burstiness: float = 1.0
     seed: int = 0
     """The same seed gives the same times of an open loop, for every repeat others."""
+    until_flat: bool = False
+    """The warm-up goes on until the time to first token is flat, MOST_WARMUP times as long at most."""
+    interval_s: float | None = None
+    """Measure each level for so long, instead of `requests`."""
+    max_in_flight: int | None = None
+    """Of an open loop."""
+    turn_delay_s: float = 0.0
 
     def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
         """The levels in the order they are measured, repeats interleaved: drift of the machine hits every level alike."""
-        repeats = range(self.repeats)
+        closed, opened = replace(self, request_rate=()), replace(self, concurrency=())
         return [
-            *(
-                self._level(prompts, repeat, concurrency, None)
-                for repeat in repeats
-                for concurrency in self.concurrency
-            ),
-            *(self._level(prompts, repeat, None, rate) for repeat in repeats for rate in self.request_rate),
+            level for part in (closed, opened) for repeat in range(self.repeats) for level in part.turn(prompts, repeat)
         ]
 
-    def _level(
+    def turn(self, prompts: Sequence[Prompt], repeat: int) -> list[Level]:
+        """One repeat of every level."""
+        return [
+            *(self.level(prompts, repeat, concurrency, None) for concurrency in self.concurrency),
+            *(self.level(prompts, repeat, None, rate) for rate in self.request_rate),
+        ]
+
+    def level(
         self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
     ) -> Level:
+        """One repeat of one level."""
         requests = max(self.requests, 2 * (concurrency or 0))
-        warmup_requests = self.warmup_requests
-        if warmup_requests is None:
-            warmup_requests = WARMUP_REQUESTS if concurrency is None else 2 * concurrency
+        if self.interval_s is not None and request_rate is not None:
+            requests = max(1, round(self.interval_s * request_rate))
+        least = self.warmup_requests
+        if least is None:
+            least = WARMUP_REQUESTS if concurrency is None else 2 * concurrency
+        talks = conversations(prompts)
+        # Each repeat goes on where the one before ended: all prompts are measured evenly.
+        first = repeat * len(conversations(_taken(talks, 0, requests))) % len(talks)
+        warmup = tuple(map(warmup_prompt, _taken(talks, 0, MOST_WARMUP * least if self.until_flat else least)))
+        measured = _taken(talks, first, requests)
         at_s: tuple[float, ...] = ()
         if request_rate is not None:
-            total, seed = requests + warmup_requests, self.seed + repeat
+            total, seed = len(warmup) + len(measured), self.seed + repeat
             at_s = schedule(total, request_rate, self.distribution, burstiness=self.burstiness, seed=seed)
-        # Each repeat goes on where the one before ended: all prompts are measured evenly.
-        first = repeat * requests % len(prompts)
         return Level(
             concurrency,
             repeat,
-            tuple(map(warmup_prompt, islice(cycle(prompts), warmup_requests))),
-            tuple(islice(cycle(prompts), first, first + requests)),
+            warmup,
+            measured,
             request_rate,
             at_s,
+            self.interval_s if request_rate is None else None,
+            least if self.until_flat else None,
+            self.max_in_flight if request_rate is not None else None,
+            self.turn_delay_s,
         )
+
+
+def _taken(talks: Sequence[tuple[Prompt, ...]], first: int, requests: int) -> tuple[Prompt, ...]:
+    """At least so many requests, whole conversations from the `first` on, and from the first of all on again."""
+    found: list[Prompt] = []
+    for talk in islice(cycle(talks), first, None):
+        if len(found) >= requests:
+            break
+        found += talk
+    return tuple(found)
 
 
 def schedule(
@@ -217,8 +264,41 @@ class EventFile:
             raise StageError(f"{self.path}: the disk is full", failure=FailureClass.USER)
 
 
-Turns = Callable[[], int]
-"""Number of the next request to send, one more with each call, over all processes."""
+class Turns:
+    """Hands out the numbers of a closed loop's conversations, one after the other, over all processes."""
+
+    def __init__(self, counter: Any = None) -> None:
+        """`counter` is a `multiprocessing.Value`; None within one process."""
+        self._counter = SimpleNamespace(value=0) if counter is None else counter
+        self._lock = nullcontext() if counter is None else counter.get_lock()
+
+    def next(self) -> int:
+        """The next number."""
+        with self._lock:
+            number: int = self._counter.value
+            self._counter.value = number + 1
+        return number
+
+    def skip_to(self, number: int) -> None:
+        """Leave out the numbers below."""
+        with self._lock:
+            self._counter.value = max(self._counter.value, number)
+
+
+class Flatness:
+    """Tells when the time to first token has stopped falling: medians of two windows, one after the other, are alike."""
+
+    def __init__(self, least: int, window: int) -> None:
+        self._least, self._window = least, max(_FLAT_WINDOW, window)
+        self._ttft_ms: list[float] = []
+
+    def add(self, ttft_ms: float | None) -> bool:
+        """Note a request's time, None where it had none; returns whether the warm-up is over."""
+        self._ttft_ms += [] if ttft_ms is None else [ttft_ms]
+        if len(self._ttft_ms) < max(self._least, 2 * self._window):
+            return False
+        before, after = self._ttft_ms[-2 * self._window : -self._window], self._ttft_ms[-self._window :]
+        return median(after) >= (1 - FLAT) * median(before)
 
 
 async def run_level(
@@ -245,7 +325,7 @@ async def run_level(
     probe = asyncio.create_task(_probe(lag_ns))
     wall_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
     try:
-        await (loop.closed(turns or count().__next__) if level.request_rate is None else loop.open(start_ns))
+        await (loop.closed(turns or Turns()) if level.request_rate is None else loop.open(start_ns))
     finally:
         wall_ns, cpu_ns = time.monotonic_ns() - wall_ns, time.process_time_ns() - cpu_ns
         probe.cancel()
@@ -272,6 +352,17 @@ class _Loop:
         level = self.level
         self.sessions: list[Session] = []
         self.planned = level.planned
+        self.talks = [range(0)] * 0
+        first = 0
+        for talk in (*conversations(level.warmup), *conversations(level.measured)):
+            self.talks.append(range(first, first + len(talk)))
+            first += len(talk)
+        self.warm_talks = sum(talk.start < len(level.warmup) for talk in self.talks)
+        self.flatness: Flatness | None = None
+        if level.least_warmup is not None:
+            least = max(1, level.least_warmup // self.share.workers)
+            self.flatness = Flatness(least, (level.concurrency or 0) // self.share.workers)
+        self.warm = False
         if level.concurrency is None:
             assert level.request_rate is not None
             self.slots = range(min(_WARM_LANES, int(level.request_rate / self.share.workers) + 1))
@@ -285,53 +376,105 @@ class _Loop:
             await asyncio.gather(*(session.open() for session in self.sessions[first : first + 32]))
 
     async def closed(self, turns: Turns) -> None:
-        """Every slot takes the next request as soon as its last one has ended."""
+        """Every slot takes the next conversation as soon as its last one has ended."""
+        end_ns: int | None = None
+        measured = len(self.talks) - self.warm_talks
 
         async def user(slot: int, session: Session) -> None:
-            while (number := turns()) < len(self.planned):
-                await self._request(number, slot, session, time.monotonic_ns())
+            nonlocal end_ns
+            while True:
+                number = turns.next()
+                if self.level.seconds is not None and number >= self.warm_talks:
+                    end_ns = end_ns or time.monotonic_ns() + int(self.level.seconds * 1e9)
+                    if time.monotonic_ns() >= end_ns:
+                        return
+                    number = self.warm_talks + (number - self.warm_talks) % measured
+                elif number >= len(self.talks):
+                    return
+                await self._talk(self.talks[number], slot, session, time.monotonic_ns())
+                if self.warm:
+                    turns.skip_to(self.warm_talks)
 
         await asyncio.gather(*(user(slot, session) for slot, session in zip(self.slots, self.sessions, strict=True)))
 
     async def open(self, start_ns: int) -> None:
-        """Every request at its time, on a session that is free or else a new one."""
+        """Every conversation at its time, on a session that is free or else a new one."""
         free = list(range(len(self.sessions)))
         under_way: set[asyncio.Task[None]] = set()
+        level, most = self.level, self.level.max_in_flight
+        most = None if most is None else max(1, len(self.share.slots(most)))
+        held_until_ns, numbers = 0, iter(self.share.slots(len(self.talks)))
+        least_ns = start_ns + int(SATURATED_S * 1e9)
 
-        async def send(number: int, due_ns: int) -> None:
+        async def send(number: int, due_ns: int, held_ns: int) -> None:
             if not free:
                 free.append(len(self.sessions))
                 self.sessions.append(self.client.session())
             slot = free.pop()
-            await self._request(number, slot, self.sessions[slot], due_ns)
+            await self._talk(self.talks[number], slot, self.sessions[slot], due_ns, held_ns)
             free.append(slot)
 
-        for number in self.share.slots(len(self.planned)):
-            due_ns = start_ns + int(self.level.at_s[number] * 1e9)
+        for number in numbers:
+            if self.warm and number < self.warm_talks:
+                # What follows is due earlier by what is left of the warm-up.
+                start_ns -= int((level.at_s[self._next(number)] - level.at_s[self.talks[number].start]) * 1e9)
+                continue
+            due_ns = start_ns + int(level.at_s[self.talks[number].start] * 1e9)
             await _until(due_ns)
-            task = asyncio.create_task(send(number, due_ns))
+            while most is not None and len(under_way) >= most:
+                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                held_until_ns = time.monotonic_ns()
+            if held_until_ns > max(least_ns, start_ns + int(level.at_s[-1] * 1e9)):
+                left = [number, *numbers]
+                unsent = sum(len(self.talks[each]) for each in left if each >= self.warm_talks)
+                self.events.write("unsent", **level.key, worker=self.share.worker, requests=unsent)
+                break
+            task = asyncio.create_task(send(number, due_ns, max(0, held_until_ns - due_ns)))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
         await asyncio.gather(*under_way)
 
-    async def _request(self, number: int, slot: int, session: Session, scheduled_ns: int) -> None:
+    def _next(self, number: int) -> int:
+        """The first request of the conversation that this process sends after one."""
+        return self.talks[min(number + self.share.workers, len(self.talks) - 1)].start
+
+    async def _talk(self, talk: range, slot: int, session: Session, scheduled_ns: int, held_ns: int = 0) -> None:
+        """The requests of a conversation; a turn that fails ends it, and the others are not sent."""
+        for number in talk:
+            ok = await self._request(number, slot, session, scheduled_ns, held_ns)
+            if not ok:
+                break
+            if number + 1 < talk.stop:
+                if self.level.turn_delay_s:
+                    await asyncio.sleep(self.level.turn_delay_s)
+                scheduled_ns, held_ns = time.monotonic_ns(), 0
+
+    async def _request(self, number: int, slot: int, session: Session, scheduled_ns: int, held_ns: int) -> bool:
+        """Send one request and record what came of it; returns whether it was answered."""
         prompt = self.planned[number]
         request = self.generation(prompt, number)
         answer = await session.generate(request)
         record = {name: getattr(answer, name) for name in _OBSERVED}
         record["events"] = [event if event.reasoning else event[:3] for event in answer.events]
+        warming = number < len(self.level.warmup)
         self.events.write(
             "request",
             **self.level.key,
-            phase="warmup" if number < len(self.level.warmup) else "measured",
+            phase="warmup" if warming else "measured",
             worker=self.share.worker,
             slot=slot,
             prompt=prompt.id,
             max_tokens=request.max_tokens,
             scheduled_ns=scheduled_ns,
+            **({"held_ns": held_ns} if held_ns else {}),
+            **({"turn": prompt.turn} if prompt.turn > 1 else {}),
             **record,
         )
         self.done()
+        if warming and self.flatness is not None:
+            first_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
+            self.warm = self.warm or self.flatness.add(first_ms)
+        return answer.error is None
 
 
 async def _until(due_ns: int) -> None:

@@ -22,8 +22,10 @@ from trtllm_pipeline.bench.objectives import NONE, Objectives
 from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.bench.result import (
     DEFINITIONS,
+    LEVEL_METRICS,
     RATES,
     Goodput,
+    HighestRate,
     LevelDetails,
     LevelResult,
     LoadDetails,
@@ -35,6 +37,7 @@ from trtllm_pipeline.bench.result import (
     client_error_ms,
 )
 from trtllm_pipeline.bench.stats import Summary, summary
+from trtllm_pipeline.bench.stopping import Probe, RateSearch, Seen
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -63,6 +66,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
         ),
         tokens_counted_by=token_count["source"],
         client_error_ms=client_error_ms(header.get("self_test")),
+        highest_rate=_highest_rate(run, objectives),
         details=LoadDetails(
             protocol=header["protocol"],
             model=header["model"],
@@ -73,6 +77,47 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
             definitions={**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
         ),
     )
+
+
+def so_far(events: Path, tokenizer: Tokenizer | None, objectives: Objectives) -> Seen:
+    """What decides which levels come next, of an event file to which more will be added."""
+    run = read_run(events, tokenizer)
+    levels = [_level(run, level, objectives, ()) for level in run.levels]
+    return Seen(
+        [[{name: repeat.value(name) for name in LEVEL_METRICS} for repeat in level.repeats] for level in levels],
+        _probes(run, objectives),
+        max((rate for level in levels if level.concurrency and (rate := level.requests_per_s)), default=None),
+    )
+
+
+def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
+    """What a search saw: what was not sent did not meet the objectives."""
+    return [
+        Probe(
+            level.request_rate or 0.0,
+            tuple(
+                tuple(request.met(objectives.per_request) for request in repeat if request.measured)
+                for repeat in level.repeats.values()
+            )
+            + (((False,) * level.unsent,) if level.unsent else ()),
+        )
+        for level in run.probes
+        if level.measured
+    ]
+
+
+def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
+    wanted = run.records.header["settings"].get("find_rate")
+    probes = _probes(run, objectives) if objectives.per_request else []
+    if not isinstance(wanted, (int, float)) or not probes:
+        return None
+    search = RateSearch(wanted=wanted)
+    rate, _ = search.bounds(probes)
+    tried = {
+        f"{probe.rate:g}": {"requests": len(probe.met), "share": round(probe.share, 4), "kept": probe.kept(wanted)}
+        for probe in sorted(probes, key=lambda probe: probe.rate)
+    }
+    return HighestRate(wanted, dict(objectives.per_request), rate, *search.interval(probes), tried)
 
 
 def _token_count(run: LoadRun) -> dict[str, Any]:
@@ -112,7 +157,8 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             "input_tokens_per_request": summary(count for each in good if (count := each.input_tokens) is not None),
             "output_tokens_per_request": summary(request.output_tokens for request in good),
         },
-        goodput=_goodput(measured, repeats, objectives.per_request) if objectives.per_request else None,
+        goodput=_goodput(level, repeats, objectives.per_request) if objectives.per_request else None,
+        saturated_rps=level.saturated_rps,
         acceptance=_acceptance(level),
         repeats=tuple(replace(repeat, **_rates(window)) for repeat, window in zip(repeats, chosen, strict=True)),
     )
@@ -127,6 +173,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             "user_tokens_per_s": summary(1e3 / tpot for request in good if (tpot := request.tpot_ms)),
             "connect_ms": summary(ms for request in measured if (ms := request.connect_ms) is not None),
             **({"ttfa_ms": summary(thoughtful)} if thoughtful else {}),
+            **_of_turns(good),
         },
         answers_at_limit=sum(request.output_tokens >= request.record["max_tokens"] for request in good),
         finish_reasons=dict(Counter(end for each in good if (end := each.record.get("finish_reason")))),
@@ -142,6 +189,14 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
     )
     return replace(result, details=details)
+
+
+def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
+    """TTFT of each turn, where there are conversations."""
+    turns: dict[int, list[float]] = {}
+    for request in good:
+        turns.setdefault(request.record.get("turn", 1), []).append(request.ttft_ms)
+    return {f"ttft_ms turn {turn}": summary(turns[turn]) for turn in sorted(turns)} if len(turns) > 1 else {}
 
 
 def _acceptance(level: LevelRun) -> float | None:
@@ -215,12 +270,11 @@ def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
     return round(sum(tokens) / max(1, len(tokens)), 3)
 
 
-def _goodput(
-    measured: Sequence[TimedRequest], repeats: Sequence[RepeatResult], limits_ms: Mapping[str, float]
-) -> Goodput:
-    met = sum(request.met(limits_ms) for request in measured)
+def _goodput(level: LevelRun, repeats: Sequence[RepeatResult], limits_ms: Mapping[str, float]) -> Goodput:
+    met = sum(request.met(limits_ms) for request in level.measured)
     seconds = sum(whole.duration_s for repeat in repeats if (whole := repeat.windows["whole"]))
-    share = round(met / len(measured), 6) if measured else None
+    scheduled = len(level.measured) + level.unsent
+    share = round(met / scheduled, 6) if scheduled else None
     return Goodput(dict(limits_ms), share, round(met / seconds, 3) if seconds > 0 else None)
 
 
@@ -241,6 +295,7 @@ def _schedule(level: LevelRun) -> Schedule:
         ttft_from_schedule_ms=summary(request.ttft_ms + request.lag_ms for request in level.answered),
         response_ms=summary(request.e2e_ms + request.lag_ms for request in level.answered),
         most_in_flight=most,
+        unsent=level.unsent,
     )
 
 

@@ -1,27 +1,26 @@
-"""Prompts: read from JSON Lines, one request per line, or synthetic, cut out of a corpus to a wanted length."""
+"""Prompts: read from JSON Lines, one request per line; of conversations one for each turn. `bench/workloads.py` makes others up."""
 
 from __future__ import annotations
 
-import json
-import random
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import chat
 from trtllm_pipeline.client import images
-from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
+from trtllm_pipeline.errors import Fault, MatrixError
 from trtllm_pipeline.files.user_files import RowError, check, decode, read_json_lines
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.jsonl"
-_TRIES: Final = 20
-
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
+_TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
+_SUMMARY: Final = "\n\nTL;DR:"
+"""Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
+_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+"""Who speaks in a conversation of ShareGPT."""
 T = TypeVar("T")
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 """Chat messages -> prompt text."""
@@ -40,36 +39,136 @@ class Prompt:
     """The chat messages that `text` was made of, for endpoints that take those."""
     images: int = 0
     """How many images the messages have: for chat endpoints, and for engines of models that take them."""
+    turn: int = 1
+    """Of its conversation. A later one stands right behind the turn before it, and is sent when that is answered."""
+    input_tokens: int | None = None
+    """How many it was made to have."""
+    shared: int = 0
+    """Characters at the beginning that it is meant to share with others."""
 
 
-def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
+def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:
+    """The turns of each conversation together."""
+    found: list[list[Prompt]] = []
+    for prompt in prompts:
+        if prompt.turn == 1 or not found:
+            found.append([])
+        found[-1].append(prompt)
+    return [tuple(each) for each in found]
+
+
+def read(
+    path: Path,
+    render: Render | None = None,
+    *,
+    turns: int = 1,
+    most: int | None = None,
+    fits: Callable[[Prompt], bool] | None = None,
+) -> tuple[Prompt, ...]:
     """The prompts in `path`, at least one. A line is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
     `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
     them), `image` (a file from the folder of `path`, or a list of them). Other keys are the user's own and are left alone.
-    Raises MatrixError with every faulty line.
+    So are rows of public data sets: `conversations` (`from`, `value`) of ShareGPT, of which rows in which nobody asks are
+    left out, and `article` with `highlights` of CNN/DailyMail.
+
+    With `turns`, up to so many of a conversation follow one another, with the answers that the row has in between. At most
+    `most` rows are taken, of which all turns are what `fits`. Raises MatrixError with every faulty line.
     """
-    return read_rows(path, lambda prompt, _row: prompt, render)
+    taken: list[int] = []
+
+    def keep(of_row: tuple[Prompt, ...]) -> tuple[Prompt, ...]:
+        fitting = of_row if fits is None else tuple(takewhile(fits, of_row))
+        taken.extend([1] * bool(fitting))
+        return fitting
+
+    rows = _read(
+        path, render, turns, lambda prompts, _row: keep(prompts), lambda: most is not None and len(taken) >= most
+    )
+    prompts = tuple(prompt for of_row in rows for prompt in of_row)
+    if not prompts:
+        raise MatrixError(
+            (Fault(os.fspath(path), None, "", "none of its rows is a prompt that fits the engine"),), hint=_TOO_LONG
+        )
+    return prompts
 
 
 def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
     """What `make` makes of each prompt in `path` and of its row, for which it may raise RowError too."""
+    rows = _read(path, render, 1, lambda prompts, row: [make(prompt, row) for prompt in prompts], lambda: False)
+    return tuple(made for of_row in rows for made in of_row)
+
+
+def _read(
+    path: Path,
+    render: Render | None,
+    turns: int,
+    make: Callable[[tuple[Prompt, ...], dict[str, Any]], Sequence[T]],
+    enough: Callable[[], bool],
+) -> list[Sequence[T]]:
     known: set[str] = set()
 
-    def parse(row: object, number: int) -> T:
+    def parse(row: object, number: int) -> Sequence[T]:
+        if enough():
+            return ()
         if not isinstance(row, dict):
             raise RowError("", "expected an object with `input`")
-        prompt = _with_images_of(row, path.parent, _prompt(row, str(number), render))
-        if prompt.id in known:
-            raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
-        known.add(prompt.id)
-        return make(prompt, row)
+        prompts = tuple(
+            _with_images_of(row, path.parent, _prompt(each, default_id, render, turn))
+            for turn, (each, default_id) in enumerate(_turns(row, str(number), turns), 1)
+        )
+        for prompt in prompts:
+            if prompt.id in known:
+                raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
+            known.add(prompt.id)
+        return make(prompts, row)
 
-    return tuple(read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE))
+    return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE)
 
 
-def _prompt(row: dict[str, Any], default_id: str, render: Render | None) -> Prompt:
+def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
+    """Rows in our own form, one for each turn that is asked, and the ids of those that have none."""
+    if "conversations" in row and "messages" not in row:
+        messages = _messages(row["conversations"])
+        row = {**({"max_tokens": row["max_tokens"]} if "max_tokens" in row else {}), "messages": messages}
+        asked = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
+        ended = [
+            {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in asked
+        ]
+    elif "article" in row and "highlights" in row and "input" not in row:
+        ended = [{"input": f"{row['article']}{_SUMMARY}", "output": row["highlights"]}]
+    elif turns > 1 and isinstance(row.get("messages"), list):
+        messages = row["messages"]
+        asked = [place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "user"]
+        ended = [{**row, "messages": messages[: place + 1]} for place in asked[:turns]] or [row]
+    else:
+        ended = [row]
+    if len(ended) == 1:
+        return [(ended[0], number)]
+    name = str(row.get("id", number))
+    return [({**each, "id": f"{name}, turn {turn}"}, name) for turn, each in enumerate(ended, 1)]
+
+
+def _messages(said: object) -> list[dict[str, Any]]:
+    """A conversation of ShareGPT as chat messages, from the first that a user wrote, or the system, on."""
+    if not isinstance(said, list) or not all(isinstance(each, dict) for each in said):
+        raise RowError("conversations", "expected a list of objects with `from` and `value`")
+    messages = [
+        {"role": _ROLES.get(str(each.get("from")), ""), "content": each.get("value")}
+        for each in said
+        if isinstance(each.get("value"), str) and each["value"].strip()
+    ]
+    known = [each for each in messages if each["role"]]
+    return list(dropwhile(lambda each: each["role"] == "assistant", known))
+
+
+def _answer(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The answer that follows a turn, as its reference."""
+    return {"output": after[0]["content"]} if after and after[0]["role"] == "assistant" else {}
+
+
+def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: int) -> Prompt:
     given = [key for key in ("input", "text_input", "messages") if key in row]
     if len(given) != 1:
         raise RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
@@ -90,7 +189,7 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None) -> Prom
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
     references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
-    return Prompt(str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages)
+    return Prompt(str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages, turn=turn)
 
 
 def _with_images_of(row: Mapping[str, Any], folder: Path, prompt: Prompt) -> Prompt:
@@ -155,47 +254,3 @@ def chat_renderer(model: Path | None) -> Iterator[Render | None]:
 def tokenizer_folder(path: Path | None) -> Path | None:
     """The folder that a tokenizer.json lies in, which may be named by itself or by its folder; None for none."""
     return path if path is None or path.is_dir() else path.parent
-
-
-def synthetic(tokenizer: Tokenizer, count: int, *, mean: int, stddev: float = 0.0, seed: int = 0) -> tuple[Prompt, ...]:
-    """`count` prompts of `mean` tokens, special ones included; normally distributed with `stddev`, never below one.
-
-    Text that reads as text: random tokens would be no prompt any model was made for, and change what is generated.
-    Each begins at another place of the corpus, so that none shares a prefix with another. The same seed gives the same
-    prompts. A length is exact where cutting at tokens allows it, and never more than asked for.
-    Raises StageError when a prompt cannot be that short.
-    """
-    rows = CORPUS.read_text(encoding="utf-8").splitlines()
-    corpus = tokenizer.encode("\n".join(json.loads(row)["text"] for row in rows), add_special_tokens=False).ids
-    special = len(tokenizer.encode("").ids)
-    draw = random.Random(seed)  # noqa: S311 - not a secret
-    made = []
-    for number in range(count):
-        wanted = max(1, round(draw.gauss(mean, stddev))) - special
-        if wanted < 1:
-            raise StageError(
-                f"a prompt cannot have {mean} tokens: {special} are special ones", failure=FailureClass.USER
-            )
-        made.append(Prompt(f"synthetic-{number + 1}", _text(tokenizer, corpus, draw, wanted)))
-    return tuple(made)
-
-
-def _text(tokenizer: Tokenizer, corpus: list[int], draw: random.Random, wanted: int) -> str:
-    """Text that encodes to `wanted` tokens, or the nearest below that cutting gives."""
-    best = ""
-    for _ in range(_TRIES):
-        start = draw.randrange(len(corpus))
-        around = corpus[start:] + corpus * (wanted // len(corpus) + 1)
-        # Cut between tokens, text may encode to other tokens: a few more or fewer until it fits.
-        length = wanted
-        for _ in range(_TRIES):
-            text = tokenizer.decode(around[:length])
-            found = len(tokenizer.encode(text, add_special_tokens=False).ids)
-            if found == wanted and text.strip():
-                return text
-            if found < wanted and len(text) > len(best):
-                best = text
-            length = max(1, length + wanted - found)
-    if not best.strip():
-        raise StageError(f"this tokenizer gives no text of {wanted} tokens", failure=FailureClass.USER)
-    return best

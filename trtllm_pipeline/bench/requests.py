@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.bench.events import (
@@ -111,6 +112,11 @@ class TimedRequest:
         """Sent - scheduled."""
         return (self.sent_ns - int(self.record["scheduled_ns"])) / 1e6
 
+    @property
+    def held_ms(self) -> float:
+        """The part of `lag_ms` in which it waited for a place in flight."""
+        return int(self.record.get("held_ns", 0)) / 1e6
+
     def met(self, objectives: Mapping[str, float]) -> bool:
         """Whether it was answered, within every objective (milliseconds by "ttft", "tpot", "e2e")."""
         if not self.answered:
@@ -162,6 +168,8 @@ class LevelRun:
     triton: Sequence[TritonRecord]
     gpus: Sequence[GpuRecord]
     speculation: Sequence[SpeculationRecord] = ()
+    unsent: int = 0
+    """Requests of an open loop that were due and not sent any more."""
 
     @cached_property
     def requests(self) -> list[TimedRequest]:
@@ -183,6 +191,22 @@ class LevelRun:
         """Measured, with text and tokens."""
         return [request for request in self.measured if request.answered]
 
+    @cached_property
+    def saturated_rps(self) -> float | None:
+        """Requests a second that were answered while as many as allowed were in flight and others waited; None where most
+        did not have to wait.
+        """
+        if not self.unsent and sum(request.held_ms > 0 for request in self.measured) <= len(self.measured) / 2:
+            return None
+        rates = []
+        for repeat in self.repeats.values():
+            waited = [request.sent_ns for request in repeat if request.held_ms]
+            if len(waited) > 1:
+                start_ns, end_ns = min(waited), max(waited)
+                answered = sum(start_ns < request.times_ns[-1] <= end_ns for request in repeat if request.answered)
+                rates.append(answered * 1e9 / (end_ns - start_ns))
+        return round(median(rates), 3) if rates else None
+
 
 @dataclass(frozen=True)
 class LoadRun:
@@ -196,7 +220,17 @@ class LoadRun:
 
     @cached_property
     def levels(self) -> tuple[LevelRun, ...]:
-        """In the order they were measured."""
+        """Those that were asked for, in the order they were measured."""
+        probed = {level_of(each) for each in self.records.probed}
+        return tuple(each for each in self._all_levels if (each.concurrency, each.request_rate) not in probed)
+
+    @cached_property
+    def probes(self) -> tuple[LevelRun, ...]:
+        """Those that a search for the highest rate tried."""
+        return tuple(each for each in self._all_levels if each not in self.levels)
+
+    @cached_property
+    def _all_levels(self) -> tuple[LevelRun, ...]:
         levels: dict[tuple[int | None, float | None], dict[int, list[TimedRequest]]] = {}
         for request in self.requests:
             repeats = levels.setdefault(level_of(request.record), {})
@@ -210,6 +244,7 @@ class LoadRun:
                 [each for each in told.triton if level_of(each) == level],
                 [each for each in told.gpus if level_of(each) == level],
                 [each for each in told.speculation if level_of(each) == level],
+                sum(each["requests"] for each in told.unsent if level_of(each) == level),
             )
             for level, repeats in levels.items()
         )

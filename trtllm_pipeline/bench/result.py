@@ -32,6 +32,11 @@ DEFINITIONS: Final = {
     "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last sending",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
     "count from the schedule",
+    "saturated_rps": "open loop with max_in_flight: requests a second that were answered while so many were in flight and "
+    "others that were due waited; where more than half had to wait, or some were not sent any more",
+    "highest_rate": "highest request rate, found by bisection, at which the wanted share of the requests met every objective; "
+    "low and high: the highest rate that surely kept it and the lowest that surely did not, by 95 % intervals of that share "
+    "(Wilson, with requests counted as fewer where neighbours in a queue are alike)",
     "acceptance": "accepted / drafted tokens of speculative decoding: of trtllm-serve by the statistics that it keeps of its "
     "last iterations, warm-up included; of Triton by what each measured answer says of itself",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
@@ -211,6 +216,8 @@ class Schedule:
     ttft_from_schedule_ms: Summary
     response_ms: Summary
     most_in_flight: int
+    unsent: int = 0
+    """Due, and not sent any more, since the server had fallen behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +269,8 @@ class LevelResult(LoadMetrics):
     repeats: tuple[RepeatResult, ...] = ()
     goodput: Goodput | None = None
     """None without objectives."""
+    saturated_rps: float | None = None
+    """Of an open loop with a limit on the requests in flight, whose server fell behind: what it answered."""
     acceptance: float | None = None
     """Share of drafted tokens that the model accepted; None where nothing is drafted, or the server does not tell."""
     lengths: _Summaries = field(default_factory=dict)
@@ -285,6 +294,7 @@ class LevelResult(LoadMetrics):
             **_plain(self.latencies),
             **_plain(self.lengths),
             "goodput": None if self.goodput is None else asdict(self.goodput),
+            **({} if self.saturated_rps is None else {"saturated_rps": self.saturated_rps}),
             **({} if self.acceptance is None else {"acceptance": self.acceptance}),
             "repeats": [repeat.to_json() for repeat in self.repeats],
         }
@@ -298,6 +308,41 @@ class LevelResult(LoadMetrics):
         if self.goodput is None:
             del whole["goodput"]
         return whole
+
+
+@dataclass(frozen=True, slots=True)
+class HighestRate:
+    """What a search for the highest rate that keeps the objectives found."""
+
+    wanted_share: float
+    objectives_ms: Mapping[str, float]
+    rate: float | None
+    """Requests a second; None where the lowest that was tried was too high."""
+    low: float | None
+    """The highest rate that surely kept them."""
+    high: float | None
+    """The lowest that surely did not; None where even the highest that was tried did."""
+    tried: Mapping[str, Mapping[str, Any]]
+    """Rate -> `requests`, `share` that met all objectives, and whether that is enough."""
+
+    def __str__(self) -> str:
+        """`7.2 requests/s keep ttft 300 ms for 95% of requests (surely 7, not 7.6)`."""
+        of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
+        share = f"{self.wanted_share:.0%} of requests"
+        if self.rate is None:
+            return f"no rate that was tried keeps {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
+        low = "none" if self.low is None else f"{self.low:g}"
+        high = "" if self.high is None else f", not {self.high:g}"
+        return f"{self.rate:g} requests/s keep {of} for {share} (surely {low}{high})"
+
+    @staticmethod
+    def read(data: object) -> HighestRate | None:
+        """As in perf.json, or in a cell of a report; None for what is none."""
+        if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
+            return None
+        rate, low, high = (_number(data.get(name)) for name in ("rate", "low", "high"))
+        tried = {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
+        return HighestRate(wanted, numbers_of(data.get("objectives_ms")), rate, low, high, tried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +398,8 @@ class LoadResult:
     conditions: Conditions
     tokens_counted_by: str | None = None
     """Who counted output tokens: "server", "encoded_again" or "events"."""
+    highest_rate: HighestRate | None = None
+    """Where it was looked for."""
     client_error_ms: tuple[float, float] | None = None
     """p50 and p99 of the load client's own error of TTFT, by its self-test."""
     details: LoadDetails | None = None
@@ -381,6 +428,7 @@ class LoadResult:
             "settings": dict(details.settings),
             **{name: under[name] for name in ("measured_s", "system", "workload")},
             "levels": [level.perf_json() for level in self.levels],
+            **({} if self.highest_rate is None else {"highest_rate": asdict(self.highest_rate)}),
             "findings": [each.to_json() for each in self.findings],
             "token_count": dict(details.token_count),
             "client": {
@@ -401,6 +449,7 @@ class LoadResult:
             findings=tuple(_finding(each) for each in _objects(data.get("findings")) if "message" in each),
             conditions=Conditions.read(data),
             tokens_counted_by=source if isinstance(source, str) else None,
+            highest_rate=HighestRate.read(data.get("highest_rate")),
             client_error_ms=client_error_ms(_object(data.get("client")).get("self_test")),
         )
 
@@ -435,6 +484,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         window=window,
         repeats=tuple(_repeat(each, window) for each in _objects(entry.get("repeats"))),
         goodput=_goodput(goodput) if isinstance(goodput, dict) else None,
+        saturated_rps=_number(entry.get("saturated_rps")),
         acceptance=_number(entry.get("acceptance")),
         lengths=_summaries(entry, LENGTHS),
         latencies=_summaries(entry, LATENCIES),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, workers
-from trtllm_pipeline.bench.load import EventFile, Level, Load, run_level
-from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, synthetic, tokenizer_folder, unrendered
+from trtllm_pipeline.bench.load import EventFile, Load, run_level
+from trtllm_pipeline.bench.metrics import so_far
+from trtllm_pipeline.bench.objectives import NONE, Objectives
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
+from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
 from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.bench.workloads import Workload, made
 from trtllm_pipeline.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
@@ -31,18 +35,9 @@ if TYPE_CHECKING:
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synthetic:
-    """Prompts of a mean length, where there are none of the user's own."""
-
-    input_tokens_mean: int
-    input_tokens_stddev: int = 0
-    prompts: int = 64
-
-
 def record(
     target: Target,
-    plan: Sequence[Level],
+    rounds: Rounds,
     prompts: Sequence[Prompt],
     path: Path,
     *,
@@ -52,36 +47,52 @@ def record(
     tokenizer: Tokenizer | None = None,
     processes: int | None = None,
     synthetic: Mapping[str, Json] | None = None,
+    objectives: Objectives = NONE,
+    repeats: str | None = None,
 ) -> None:
-    """Measure every level of `plan` and write all that is observed into the new file `path`.
+    """Measure the levels of all rounds and write all that is observed into the new file `path`.
 
-    `progress` is called with the requests done and all that are planned. `processes` None: as many as a level takes.
-    `synthetic` has the lengths that synthetic prompts were requested with. Raises ServerError when the server or the
-    model is not there, StageError when `claim` cannot be read.
+    `progress` is called with the requests done and all that are planned so far. `processes` None: as many as a level
+    takes. `synthetic` has the lengths that prompts were made for, `repeats` the rule that decides how many there are; a
+    search for the highest rate looks at `objectives`. Raises ServerError when the server or the model is not there,
+    StageError when `claim` cannot be read.
     """
+    plan = rounds.levels
     total, done = sum(len(level.planned) for level in plan), 0
 
     def count() -> None:
         nonlocal done
         done += 1
-        progress(done, total)
+        progress(done, max(done, total))
+
+    def seen() -> Seen:
+        return so_far(path, tokenizer, objectives) if done else Seen()
 
     async def measure(events: EventFile) -> None:
+        nonlocal total
         warmup = (prompt for level in plan for prompt in level.warmup)
         for prompt in {prompt.id: prompt for prompt in (*prompts, *warmup)}.values():
-            pictures = {"images": prompt.images} if prompt.images else {}
-            events.write("prompt", id=prompt.id, text=prompt.text, **pictures)
+            about = {"images": prompt.images, "input_tokens": prompt.input_tokens}
+            events.write(
+                "prompt", id=prompt.id, text=prompt.text, **{name: told for name, told in about.items() if told}
+            )
         async with target.client() as client:
             system = conditions.system(target, claim.engine, settings.get("exclusive"))
             system["server"] = await client.server()
-            workload = conditions.workload(target, prompts, plan, synthetic=synthetic)
+            workload = conditions.workload(target, prompts, plan, synthetic=synthetic, repeats=repeats)
             events.write("conditions", system=system, workload=workload)
             await server_checks.look(client, target, claim, events, "start")
             drafting = claim.drafts and target.service.kind == "openai"
             load = target
             if claim.drafts and isinstance(client, Client) and client.model.tells_drafts:
                 load = replace(target, options={**target.options, PERF_METRICS: True})
-            for level in plan:
+            left = deque(plan)
+            while left or (rounds.open_end and (left := deque(rounds.next(seen())))):
+                level = left.popleft()
+                if level.probes:
+                    events.write("probed", **level.key)
+                if level not in plan:
+                    total += len(level.planned)
                 workers_count = workers.wanted(level) if processes is None else processes
                 before = await counters.triton(target.service.metrics)
                 if drafting:
@@ -115,10 +126,17 @@ class ServerLoad:
 
     target: Target
     load: Load
+    stop: StopRule = field(default_factory=StopRule)
+    find_rate: float | None = None
+    """Look for the highest rate at which this share of requests meets the objectives."""
     expected: ExpectedServer = field(default_factory=ExpectedServer)
     input_data: Path | None = None
-    synthetic: Synthetic | None = None
-    """Instead of `input_data`; needs the tokenizer."""
+    turns: int = 1
+    """Of a conversation in `input_data`, at most."""
+    most_rows: int | None = None
+    """Of `input_data`."""
+    workload: Workload | None = None
+    """Prompts of wanted lengths, of `input_data` where that is given; needs the tokenizer."""
     tokenizer: Path | None = None
     """tokenizer.json or a model's folder."""
     processes: int | None = None
@@ -135,27 +153,34 @@ class ServerLoad:
             )
         if not 0 <= self.target.temperature < math.inf:
             raise UsageError(f"--temperature: expected a number from 0 on, got {self.target.temperature:g}")
-        if self.synthetic is not None and (self.input_data is not None or self.tokenizer is None):
-            raise UsageError("--isl needs --tokenizer, and excludes --input-data")
+        if self.workload is not None and self.tokenizer is None:
+            raise UsageError("--isl needs --tokenizer: nothing else counts tokens")
+        if self.find_rate is not None and not 0 < self.find_rate <= 1:
+            raise UsageError(f"--find-rate: expected a share above 0 and up to 1, got {self.find_rate:g}")
+        if self.find_rate is not None and not objectives.per_request:
+            raise UsageError(
+                "--find-rate needs --slo, such as ttft=300ms,tpot=40ms: the rate is the highest that keeps it"
+            )
 
     def record_until_interrupted(
-        self, path: Path, tokenizer: Tokenizer | None, progress: Callable[[int, int], None]
+        self,
+        path: Path,
+        tokenizer: Tokenizer | None,
+        progress: Callable[[int, int], None],
+        objectives: Objectives = NONE,
     ) -> bool:
         """Measure into the new file `path`; returns whether Ctrl-C ended it after some requests.
 
         Raises UsageError, ServerError or StageError before anything is asked, KeyboardInterrupt where nothing was measured.
         """
         prompts = self._prompts(tokenizer)
-        plan = self.load.levels(prompts)
+        rounds = Rounds(self.load, prompts, self.stop, self.find_rate)
         asyncio.run(_check_server(self.target))
-        allow_open_files(max((level.concurrency or 0 for level in plan), default=0))
-        made_up = None
-        if self.synthetic is not None:
-            made_up = {name: value for name, value in asdict(self.synthetic).items() if name != "prompts"}
+        allow_open_files(max((level.concurrency or 0 for level in rounds.levels), default=0))
         try:
             record(
                 self.target,
-                plan,
+                rounds,
                 prompts,
                 path,
                 settings=self._settings(),
@@ -163,7 +188,9 @@ class ServerLoad:
                 progress=progress,
                 tokenizer=tokenizer,
                 processes=self.processes,
-                synthetic=made_up,
+                synthetic=None if self.workload is None else self.workload.to_json(),
+                objectives=objectives,
+                repeats=self.stop.words(),
             )
         except KeyboardInterrupt:
             if not path.exists() or '"type": "request"' not in path.read_text(encoding="utf-8"):
@@ -172,20 +199,13 @@ class ServerLoad:
         return False
 
     def _prompts(self, tokenizer: Tokenizer | None) -> tuple[Prompt, ...]:
-        if self.synthetic is not None:
+        if self.workload is not None:
             assert tokenizer is not None
-            asked = self.synthetic
-            return synthetic(
-                tokenizer,
-                asked.prompts,
-                mean=asked.input_tokens_mean,
-                stddev=asked.input_tokens_stddev,
-                seed=self.load.seed,
-            )
+            return made(tokenizer, self.workload, read(self.input_data, unrendered) if self.input_data else ())
         assert self.input_data is not None
         chats = self.target.protocol.startswith("openai_chat")  # the server has the template
         with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer)) as render:
-            return read(self.input_data, render)
+            return read(self.input_data, render, turns=self.turns, most=self.most_rows)
 
     def _settings(self) -> dict[str, Any]:
         """What the event file's header says of how it came about."""
@@ -204,8 +224,13 @@ class ServerLoad:
             "declared": dict(self.expected.declared),
             "processes": self.processes,
             "input_data": None if self.input_data is None else str(self.input_data),
-            "prompts": "given" if self.synthetic is None else "synthetic",
-            "synthetic": None if self.synthetic is None else asdict(self.synthetic),
+            "prompts": "given" if self.input_data is not None else "synthetic",
+            "synthetic": None if self.workload is None else self.workload.to_json(),
+            "turns": self.turns,
+            "exact_length": target.exact_length,
+            "stop_words": list(target.stop_words),
+            "stop_when": dict(self.stop.precisions),
+            "find_rate": self.find_rate,
         }
 
 

@@ -28,6 +28,12 @@ MEAN_INTERVAL: Final = (
     f"{CONFIDENCE:.0%} percentile bootstrap of the mean over questions, {RESAMPLES} resamples; where all values are "
     "equal, and resampling would claim certainty, what so many questions can rule out at that confidence"
 )
+_BATCHES: Final = 10
+_NORMAL: Final = 1.96
+_LEAST_MIXED: Final = 3
+_NEWTON: Final = 100
+_FLAT: Final = 30.0
+"""Beyond it the logistic function does not change any more."""
 _HELD: Final = 2_000_000
 """Numbers held in memory at a time."""
 # Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last is taken, which is 4 % too wide.
@@ -132,6 +138,73 @@ def unpaired_change(base: Sequence[float], new: Sequence[float]) -> Interval | N
     free = spread**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (before, after), strict=True))
     half = _t(math.floor(free)) * math.sqrt(spread)
     return math.expm1(centre - half), math.expm1(centre + half)
+
+
+def relative_half_width(values: Sequence[float]) -> float | None:
+    """Half the width of the interval of the mean of independent repeats, as a share of it; None with fewer than two.
+
+    Student's t on their logarithms; the larger side is told.
+    """
+    if len(values) < 2 or min(values) <= 0:
+        return None
+    return math.expm1(_t(len(values) - 1) * math.sqrt(variance([math.log(value) for value in values]) / len(values)))
+
+
+def share_interval(successes: Sequence[bool]) -> Interval:
+    """Interval of the share of successes of requests in the order in which they were sent.
+
+    Neighbours in a queue are alike, so they count as fewer: by how much the means of _BATCHES batches of them differ more
+    than those of independent requests would (Law, Simulation Modeling and Analysis, 2015, 9.5.3). Then Wilson's score
+    interval (JASA 22, 1927), with Student's t of so many batches. Where no request failed, none tells how alike they are.
+    Needs one request.
+    """
+    count = len(successes)
+    share = sum(successes) / count
+    size, effective, z = count // _BATCHES, float(count), _NORMAL
+    if size > 1 and 0 < share < 1:
+        means = [fmean(successes[first : first + size]) for first in range(0, size * _BATCHES, size)]
+        alone = count * share * (1 - share) / max(size * variance(means), 1e-12)
+        effective, z = (alone, _t(_BATCHES - 1)) if alone < count else (effective, z)
+    centre = (share + z * z / (2 * effective)) / (1 + z * z / effective)
+    half = z / (1 + z * z / effective) * math.sqrt(share * (1 - share) / effective + (z / (2 * effective)) ** 2)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def crossing_interval(rounds: Sequence[tuple[float, int, int]], share: float) -> Interval | None:
+    """Interval of the rate at which a share of successes that falls with the rate crosses `share`, of rounds of (rate,
+    requests, successes); None where fewer than _LEAST_MIXED rounds have both successes and failures, or no curve fits.
+
+    Quasi-binomial logistic regression on the logarithm of the rate: how much more rounds differ than independent requests
+    would widens it (McCullagh and Nelder, Generalized Linear Models, 1989, 4.5); delta method for the crossing, Student's t.
+    """
+    import numpy as np
+
+    if sum(0 < met < count for _, count, met in rounds) < _LEAST_MIXED:
+        return None
+    logs, counts, met = (np.asarray(column, dtype=float) for column in zip(*rounds, strict=True))
+    logs = np.log(logs)
+    centre = logs.mean()
+    terms = np.stack([np.ones_like(logs), logs - centre], axis=1)
+    fitted = np.array([0.0, -1.0])
+    for _ in range(_NEWTON):
+        expected = 1 / (1 + np.exp(-np.clip(terms @ fitted, -_FLAT, _FLAT)))
+        weights = np.maximum(counts * expected * (1 - expected), 1e-9)
+        information = terms.T @ (terms * weights[:, None])
+        step = np.linalg.lstsq(information, terms.T @ (met - counts * expected), rcond=None)[0]
+        fitted = fitted + np.clip(step, -2, 2)
+        if np.abs(step).max() < 1e-8:
+            break
+    else:
+        return None
+    if fitted[1] >= 0:
+        return None
+    free = len(rounds) - 2
+    spread = max(1.0, float(((met - counts * expected) ** 2 / weights).sum()) / free)
+    wanted = math.log(share / (1 - share)) if share < 1 else _FLAT
+    log_rate = (wanted - fitted[0]) / fitted[1]
+    slope = np.array([1.0, log_rate]) / fitted[1]
+    half = _t(free) * math.sqrt(spread * float(slope @ np.linalg.inv(information) @ slope))
+    return round(math.exp(log_rate + centre - half), 4), round(math.exp(log_rate + centre + half), 4)
 
 
 def _t(free: int) -> float:

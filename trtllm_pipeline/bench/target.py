@@ -86,6 +86,12 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     in_turn: tuple[Mapping[str, Option], ...] = ()
     """Further inputs of one request after the other, from the first on again."""
+    exact_length: bool = False
+    """Answers go on past the model's own end, up to the tokens that were asked for."""
+    stop_words: tuple[str, ...] = ()
+    """Of requests whose prompt has none."""
+    seed: int = 0
+    """Of sampling: that of the first request, one more with each."""
 
     @property
     def tls(self) -> bool:
@@ -106,6 +112,9 @@ class Target:
         max_tokens: int,
         temperature: float = 0.0,
         options: Mapping[str, Option] | None = None,
+        exact_length: bool = False,
+        stop_words: tuple[str, ...] = (),
+        seed: int = 0,
     ) -> Target:
         """A model of the server at a URL, see `service_at`. An OpenAI server's key is that of OPENAI_API_KEY."""
         return cls(
@@ -118,6 +127,9 @@ class Target:
             temperature,
             options or {},
             environment_key() if protocol == "openai" else None,
+            exact_length=exact_length,
+            stop_words=stop_words,
+            seed=seed,
         )
 
     def client(self) -> AnyClient:
@@ -139,11 +151,15 @@ class Target:
         """The request for `prompt`, the `number`-th of its level; what the prompt says goes before the rest."""
         of_openai = self.protocol in OPENAI
         chosen = openai_sampling if of_openai else sampling
-        options: dict[str, Option] = {**chosen(self.temperature, seed=number), **self.options}
+        max_tokens = prompt.max_tokens or self.max_tokens
+        options: dict[str, Option] = {**chosen(self.temperature, seed=self.seed + number), **self.options}
+        if self.exact_length:
+            # Engines in Triton have no such switch: no end may come before all tokens have.
+            options |= {"min_tokens": max_tokens, **({"ignore_eos": True} if of_openai else {})}
         if self.in_turn:
             options |= self.in_turn[number % len(self.in_turn)]
-        if prompt.stop_words:
-            options["stop" if of_openai else "stop_words"] = prompt.stop_words
+        if words := prompt.stop_words or self.stop_words:
+            options["stop" if of_openai else "stop_words"] = words
         text = prompt.text
         if prompt.images and not of_openai:
             # Ensembles with a visual engine put the question into the model's chat template themselves.
@@ -154,4 +170,4 @@ class Target:
                     failure=FailureClass.USER,
                 )
             options[IMAGE_INPUT] = images.as_jpeg(urls[0])
-        return GenerationRequest(text, prompt.max_tokens or self.max_tokens, options, prompt.messages)
+        return GenerationRequest(text, max_tokens, options, prompt.messages)

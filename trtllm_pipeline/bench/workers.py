@@ -13,7 +13,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.bench.load import EventFile, Level, Share, run_level
+from trtllm_pipeline.bench.load import EventFile, Level, Share, Turns, run_level
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.errors import ServerError
 
@@ -90,12 +90,6 @@ def _work(
     # Ctrl-C is the parent's to handle; it ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def turn() -> int:
-        with turns.get_lock():
-            number = turns.value
-            turns.value += 1
-        return number
-
     def done() -> None:
         with ended.get_lock():
             ended.value += 1
@@ -109,6 +103,8 @@ def _work(
     async def part() -> None:
         async with target.client() as client:
             with EventFile(events) as file:
-                await run_level(client, level, target.generation, file, done, share=share, turns=turn, begin=begin)
+                await run_level(
+                    client, level, target.generation, file, done, share=share, turns=Turns(turns), begin=begin
+                )
 
     asyncio.run(part())

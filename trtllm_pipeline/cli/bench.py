@@ -24,6 +24,8 @@ OTHER_NAMES: Final = {
     **dict.fromkeys(("output-tokens-mean", "osl"), "max-tokens"),
     "synthetic-input-tokens-mean": "isl",
     "synthetic-input-tokens-stddev": "isl-stddev",
+    "output-tokens-stddev": "osl-stddev",
+    "session-turns-mean": "turns",
     "arrival-pattern": "request-distribution",
     "arrival-smoothness": "burstiness",
     "request-timeout-seconds": "request-timeout-s",
@@ -69,15 +71,90 @@ WarmupRequests = _load(
 Repeats = _load(
     "--repeats", "N", "Measure each level this often, the levels taking turns.", min=1, max=params.MOST_REPEATS
 )
+UntilFlat = Annotated[
+    bool,
+    options.switch(
+        "--warmup-until-flat",
+        "Go on with the warm-up until the time to first token has stopped falling, eight times as long at most.",
+        rich_help_panel="The load",
+    ),
+]
+Interval = _load(
+    "--measurement-interval", "MS", "Measure each level for so many milliseconds, instead of --requests.", min=0
+)
+MaxInFlight = _load(
+    "--max-in-flight",
+    "N",
+    "Requests in flight of a rate, at most; a server that falls behind is measured as saturated.",
+    min=1,
+    max=params.MOST_IN_FLIGHT,
+)
+StopWhen = _load(
+    "--stop-when",
+    "METRIC=PERCENT,...",
+    "Repeat until the 95 % intervals of these metrics are this narrow, to either side, such as output_tps=3%.",
+)
+MaxRepeats = _load("--max-repeats", "N", "Most repeats, where --stop-when decides.", min=1, max=params.MOST_REPEATS)
+Budget = _load("--budget-s", "SECONDS", "After that no further repeat, or rate, is begun.", min=0)
+FindRate = _load(
+    "--find-rate",
+    "SHARE",
+    "Look for the highest request rate at which this share of requests, such as 0.95, meets --slo.",
+)
 Processes = _load(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES
 )
 InputData = _requests("--input-data", "FILE", "JSONL file of prompts, or builtin:NAME (default: builtin:prompts).")
 Isl = _requests(
-    "--isl", "N", "Synthetic prompts with a mean length of N tokens; needs --tokenizer.", min=1, max=params.MOST_TOKENS
+    "--isl",
+    "N",
+    "Prompts of exactly N tokens, or on average: --input-data cut or padded, or else synthetic; needs --tokenizer.",
+    min=1,
+    max=params.MOST_TOKENS,
 )
 IslStddev = _requests("--isl-stddev", "N", "Standard deviation of that length.", min=0, max=params.MOST_TOKENS)
-NumPrompts = _requests("--num-prompts", "N", "Synthetic prompts.", min=1, max=params.MOST_REQUESTS)
+OslStddev = _requests(
+    "--osl-stddev", "N", "Standard deviation of --max-tokens, of prompts of --isl.", min=0, max=params.MOST_TOKENS
+)
+Lengths = _requests(
+    "--lengths-data",
+    "FILE",
+    "JSONL of input_tokens and output_tokens, one pair for each prompt, instead of --isl and --max-tokens.",
+)
+SharedPrefix = _requests(
+    "--shared-prefix-tokens",
+    "N",
+    "Tokens at the beginning of prompts of --isl that they share.",
+    min=0,
+    max=params.MOST_TOKENS,
+)
+SharedPrefixes = _requests(
+    "--shared-prefixes", "N", "How many such beginnings there are, in turn.", min=1, max=params.MOST_REQUESTS
+)
+SessionTurns = _requests(
+    "--turns",
+    "N",
+    "Requests of a conversation, at most, each sent when the one before is answered; of --isl the last has the whole length.",
+    min=1,
+    max=1000,
+)
+TurnDelay = _requests("--turn-delay-s", "SECONDS", "Between an answer and the next turn.", min=0)
+NumPrompts = _requests(
+    "--num-prompts",
+    "N",
+    "Prompts, or conversations: the first of --input-data (default: all), or synthetic ones (default: 64).",
+    min=1,
+    max=params.MOST_REQUESTS,
+)
+IgnoreEos = Annotated[
+    bool,
+    options.switch(
+        "--ignore-eos",
+        "Answers of exactly their --max-tokens, past the model's own end, by the inputs that the server has for it.",
+        rich_help_panel="The requests",
+    ),
+]
+StopWords = _requests("--stop-words", "TEXT", "A text that ends an answer; can be given several times.")
 MaxTokens = _requests(
     "--max-tokens", "N", "Output tokens of a request whose prompt does not say.", min=1, max=params.MOST_TOKENS
 )
@@ -127,14 +204,29 @@ def load(
     random_seed: Annotated[int, RandomSeed] = 0,
     requests: Annotated[int, Requests] = 64,
     warmup_requests: Annotated[int | None, WarmupRequests] = None,
+    warmup_until_flat: UntilFlat = False,
+    measurement_interval: Annotated[float | None, Interval] = None,
+    max_in_flight: Annotated[int | None, MaxInFlight] = None,
     repeats: Annotated[int, Repeats] = 1,
+    stop_when: Annotated[str | None, StopWhen] = None,
+    max_repeats: Annotated[int, MaxRepeats] = 20,
+    budget_s: Annotated[float | None, Budget] = None,
+    find_rate: Annotated[float | None, FindRate] = None,
     processes: Annotated[int | None, Processes] = None,
     input_data: Annotated[str | None, InputData] = None,
     isl: Annotated[int | None, Isl] = None,
     isl_stddev: Annotated[int, IslStddev] = 0,
-    num_prompts: Annotated[int, NumPrompts] = 64,
+    osl_stddev: Annotated[int, OslStddev] = 0,
+    lengths_data: Annotated[Path | None, Lengths] = None,
+    shared_prefix_tokens: Annotated[int, SharedPrefix] = 0,
+    shared_prefixes: Annotated[int, SharedPrefixes] = 1,
+    turns: Annotated[int, SessionTurns] = 1,
+    turn_delay_s: Annotated[float, TurnDelay] = 0.0,
+    num_prompts: Annotated[int | None, NumPrompts] = None,
     max_tokens: Annotated[int, MaxTokens] = 128,
+    ignore_eos: IgnoreEos = False,
     temperature: Annotated[float, Temperature] = 0.0,
+    stop_words: Annotated[list[str] | None, StopWords] = None,
     extra_inputs: Annotated[list[str] | None, ExtraInputs] = None,
     tokenizer: TokenCounter = None,
     slo: Slo = None,
@@ -158,15 +250,21 @@ def load(
     from trtllm_pipeline.bench.load import Load
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
-    from trtllm_pipeline.bench.result import LoadResult
-    from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, ServerLoad, Synthetic
+    from trtllm_pipeline.bench.result import LEVEL_METRICS, LoadResult
+    from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, ServerLoad
     from trtllm_pipeline.bench.server_checks import ExpectedServer
+    from trtllm_pipeline.bench.stopping import StopRule, parse_precisions
     from trtllm_pipeline.bench.target import Target
+    from trtllm_pipeline.bench.workloads import Workload, read_lengths
     from trtllm_pipeline.files.tokenizer import tokenizer_at
     from trtllm_pipeline.hub.dataset_file import data_file
     from trtllm_pipeline.report import load_tables
 
     objectives = of_load(slo)
+    lengths = () if lengths_data is None else read_lengths(lengths_data)
+    made = bool(isl or lengths)
+    if not made and (isl_stddev or osl_stddev or shared_prefix_tokens):
+        raise UsageError("--isl-stddev, --osl-stddev and --shared-prefix-tokens need --isl")
     run = ServerLoad(
         target=Target.at(
             url,
@@ -179,10 +277,16 @@ def load(
             max_tokens=max_tokens,
             temperature=temperature,
             options=options.pairs("--extra-inputs", extra_inputs, ":"),
+            exact_length=ignore_eos,
+            stop_words=tuple(stop_words or ()),
+            seed=random_seed,
         ),
         load=Load(
             concurrency=options.numbers(
-                "--concurrency", concurrency or (None if request_rate else "1"), int, params.MOST_IN_FLIGHT
+                "--concurrency",
+                concurrency or (None if request_rate or find_rate else "1"),
+                int,
+                params.MOST_IN_FLIGHT,
             ),
             request_rate=options.numbers("--request-rate", request_rate, float, params.MOST_RATE),
             requests=requests,
@@ -191,24 +295,47 @@ def load(
             distribution=request_distribution,
             burstiness=options.positive("--burstiness", burstiness),
             seed=random_seed,
+            until_flat=warmup_until_flat,
+            interval_s=None if not measurement_interval else measurement_interval / 1e3,
+            max_in_flight=max_in_flight,
+            turn_delay_s=turn_delay_s,
         ),
+        stop=StopRule(
+            precisions={} if stop_when is None else parse_precisions(stop_when, LEVEL_METRICS),
+            max_repeats=max_repeats,
+            budget_s=budget_s,
+        ),
+        find_rate=find_rate,
         expected=ExpectedServer(
             options.pairs("--declare", declare, "="),
             options.folder("--engine", engine),
             options.folder("--repository", repository),
             "the command line",
         ),
-        input_data=None if isl and input_data is None else data_file(input_data or BUILT_IN_PROMPTS, Path()),
-        synthetic=None
-        if isl is None
-        else Synthetic(input_tokens_mean=isl, input_tokens_stddev=isl_stddev, prompts=num_prompts),
+        input_data=None if made and input_data is None else data_file(input_data or BUILT_IN_PROMPTS, Path()),
+        turns=turns,
+        most_rows=num_prompts,
+        workload=Workload(
+            input_tokens=isl or 0,
+            input_tokens_stddev=isl_stddev,
+            output_tokens=max_tokens if osl_stddev else None,
+            output_tokens_stddev=osl_stddev,
+            lengths=lengths,
+            shared_prefix_tokens=shared_prefix_tokens,
+            shared_prefixes=shared_prefixes,
+            turns=turns,
+            prompts=num_prompts or 64,
+            seed=random_seed,
+        )
+        if made
+        else None,
         tokenizer=tokenizer,
         processes=processes,
     )
     run.check(objectives)
     path = _new_file(event_file)
     counter = None if tokenizer is None else tokenizer_at(tokenizer)
-    interrupted = run.record_until_interrupted(path, counter, _progress())
+    interrupted = run.record_until_interrupted(path, counter, _progress(), objectives)
     note(f"events: {path}")
     result = analyze(path, counter, objectives)
     emit_as(format, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)

@@ -18,7 +18,7 @@ from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS
-from trtllm_pipeline.stages.params import Objectives, ParamField, load, table
+from trtllm_pipeline.stages.params import Objectives, ParamField, Precisions, StopMetric, load, table
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains import companions
 
@@ -124,12 +124,14 @@ def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
 
 
 def _is_mapping(field: ParamField) -> bool:
-    return get_origin(field.type) is dict and field.type != Objectives
+    return get_origin(field.type) is dict and field.type != Objectives and field.type != Precisions
 
 
 def _metavar(field: ParamField) -> str:
     if field.type == Objectives:
         return "OBJECTIVES"
+    if field.type == Precisions:
+        return "METRIC=PERCENT,..."
     if get_origin(field.type) is tuple:
         return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
     return {int: "N", float: "SECONDS" if field.name.endswith("_s") else "NUMBER"}.get(field.type, "TEXT")
@@ -257,6 +259,10 @@ def _read(field: ParamField, text: Any) -> Any:
         from trtllm_pipeline.bench.objectives import per_request
 
         return {f"{name}_ms": limit for name, limit in per_request(text).items()}
+    if field.type == Precisions:
+        from trtllm_pipeline.bench.stopping import parse_precisions
+
+        return parse_precisions(text, get_args(StopMetric))
     if _is_mapping(field):
         return _mapping(text)
     if get_origin(field.type) is tuple:

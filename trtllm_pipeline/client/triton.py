@@ -70,6 +70,7 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "top_p": ("sampling_param_top_p",),
     "random_seed": ("seed", "sampling_param_seed"),
     "stop_words": ("sampling_param_stop",),
+    "min_tokens": ("min_length",),
     "stream": ("streaming",),
 }
 
@@ -79,6 +80,10 @@ _STOP_S: Final = 2.0
 _SESSION_BITS: Final = 31
 _COUNT_BITS: Final = 32
 
+_NO_MINIMUM: Final = (
+    "it cannot be asked for answers of an exact length; an engine's models can, and so can settings.serve.frontend: "
+    "trtllm_serve"
+)
 PERF_METRICS: Final = "return_perf_metrics"
 DRAFTS: Final = {"drafted_tokens": "total_draft_tokens", "accepted_tokens": "total_accepted_draft_tokens"}
 """Field of an answer -> TensorRT-LLM's output of it (0.19 and later), sent where the input PERF_METRICS asks for it."""
@@ -156,6 +161,7 @@ class ServedModel:
             raise ServerError(
                 f"model {self.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(self.inputs))}",
                 failure=FailureClass.USER,
+                hint=_NO_MINIMUM if "min_tokens" in unknown else None,
             )
         return values
 

@@ -12,6 +12,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar, get_args
@@ -197,6 +198,7 @@ Count = Annotated[int, Field(ge=0, le=2**40)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 BatchSize = Annotated[int, Field(ge=1, le=65536)]
 DataFile = Annotated[Text, AfterValidator(_data_file)]
+DataSet = Annotated[Text, AfterValidator(_data_set)]
 MetricName = Annotated[
     str,
     AfterValidator(_metric),
@@ -456,7 +458,7 @@ class Download(Section):
 class Calibration(Strict):
     """The text that activation ranges are measured on."""
 
-    data: Annotated[Text, AfterValidator(_data_set)] = DEFAULT_DATA
+    data: DataSet = DEFAULT_DATA
     """JSONL, CSV or Parquet: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME[/PATH][@REVISION],
     a data set on the Hugging Face Hub, a folder or a file of it."""
 
@@ -583,6 +585,21 @@ class Smoke(Section):
     """Text that the greedy answer must contain; null is the recipe's. Without either, any text passes."""
 
 
+def _share(value: object) -> object:
+    """0.03 of "3%"."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        with suppress(ValueError):
+            return float(value.strip()[:-1]) / 100
+    return value
+
+
+Share = Annotated[
+    float,
+    Field(gt=0, lt=1),
+    BeforeValidator(_share, json_schema_input_type=float | Annotated[str, Field(pattern="%$")]),
+]
+
+
 @derived(params.PerfParams, leave=("declared", "lora_names"))
 class Perf(Section):
     """What is measured, and with what."""
@@ -593,8 +610,14 @@ class Perf(Section):
     """Requests a second on average, however many are in flight; levels after those of concurrency."""
     slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
     """Objectives of goodput, the share of requests that meet them all. Of a rate, times count from when they are due."""
-    input_data: DataFile = "builtin:prompts"
-    """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
+    input_data: DataSet = "builtin:prompts"
+    """JSONL of prompts, or of ShareGPT or CNN/DailyMail: a path from the matrix file's folder, builtin:NAME, or
+    hub:ORGANISATION/NAME[/PATH][@REVISION] of the Hugging Face Hub."""
+    lengths_data: DataFile | None = None
+    """Of isl_osl: JSONL of lengths, `input_tokens` and `output_tokens` in each line, one after another; null is the means."""
+    stop_when: dict[params.StopMetric, Share] = {}
+    """Go on with repeats until the 95 % intervals of these metrics are this narrow, to either side, such as
+    `output_tps: 3%`."""
     max_tokens: Annotated[int, Field(ge=1, le=params.MOST_TOKENS)] | None = None
     """Length of answers; null is the cell's output length."""
     exclusive: Literal["machine", "gpu", "none"] = "machine"
@@ -602,9 +625,9 @@ class Perf(Section):
     each on GPUs and CPUs of its own; what has no GPU has the machine. none: anything."""
 
     @model_validator(mode="after")
-    def _has_a_level(self) -> Perf:
-        if not self.concurrency and not self.request_rate:
-            raise ValueError("needs a concurrency or a request_rate")
+    def _fits_together(self) -> Perf:
+        for wrong in params.conflicts(self):
+            raise ValueError(wrong)
         return self
 
     @field_validator("images", check_fields=False)

@@ -188,15 +188,18 @@ def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str,
 def read_json_lines(path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None) -> list[T]:
     """What `parse` makes of the value and number of each line that is not blank; `nothing` is said where there is none.
 
-    Raises MatrixError with every line that is not JSON, or that `parse` raises RowError or ValueError for.
+    Of a file that is one JSON array, of each of its elements. Raises MatrixError with every line that is not JSON, or that
+    `parse` raises RowError or ValueError for.
     """
     found: list[T] = []
     faults: list[Fault] = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
+    text = read_text(path)
+    array = _array(text)
+    for number, row in enumerate(text.split("\n") if array is None else array, 1):
+        if array is None and not row.strip():
             continue
         try:
-            found.append(parse(decode(line), number))
+            found.append(parse(decode(row) if array is None else row, number))
         except RowError as error:
             faults.append(Fault(os.fspath(path), number, error.key, error.message))
         except ValueError as error:
@@ -206,6 +209,17 @@ def read_json_lines(path: Path, parse: Callable[[Json, int], T], *, nothing: str
     if faults:
         raise MatrixError(tuple(faults), hint=hint)
     return found
+
+
+def _array(text: str) -> list[Any] | None:
+    """The elements of a text that is one JSON array; None for any other, such as one in each line."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = decode(text)
+    except JsonError:
+        return None
+    return value if isinstance(value, list) else None
 
 
 class RowError(ValueError):

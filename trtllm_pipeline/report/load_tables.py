@@ -64,6 +64,8 @@ def _lines(result: LoadResult) -> Iterator[str]:
     yield f"system: {system_words(result.conditions)}"
     yield f"load: {workload_words(result.conditions)}"
     yield overview(result.levels)
+    if result.highest_rate is not None:
+        yield f"highest rate: {result.highest_rate}"
     for level in result.levels:
         yield from _level(level)
     yield ""
@@ -123,6 +125,9 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [(name, getattr(level, name)) for name in ("requests", "failures", *RATES.values())]
     if (schedule := _details(level).schedule) is not None:
         rows += [("achieved_rate", schedule.achieved_rate), ("most_in_flight", schedule.most_in_flight)]
+        rows += [("unsent", schedule.unsent)] if schedule.unsent else []
+    if level.saturated_rps is not None:
+        rows += [("saturated_rps", level.saturated_rps)]
     if level.goodput is not None:
         rows += [("goodput_share", level.goodput.share), ("goodput_requests_per_s", level.goodput.requests_per_s)]
     if level.acceptance is not None:

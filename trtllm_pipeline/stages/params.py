@@ -6,7 +6,7 @@ workers import it. No `from __future__ import annotations` where such classes ar
 """
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -49,6 +49,8 @@ class Param:
     """Cannot change the result, and stays out of the key: ports, time limits."""
     key_with: str = ""
     """In the key, and in job.json, only where the field of this name is set: neither None nor empty."""
+    later: bool = False
+    """Added when keys were in use: in the key, and in job.json, only where it is not its default."""
     key_without: str = ""
     """In the key only where the field of this name is None."""
     of_matrix: bool = False
@@ -93,19 +95,18 @@ def table(cls: Any) -> tuple[ParamField, ...]:
 
 
 @cache
-def _special(cls: Any) -> tuple[tuple[str, str, str, bool, bool], ...]:
-    """Name, the fields it is written with and without, whether runtime, whether nested, of what is not just written."""
-    found = (
-        (
-            each.name,
-            each.name if each.about.key_with == ITSELF else each.about.key_with,
-            each.about.key_without,
-            each.about.runtime,
-            is_dataclass(each.type) or get_origin(each.type) is tuple,
-        )
-        for each in table(cls)
-    )
-    return tuple(each for each in found if any(each[1:]))
+def _special(cls: Any) -> tuple[tuple[str, str, tuple[Any, ...], str, bool, bool], ...]:
+    """Of what is not just written: name; the field it is written with, and the values with which that one is not set; the
+    field it is written without; whether runtime; whether nested.
+    """
+    found = []
+    for each in table(cls):
+        about = each.about
+        key_with = each.name if about.later or about.key_with == ITSELF else about.key_with
+        unset: tuple[Any, ...] = (each.default,) if about.later else (None, (), {})
+        nested = is_dataclass(each.type) or get_origin(each.type) is tuple
+        found.append((each.name, key_with, unset, about.key_without, about.runtime, nested))
+    return tuple(each for each in found if each[1] or any(each[3:]))
 
 
 def key(given: Any) -> dict[str, Json]:
@@ -121,9 +122,9 @@ def to_json(given: Any) -> dict[str, Json]:
 def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
     values: dict[str, Any] = vars(given)
     found = values.copy()
-    for name, key_with, key_without, is_runtime, nested in _special(given.__class__):
+    for name, key_with, unset, key_without, is_runtime, nested in _special(given.__class__):
         left_out = is_runtime or (key_without and values[key_without] is not None)
-        if (left_out and not runtime) or (key_with and values[key_with] in (None, (), {})):
+        if (left_out and not runtime) or (key_with and values[key_with] in unset):
             del found[name]
         elif nested and values[name] is not None:
             value = values[name]
@@ -180,6 +181,25 @@ OPENAI_SERVERS = ("vllm", "sglang", "transformers", "llama_cpp")
 """OpenAI-compatible servers whose command lines are known."""
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 """Limits of latencies of a request."""
+StopMetric = Literal[
+    "output_tps",
+    "input_tps",
+    "rps",
+    "ttft_mean",
+    "ttft_p50",
+    "ttft_p99",
+    "tpot_mean",
+    "tpot_p50",
+    "tpot_p99",
+    "itl_p50",
+    "itl_p99",
+    "e2e_mean",
+    "e2e_p50",
+    "e2e_p99",
+]
+"""Metrics of a level whose intervals can end a measurement."""
+Precisions = dict[StopMetric, float]
+"""Metric of a level -> half the width of its interval that is narrow enough, as a share of its value."""
 
 
 Form = Literal["model", "draft", "adapter"]
@@ -424,6 +444,132 @@ class PerfParams:
         Param("length of answers", ge=1, le=MOST_TOKENS, null="the output length that the engine was built for"),
     ] = None
     temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
+    workload: Annotated[
+        Literal["prompts", "isl_osl"],
+        Param(
+            "prompts: rows of the input data as they are; isl_osl: prompts of exactly the cell's input length, rows cut or "
+            "padded, or text made up, with answers of exactly its output length",
+            later=True,
+        ),
+    ] = "prompts"
+    input_tokens: Annotated[
+        int | None,
+        Param("of isl_osl: mean length of prompts", ge=1, le=MOST_TOKENS, null="the cell's input length", later=True),
+    ] = None
+    input_tokens_stddev: Annotated[
+        float,
+        Param("of isl_osl: standard deviation of the lengths of prompts", ge=0, le=MOST_TOKENS, later=True),
+    ] = 0.0
+    output_tokens_stddev: Annotated[
+        float,
+        Param("of isl_osl: standard deviation of the lengths of answers", ge=0, le=MOST_TOKENS, later=True),
+    ] = 0.0
+    shared_prefix_tokens: Annotated[
+        int, Param("of isl_osl: tokens at the beginning that prompts share", ge=0, le=MOST_TOKENS, later=True)
+    ] = 0
+    shared_prefixes: Annotated[
+        int, Param("of isl_osl: how many such beginnings there are, in turn", ge=1, le=MOST_REQUESTS, later=True)
+    ] = 1
+    turns: Annotated[
+        int,
+        Param(
+            "requests of a conversation, each sent when the one before is answered; of isl_osl the last has the whole length, "
+            "of input data it is how many turns are asked at most",
+            ge=1,
+            le=1_000,
+            later=True,
+        ),
+    ] = 1
+    turn_delay_s: Annotated[
+        float, Param("seconds between an answer and the next turn of its conversation", ge=0, le=1e6, later=True)
+    ] = 0.0
+    num_prompts: Annotated[
+        int | None,
+        Param(
+            "prompts, or conversations: the first of the input data, or so many made up",
+            ge=1,
+            le=MOST_REQUESTS,
+            null="all of the input data; made up, as many as are sent, up to 1024",
+            later=True,
+        ),
+    ] = None
+    too_long: Annotated[
+        Literal["fail", "skip"],
+        Param("what happens where rows of the input data do not fit the engine", later=True),
+    ] = "fail"
+    top_k: Annotated[
+        int | None, Param("tokens that sampling chooses from", ge=1, null="the server's own", later=True)
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Param("probability of the tokens that sampling chooses from", gt=0, le=1, null="the server's own", later=True),
+    ] = None
+    stop_words: Annotated[
+        tuple[str, ...], Param("texts that end an answer, of prompts that have none", later=True)
+    ] = ()
+    extra_inputs: Annotated[
+        dict[str, Any],
+        Param("further inputs of every request by the server's names, such as repetition_penalty", later=True),
+    ] = field(default_factory=dict)
+    random_seed: Annotated[
+        int, Param("seed of arrival times, made-up prompts and sampling", ge=0, le=2**31, later=True)
+    ] = 0
+    warmup: Annotated[
+        Literal["count", "flat"],
+        Param(
+            "count: so many requests before each level; flat: those and more, until the time to first token has stopped "
+            "falling, eight times as many at most",
+            later=True,
+        ),
+    ] = "count"
+    measurement_interval_ms: Annotated[
+        float | None,
+        Param(
+            "milliseconds that each level is measured, instead of requests",
+            gt=0,
+            le=1e9,
+            null="requests",
+            later=True,
+        ),
+    ] = None
+    max_in_flight: Annotated[
+        int | None,
+        Param(
+            "requests in flight of a request rate; a server that falls behind is measured as saturated",
+            ge=1,
+            le=MOST_IN_FLIGHT,
+            null="as many as come",
+            later=True,
+        ),
+    ] = None
+    stop_when: Annotated[
+        Precisions,
+        Param(
+            "go on with repeats until the 95 % intervals of these metrics are this narrow, to either side: output_tps=3%",
+            later=True,
+        ),
+    ] = field(default_factory=dict)
+    max_repeats: Annotated[int, Param("most repeats, where stop_when decides", ge=1, le=MOST_REPEATS, later=True)] = 20
+    budget_s: Annotated[
+        float | None,
+        Param(
+            "seconds after which no further repeat, or rate, is begun",
+            gt=0,
+            le=1e9,
+            null="max_repeats alone decides",
+            later=True,
+        ),
+    ] = None
+    find_rate: Annotated[
+        float | None,
+        Param(
+            "look for the highest request rate at which this share of requests meets slo, such as 0.95",
+            gt=0,
+            le=1,
+            null="not looked for",
+            later=True,
+        ),
+    ] = None
     images: Annotated[
         str | None,
         Param("images made up for each request, COUNT@WIDTHxHEIGHT as 1@512x512", null="none", key_with=ITSELF),
@@ -446,11 +592,25 @@ class PerfParams:
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError where there is no level to measure."""
-        if not self.concurrency and not self.request_rate:
-            raise ValueError("needs a concurrency or a request_rate")
+        """Raise ValueError for what does not fit together."""
+        for wrong in conflicts(self):
+            raise ValueError(wrong)
         if self.images is not None:
             ImagesAsked.parse(self.images)
+
+
+def conflicts(perf: Any) -> Iterator[str]:
+    """What parameters of perf, or settings of it, say that does not fit together."""
+    if not perf.concurrency and not perf.request_rate and perf.find_rate is None:
+        yield "needs a concurrency, a request_rate or find_rate"
+    if perf.find_rate is not None and not perf.slo:
+        yield "find_rate needs slo: the rate is the highest that keeps it"
+    if not perf.temperature and (perf.top_k or perf.top_p):
+        yield "top_k and top_p choose nothing at temperature 0, which is greedy"
+    if perf.workload == "prompts":
+        for name in ("input_tokens", "input_tokens_stddev", "output_tokens_stddev", "shared_prefix_tokens"):
+            if getattr(perf, name):
+                yield f"{name} needs workload: isl_osl"
 
 
 @dataclass(frozen=True, kw_only=True)

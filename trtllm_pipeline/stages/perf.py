@@ -7,23 +7,29 @@ fails the validity gates fails the stage; both files stay in the attempt's folde
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import chat_renderer, read
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, unrendered
 from trtllm_pipeline.bench.result import NAME, LoadResult, MeasurementFinding
-from trtllm_pipeline.bench.run import record
+from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, record
 from trtllm_pipeline.bench.server_checks import ExpectedServer
+from trtllm_pipeline.bench.stopping import Rounds, StopRule
 from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.bench.workloads import MOST_MADE, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import Option
 from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.stages.asking import (
     adapter_options,
     chosen_adapters,
@@ -36,6 +42,9 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 EVENTS: Final = "events.jsonl"
 
 
@@ -43,12 +52,16 @@ def run(context: StageContext[PerfParams]) -> None:
     """Measure; raises StageError when the measurement is not valid."""
     folder, model = context.inputs["engine"], model_folder(context.inputs)
     tokenizer = read_tokenizer(model)
-    with chat_renderer(model) as render:
-        prompts = read(context.files["input_data"], render)
     asked, service = context.params, Service.read(context.inputs["service"])
-    prompts = each_with_an_image(prompts, asked.images, service)
     engine = Engine.read(folder, max_seq_len=asked.declared.get("max_seq_len"))
     max_tokens = asked.max_tokens or _output_length(engine)
+    workload = _workload(context, engine, max_tokens) if asked.workload == "isl_osl" else None
+    if workload is not None:
+        rows = () if _made_up(context) else read(context.files["input_data"], unrendered, most=workload.prompts)
+        prompts = made(tokenizer, workload, rows)
+    else:
+        prompts = _rows(context, engine, tokenizer, max_tokens)
+    prompts = each_with_an_image(prompts, asked.images, service)
     engine.check_lengths(
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
@@ -60,8 +73,11 @@ def run(context: StageContext[PerfParams]) -> None:
         asked.request_timeout_s,
         max_tokens,
         asked.temperature,
-        draft_options(service.model, context.inputs["engine"]),
+        {**draft_options(service.model, context.inputs["engine"]), **_sampling(asked)},
         in_turn=chosen_adapters(adapters, asked.lora),
+        exact_length=workload is not None,
+        stop_words=asked.stop_words,
+        seed=asked.random_seed,
     )
     load = Load(
         concurrency=asked.concurrency,
@@ -70,16 +86,29 @@ def run(context: StageContext[PerfParams]) -> None:
         warmup_requests=asked.warmup_requests,
         repeats=asked.repeats,
         distribution=asked.request_distribution,
+        seed=asked.random_seed,
+        until_flat=asked.warmup == "flat",
+        interval_s=None if asked.measurement_interval_ms is None else asked.measurement_interval_ms / 1e3,
+        max_in_flight=asked.max_in_flight,
+        turn_delay_s=asked.turn_delay_s,
+    )
+    stop = StopRule(
+        precisions={str(name): share for name, share in asked.stop_when.items()},
+        max_repeats=asked.max_repeats,
+        budget_s=asked.budget_s,
     )
     record(
         target,
-        load.levels(prompts),
+        Rounds(load, prompts, stop, asked.find_rate),
         prompts,
         context.out / EVENTS,
         settings=to_json(replace(asked, max_tokens=max_tokens)),
         claim=ExpectedServer(asked.declared, folder, context.inputs.get("repository")),
         progress=lambda done, total: context.progress(done, total, "requests"),
         tokenizer=tokenizer,
+        synthetic=None if workload is None else workload.to_json(),
+        objectives=_objectives(asked),
+        repeats=stop.words(),
     )
     result = measured(context)
     write_json(context.out / NAME, result.to_json())
@@ -95,8 +124,70 @@ def run(context: StageContext[PerfParams]) -> None:
 
 def measured(context: StageContext[PerfParams]) -> LoadResult:
     """What follows from the events of a stage that has run."""
-    limits = {name.removesuffix("_ms"): limit for name, limit in (context.params.slo or {}).items()}
-    return analyze(context.out / EVENTS, read_tokenizer(model_folder(context.inputs)), Objectives(limits))
+    return analyze(context.out / EVENTS, read_tokenizer(model_folder(context.inputs)), _objectives(context.params))
+
+
+def _objectives(asked: PerfParams) -> Objectives:
+    return Objectives({name.removesuffix("_ms"): limit for name, limit in (asked.slo or {}).items()})
+
+
+def _sampling(asked: PerfParams) -> dict[str, Option]:
+    """Inputs of every request, by the names that servers have for them."""
+    chosen: dict[str, Option | None] = {"top_k": asked.top_k, "top_p": asked.top_p}
+    return {**{name: value for name, value in chosen.items() if value is not None}, **asked.extra_inputs}
+
+
+def _made_up(context: StageContext[PerfParams]) -> bool:
+    """Whether no texts of the user's own are cut or padded."""
+    return context.files["input_data"] == data_file(BUILT_IN_PROMPTS, Path())
+
+
+def _workload(context: StageContext[PerfParams], engine: Engine, max_tokens: int) -> Workload:
+    """The lengths that prompts are made for. Raises StageError where an engine does not say what it takes."""
+    asked = context.params
+    longest = asked.declared.get("max_input_len") or engine.max_input_len
+    input_tokens = asked.input_tokens or longest
+    if not input_tokens:
+        raise StageError(
+            f"{engine.folder} does not say for which input length it was built",
+            failure=FailureClass.USER,
+            hint="give --input-tokens N",
+        )
+    sent = asked.repeats * max(asked.requests, 2 * max(asked.concurrency, default=0))
+    lengths = read_lengths(context.files["lengths_data"]) if "lengths_data" in context.files else ()
+    return Workload(
+        input_tokens=input_tokens,
+        input_tokens_stddev=asked.input_tokens_stddev,
+        output_tokens=max_tokens,
+        output_tokens_stddev=asked.output_tokens_stddev,
+        lengths=lengths,
+        longest=(longest, engine.max_seq_len - longest) if longest and engine.max_seq_len else None,
+        shared_prefix_tokens=asked.shared_prefix_tokens,
+        shared_prefixes=asked.shared_prefixes,
+        turns=asked.turns,
+        prompts=asked.num_prompts or min(MOST_MADE, -(-sent // asked.turns)),
+        seed=asked.random_seed,
+    )
+
+
+def _rows(
+    context: StageContext[PerfParams], engine: Engine, tokenizer: Tokenizer, max_tokens: int
+) -> tuple[Prompt, ...]:
+    """The prompts of the input data as they are."""
+    asked = context.params
+
+    def fits(prompt: Prompt) -> bool:
+        output = prompt.max_tokens or max_tokens
+        return len(tokenizer.encode(prompt.text).ids) <= (engine.longest_prompt(output) or math.inf)
+
+    with chat_renderer(model_folder(context.inputs)) as render:
+        return read(
+            context.files["input_data"],
+            render,
+            turns=asked.turns,
+            most=asked.num_prompts,
+            fits=fits if asked.too_long == "skip" else None,
+        )
 
 
 def _output_length(engine: Engine) -> int:

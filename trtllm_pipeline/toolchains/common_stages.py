@@ -5,6 +5,7 @@ Only declarations; each stage's program is a module of its own, imported in the 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
@@ -219,6 +220,8 @@ def _names(cell: Cell) -> dict[str, Any]:
 _QUESTIONS: Final = 28
 """As many are built in."""
 _PROMPT_TOKENS: Final = 32
+_RATES_TRIED: Final = 12
+"""By a search for the highest rate, as a rule."""
 """Of a built-in prompt or question, about."""
 _ANSWER_TOKENS: Final = 5
 """Of an answer to a built-in question, about."""
@@ -302,6 +305,11 @@ def _perf(cell: Cell) -> PerfParams:
     given = {
         "slo": settings["slo"] or None,
         "max_tokens": settings["max_tokens"] or cell.osl,
+        **(
+            {"input_tokens": settings["input_tokens"] or longest_prompt(cell)}
+            if settings["workload"] == "isl_osl"
+            else {}
+        ),
         "declared": _declared(cell),
         **rule(cell),
         **_names(cell),
@@ -313,7 +321,7 @@ def _perf(cell: Cell) -> PerfParams:
 def _perf_s(cell: Cell, machine: Machine) -> float:
     """Seconds that all levels take, each answer with its longest."""
     asked = _perf(cell)
-    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:")
+    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:") and asked.workload == "prompts"
     prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), asked.max_tokens or cell.osl
 
     def answering_s(requests: float, at_once: int) -> float:
@@ -322,9 +330,17 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     def warm_up(usually: int) -> int:
         return usually if asked.warmup_requests is None else asked.warmup_requests
 
-    closed = sum(answering_s(max(asked.requests, level) + warm_up(2 * level), level) for level in asked.concurrency)
+    def closed_s(level: int) -> float:
+        warm = answering_s(warm_up(2 * level), level)
+        if asked.measurement_interval_ms is not None:
+            return warm + asked.measurement_interval_ms / 1e3
+        return warm + answering_s(max(asked.requests, level), level)
+
+    closed = sum(map(closed_s, asked.concurrency))
     opened = sum(asked.requests / rate + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
-    return asked.repeats * (closed + opened)
+    repeats = asked.max_repeats if asked.stop_when else asked.repeats
+    searched = 0.0 if asked.find_rate is None else _RATES_TRIED * answering_s(asked.requests, cell.max_batch_size)
+    return min(asked.budget_s or math.inf, repeats * (closed + opened) + searched)
 
 
 PERF = Stage(
@@ -339,13 +355,18 @@ PERF = Stage(
     scope=Scope.IN_SERVICE,
     params=PerfParams,
     read=_perf,
-    file_names=("input_data",),
-    files=lambda cell: _prompt_files(cell, "perf"),
+    file_names=("input_data", "lengths_data"),
+    files=lambda cell: {**_prompt_files(cell, "perf"), **_lengths_file(cell)},
     identity=("cpu",),
     expected_s=5.0,
     takes=_perf_s,
     timeout_s=6 * 3600.0,
 )
+
+
+def _lengths_file(cell: Cell) -> dict[str, str]:
+    name = cell.settings["perf"]["lengths_data"]
+    return {} if name is None else {"lengths_data": str(name)}
 
 
 def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.bench.load import warmup_prompt
-from trtllm_pipeline.bench.prompts import CORPUS, Prompt, chat_renderer, read, synthetic
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
+from trtllm_pipeline.bench.workloads import CORPUS, Workload, made
 from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import MatrixError, StageError
 
@@ -119,23 +120,25 @@ def tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("length", [2, 17, 256, 12_000])
 def test_prompts_have_the_length_asked_for(tokenizer: Tokenizer, length: int) -> None:
-    made = synthetic(tokenizer, 6, mean=length, seed=4)
-    assert [len(tokenizer.encode(prompt.text).ids) for prompt in made] == [length] * 6
-    assert made == synthetic(tokenizer, 6, mean=length, seed=4)
-    assert len({prompt.id for prompt in made}) == 6
+    prompts = made(tokenizer, Workload(input_tokens=length, prompts=6, seed=4))
+    assert [len(tokenizer.encode(prompt.text).ids) for prompt in prompts] == [length] * 6
+    assert {prompt.input_tokens for prompt in prompts} == {length}
+    assert prompts == made(tokenizer, Workload(input_tokens=length, prompts=6, seed=4))
+    assert len({prompt.id for prompt in prompts}) == 6
 
 
 def test_lengths_spread_and_prefixes_differ(tokenizer: Tokenizer) -> None:
-    made = synthetic(tokenizer, 40, mean=100, stddev=20)
-    lengths = [len(tokenizer.encode(prompt.text).ids) for prompt in made]
+    prompts = made(tokenizer, Workload(input_tokens=100, input_tokens_stddev=20, prompts=40))
+    lengths = [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
+    assert lengths == [prompt.input_tokens for prompt in prompts]
     assert 90 < sum(lengths) / 40 < 110
     assert max(lengths) - min(lengths) > 40
-    assert len({prompt.text[:12] for prompt in made}) > 36
+    assert len({prompt.text[:12] for prompt in prompts}) > 36
 
 
 def test_a_prompt_needs_room_for_special_tokens(tokenizer: Tokenizer) -> None:
     with pytest.raises(StageError, match="cannot have 1 tokens: 1 are special"):
-        synthetic(tokenizer, 1, mean=1)
+        made(tokenizer, Workload(input_tokens=1, prompts=1))
 
 
 def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"concurrency": ()}, "needs a concurrency or a request_rate"),
+        ({"concurrency": ()}, "needs a concurrency, a request_rate or find_rate"),
         ({"request_rate": (0.0,)}, "greater than 0"),
         ({"request_rate": (2.0, 2.0)}, "there twice"),
         ({"concurrency": (65_537,)}, "less than or equal to 65536"),
@@ -68,5 +68,5 @@ def test_levels_and_objectives_that_cannot_be_are_named(name: str, wrong: object
 
 
 def test_a_measurement_needs_a_level() -> None:
-    with pytest.raises(ValueError, match="needs a concurrency or a request_rate"):
+    with pytest.raises(ValueError, match="needs a concurrency, a request_rate or find_rate"):
         PerfParams(max_tokens=4, concurrency=())

@@ -1,0 +1,214 @@
+"""Prompts of wanted lengths, and those of public data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from trtllm_pipeline.bench.load import Load, warmup_prompt
+from trtllm_pipeline.bench.prompts import Prompt, conversations, read
+from trtllm_pipeline.bench.workloads import CORPUS, Workload, made, read_lengths
+from trtllm_pipeline.errors import MatrixError
+
+
+@pytest.fixture(scope="module", params=["bytes", "words"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """Byte-level BPE, or one that marks spaces as SentencePiece does; each with a token at the front of every text."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<s>"))
+    if request.param == "bytes":
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        alphabet = sorted({*CORPUS.read_text(encoding="utf-8")})
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
+    )
+    tokenizer.train([str(CORPUS)], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+def lengths(tokenizer: Tokenizer, prompts: tuple[Prompt, ...]) -> list[int]:
+    return [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
+
+
+def test_real_prompts_are_cut_and_padded(tokenizer: Tokenizer) -> None:
+    texts = [Prompt("short", "Why?"), Prompt("long", "It was the best of times, it was the worst of times. " * 40)]
+    prompts = made(tokenizer, Workload(input_tokens=60, output_tokens=9, prompts=8), texts)
+    assert lengths(tokenizer, prompts) == [60, 60]
+    assert [(prompt.id, prompt.input_tokens, prompt.max_tokens) for prompt in prompts] == [
+        ("short", 60, 9),
+        ("long", 60, 9),
+    ]
+    assert prompts[0].text.startswith("Why? ")
+    assert texts[1].text.startswith(prompts[1].text)
+
+
+@pytest.mark.parametrize("text", ["東京は日本の首都である。" * 30, "😀 ü " * 100, "a" * 4000, "\n\n\n" * 400])
+def test_any_text_can_be_cut(tokenizer: Tokenizer, text: str) -> None:
+    assert lengths(tokenizer, made(tokenizer, Workload(input_tokens=33), [Prompt("1", text)])) == [33]
+
+
+def test_lengths_are_normal_within_what_the_server_takes(tokenizer: Tokenizer) -> None:
+    asked = Workload(
+        input_tokens=50,
+        input_tokens_stddev=15,
+        output_tokens=20,
+        output_tokens_stddev=6,
+        longest=(64, 24),
+        prompts=300,
+        seed=3,
+    )
+    prompts = made(tokenizer, asked)
+    inputs, outputs = lengths(tokenizer, prompts), [prompt.max_tokens or 0 for prompt in prompts]
+    assert inputs == [prompt.input_tokens for prompt in prompts]
+    assert max(inputs) <= 64
+    assert max(outputs) <= 24
+    # The part of a normal distribution that fits has a smaller mean and spread.
+    assert 43 < fmean(inputs) < 50
+    assert 8 < pstdev(inputs) < 15
+    assert 15 < fmean(outputs) < 20
+
+
+def test_lengths_from_a_file_are_taken_one_after_another(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"input_tokens": 30, "output_tokens": 5}\n\n{"input_tokens": 12, "output_tokens": 8}\n')
+    pairs = read_lengths(path)
+    prompts = made(tokenizer, Workload(input_tokens=1, lengths=pairs, prompts=3))
+    assert list(zip(lengths(tokenizer, prompts), [prompt.max_tokens for prompt in prompts], strict=True)) == [
+        (30, 5),
+        (12, 8),
+        (30, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("3", "an object"),
+        ('{"input_tokens": 0, "output_tokens": 1}', "input_tokens: expected a positive"),
+        ('{"input_tokens": 1}', "output_tokens: expected a positive integer, got None"),
+        ('{"input_tokens": true, "output_tokens": 1}', "input_tokens"),
+        ("", "there are no lengths"),
+    ],
+)
+def test_lengths_that_are_none_are_named(tmp_path: Path, row: str, words: str) -> None:
+    path = tmp_path / "lengths.jsonl"
+    path.write_text(f"{row}\n")
+    with pytest.raises(MatrixError, match=words):
+        read_lengths(path)
+
+
+def test_shared_beginnings(tokenizer: Tokenizer) -> None:
+    asked = Workload(input_tokens=80, shared_prefix_tokens=40, shared_prefixes=2, prompts=6)
+    prompts = made(tokenizer, asked)
+    assert lengths(tokenizer, prompts) == [80] * 6
+    begins = [prompt.text[: prompt.shared] for prompt in prompts]
+    assert begins[0] == begins[2] == begins[4] != begins[1] == begins[3] == begins[5]
+    assert {len(tokenizer.encode(text).ids) for text in begins} == {40}
+    rests = [prompt.text[prompt.shared :].split()[:6] for prompt in prompts]
+    assert len(set(map(tuple, rests))) == 6
+    warm = warmup_prompt(prompts[0])
+    assert warm.text.startswith(begins[0])
+    assert warm.text != prompts[0].text
+    assert warm.input_tokens is None
+    unshared = made(tokenizer, Workload(input_tokens=30, shared_prefix_tokens=40, prompts=2))
+    assert {prompt.shared for prompt in unshared} == {0}
+
+
+def test_turns_go_on_where_the_one_before_ended(tokenizer: Tokenizer) -> None:
+    prompts = made(tokenizer, Workload(input_tokens=90, turns=3, prompts=2))
+    assert lengths(tokenizer, prompts) == [30, 60, 90] * 2
+    assert [prompt.turn for prompt in prompts] == [1, 2, 3] * 2
+    first, second, third = prompts[:3]
+    assert third.text.startswith(second.text)
+    assert second.text.startswith(first.text)
+    assert len({prompt.id for prompt in prompts}) == 6
+    assert [len(talk) for talk in conversations(prompts)] == [3, 3]
+
+
+def test_levels_have_whole_conversations(tokenizer: Tokenizer) -> None:
+    prompts = made(tokenizer, Workload(input_tokens=40, turns=3, prompts=4))
+    for level in Load(concurrency=(1, 2), request_rate=(5.0,), requests=7, repeats=2).levels(prompts):
+        for part in (level.warmup, level.measured):
+            assert {len(talk) for talk in conversations(part)} <= {3}
+        assert len(level.measured) == 9
+        assert len(level.at_s) in {0, len(level.planned)}
+
+
+# Public data sets
+
+TALK = {
+    "id": "abc_0",
+    "conversations": [
+        {"from": "gpt", "value": "As I said"},
+        {"from": "human", "value": "What is a cat?"},
+        {"from": "gpt", "value": "An animal."},
+        {"from": "human", "value": "And a dog?"},
+        {"from": "gpt", "value": "Another."},
+    ],
+}
+
+
+def data(folder: Path, *rows: dict[str, Any], array: bool = False) -> Path:
+    path = folder / ("rows.json" if array else "rows.jsonl")
+    path.write_text(json.dumps(rows, indent=1) if array else "\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def render(messages: Any) -> str:
+    return "".join(f"[{message['role']}: {message['content']}]" for message in messages)
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_rows_of_sharegpt(tmp_path: Path, array: bool) -> None:
+    path = data(tmp_path, TALK, {"conversations": [{"from": "gpt", "value": "alone"}]}, TALK, array=array)
+    first, again = read(path, render)
+    assert (first.text, first.references) == ("[user: What is a cat?]", ("An animal.",))
+    assert first.id != again.id
+    one, two, *_ = read(path, render, turns=9)
+    assert (one.text, one.turn, one.references) == (first.text, 1, ("An animal.",))
+    assert two.text == "[user: What is a cat?][assistant: An animal.][user: And a dog?]"
+    assert (two.turn, two.references) == (2, ("Another.",))
+    assert len(read(path, render, turns=9, most=1)) == 2
+
+
+def test_rows_of_cnn_dailymail(tmp_path: Path) -> None:
+    (prompt,) = read(data(tmp_path, {"article": "Rain fell.", "highlights": "Rain.", "id": "x"}))
+    assert (prompt.text, prompt.references) == ("Rain fell.\n\nTL;DR:", ("Rain.",))
+
+
+def test_turns_of_own_messages(tmp_path: Path) -> None:
+    messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    path = data(tmp_path, {"id": "t", "messages": messages, "max_tokens": 4}, {"input": "plain"})
+    assert [prompt.text for prompt in read(path, render)] == ["[user: a][assistant: b][user: c]", "plain"]
+    prompts = read(path, render, turns=4)
+    assert [(prompt.id, prompt.turn, prompt.max_tokens) for prompt in prompts] == [
+        ("t, turn 1", 1, 4),
+        ("t, turn 2", 2, 4),
+        ("2", 1, None),
+    ]
+    assert [prompt.text for prompt in prompts] == ["[user: a]", "[user: a][assistant: b][user: c]", "plain"]
+
+
+@pytest.mark.parametrize("said", [None, 3, "text", [3], [["human", "x"]]])
+def test_conversations_that_are_none_are_named(tmp_path: Path, said: object) -> None:
+    with pytest.raises(MatrixError, match=r"rows\.jsonl:1: conversations: expected a list"):
+        read(data(tmp_path, {"conversations": said}), render)
+
+
+def test_rows_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+    path = data(tmp_path, *({"input": "x" * count} for count in (9, 3, 5, 12, 4)))
+    assert [len(prompt.text) for prompt in read(path, fits=lambda prompt: len(prompt.text) < 6, most=2)] == [3, 5]
+    with pytest.raises(MatrixError, match="none of its rows"):
+        read(path, fits=lambda _: False)
+    later = data(tmp_path, TALK)
+    assert [p.turn for p in read(later, render, turns=2, fits=lambda prompt: len(prompt.text) < 30)] == [1]

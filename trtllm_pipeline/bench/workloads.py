@@ -1,0 +1,203 @@
+"""Prompts of wanted lengths: real texts cut and padded, or text of a corpus, with shared beginnings, and in turns.
+
+A length is exact by the tokenizer, special tokens included; the analysis holds it against what tokenizer and server counted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.user_files import RowError, read_json_lines
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.jsonl"
+MOST_MADE: Final = 1024
+"""Prompts that are made where nobody says how many."""
+_TRIES: Final = 20
+_NEAR: Final = 16
+"""How many tokens before or after the wanted one a text is cut, to find one that has so many when it is encoded again."""
+_CHARACTERS_PER_TOKEN: Final = 6
+_DRAWS: Final = 1000
+_BETWEEN: Final = "\n\n"
+"""After a shared beginning."""
+
+Lengths = tuple[int, int]
+"""Input and output tokens of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Lengths that prompts are made for, and what they share."""
+
+    input_tokens: int
+    """Mean length of prompts, special tokens included; of the last turn of a conversation."""
+    input_tokens_stddev: float = 0.0
+    output_tokens: int | None = None
+    """Mean length of answers. None: as long as any other."""
+    output_tokens_stddev: float = 0.0
+    lengths: tuple[Lengths, ...] = ()
+    """Instead of means: those of the first request, of the second and so on, from the first on again."""
+    longest: Lengths | None = None
+    """What the server takes; lengths are drawn again until they are not above."""
+    shared_prefix_tokens: int = 0
+    """At the beginning, of prompts that are longer than that."""
+    shared_prefixes: int = 1
+    """How many different beginnings there are, in turn."""
+    turns: int = 1
+    """Of a conversation: prompts that each go on where the one before ended."""
+    prompts: int = 64
+    """Or conversations."""
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """As in the conditions of a measurement: what is not asked for is left out."""
+        plain = Workload(input_tokens=0)
+        told = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in {"prompts", "lengths", "longest"} and value != getattr(plain, name)
+        }
+        if self.lengths:
+            del told["input_tokens"]
+            told |= {"lengths": f"{len(self.lengths)} pairs"}
+            told.pop("output_tokens", None)
+        return told
+
+
+def read_lengths(path: Path) -> tuple[Lengths, ...]:
+    """The lengths in a file: a line is an object with `input_tokens` and `output_tokens`. Raises MatrixError."""
+
+    def parse(row: object, _number: int) -> Lengths:
+        if not isinstance(row, dict):
+            raise RowError("", "expected an object with `input_tokens` and `output_tokens`")
+        for name in ("input_tokens", "output_tokens"):
+            if type(row.get(name)) is not int or row[name] < 1:
+                raise RowError(name, f"expected a positive integer, got {row.get(name)!r}")
+        return row["input_tokens"], row["output_tokens"]
+
+    hint = 'a line looks like {"input_tokens": 512, "output_tokens": 128}'
+    return tuple(read_json_lines(path, parse, nothing="there are no lengths in this file", hint=hint))
+
+
+def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ()) -> tuple[Prompt, ...]:
+    """The prompts of a workload: `texts` one after another, cut or padded, or else text of the corpus.
+
+    Text that reads as text: random tokens would be no prompt any model was made for, and change what is generated. What
+    pads a text, or is made up, begins at another place of the corpus each time, so that no two share a beginning that
+    is not asked for. The same seed gives the same prompts. Raises StageError when a prompt cannot have its length.
+    """
+    writer = _Writer(tokenizer, random.Random(workload.seed))  # noqa: S311 - not a secret
+    count = min(workload.prompts, len(texts) or workload.prompts)
+    shared = [""] * workload.shared_prefixes
+    if workload.shared_prefix_tokens:
+        shared = [writer.exactly(workload.shared_prefix_tokens) for _ in shared]
+    prompts: list[Prompt] = []
+    for number, (input_tokens, output_tokens) in enumerate(islice(_lengths(workload, writer.draw), count)):
+        of = texts[number] if texts else Prompt(f"synthetic-{number + 1}", "")
+        prefix = shared[number % len(shared)]
+        if prefix and input_tokens > workload.shared_prefix_tokens:
+            of = replace(of, text=f"{prefix}{_BETWEEN}{of.text}", shared=len(prefix))
+        of = replace(of, max_tokens=output_tokens, messages=(), references=(), turn=1)
+        prompts += _turns(writer, of, input_tokens, workload.turns)
+    return tuple(prompts)
+
+
+def _turns(writer: _Writer, of: Prompt, input_tokens: int, turns: int) -> Iterator[Prompt]:
+    """A conversation whose last turn has `input_tokens`, the others their share of it."""
+    text = writer.exactly(input_tokens, of.text)
+    for turn in range(1, turns):
+        share = max(writer.special + 1, input_tokens * turn // turns)
+        yield replace(of, id=f"{of.id}, turn {turn}", text=writer.exactly(share, text), input_tokens=share, turn=turn)
+    last = of.id if turns == 1 else f"{of.id}, turn {turns}"
+    yield replace(of, id=last, text=text, input_tokens=input_tokens, turn=turns)
+
+
+def _lengths(workload: Workload, draw: random.Random) -> Iterator[tuple[int, int | None]]:
+    if workload.lengths:
+        yield from cycle(workload.lengths)
+    most = workload.longest or (None, None)
+    while True:
+        output = workload.output_tokens
+        yield (
+            _normal(draw, workload.input_tokens, workload.input_tokens_stddev, most[0]),
+            None if output is None else _normal(draw, output, workload.output_tokens_stddev, most[1]),
+        )
+
+
+def _normal(draw: random.Random, mean: int, stddev: float, most: int | None) -> int:
+    """A whole number of a normal distribution, of the part of it from 1 to `most`."""
+    for _ in range(_DRAWS if stddev else 0):
+        found = round(draw.gauss(mean, stddev))
+        if 1 <= found <= (found if most is None else most):
+            return found
+    return mean
+
+
+class _Writer:
+    """Makes texts of exact lengths."""
+
+    def __init__(self, tokenizer: Tokenizer, draw: random.Random) -> None:
+        self.draw = draw
+        self.special = len(tokenizer.encode("").ids)
+        """Tokens that the tokenizer adds to a text."""
+        self._tokenizer = tokenizer
+        self._corpus = ""
+
+    def exactly(self, tokens: int, text: str = "") -> str:
+        """`text` cut or padded to `tokens`, special ones included. Raises StageError where that cannot be."""
+        wanted = tokens - self.special
+        if wanted < 1:
+            raise StageError(
+                f"a prompt cannot have {tokens} tokens: {self.special} are special ones", failure=FailureClass.USER
+            )
+        for _ in range(_TRIES):
+            padded = self._padded(text, wanted)
+            found = _cut(self._tokenizer, padded, wanted)
+            if found is not None:
+                return found
+            text = padded[: len(padded) // 2]  # another end may do
+        raise StageError(f"this tokenizer gives no text of {tokens} tokens", failure=FailureClass.USER)
+
+    def _padded(self, text: str, wanted: int) -> str:
+        """A beginning of `text` that has `wanted` tokens or more, or where it has fewer, `text` and so much of the corpus."""
+        for beginning in (text[: wanted * _CHARACTERS_PER_TOKEN * 2], text):
+            if len(self._encoded(beginning)) >= wanted:
+                return beginning
+        if not self._corpus:
+            rows = CORPUS.read_text(encoding="utf-8").splitlines()
+            self._corpus = "\n".join(json.loads(row)["text"] for row in rows)
+        start = self._corpus.find(" ", self.draw.randrange(len(self._corpus) - 1)) + 1
+        room = wanted * _CHARACTERS_PER_TOKEN
+        while True:
+            around = self._corpus[start:] + self._corpus * (room // len(self._corpus) + 1)
+            padded = f"{text} {around[:room]}" if text else around[:room]
+            if len(self._encoded(padded)) > wanted + _NEAR:
+                return padded
+            room *= 2
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _cut(tokenizer: Tokenizer, text: str, wanted: int) -> str | None:
+    """The beginning of `text` that has `wanted` tokens when it is encoded by itself; None where cutting gives none."""
+    ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+    for away in range(_NEAR):
+        for place in dict.fromkeys((wanted + away, wanted - away)):
+            if 0 < place <= len(ends):
+                found = text[: ends[place - 1]]
+                if found.strip() and len(tokenizer.encode(found, add_special_tokens=False).ids) == wanted:
+                    return found
+    return None
