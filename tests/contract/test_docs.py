@@ -64,6 +64,7 @@ SCRIPTS = (
     "benchmarks/quantize.py",
     "benchmarks/rates.py",
     "benchmarks/scheduler.py",
+    "benchmarks/search.py",
     "benchmarks/startup.py",
     "docs/generate.py",
     "docs/json_schemas.py",
@@ -76,7 +77,7 @@ SCRIPTS = (
 NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
 NEED_TENSORRT_LLM = ("adapter", "quantize", "check", "visual")
-NEED_MEASUREMENTS = ("compare", "recommend")
+NEED_MEASUREMENTS = ("compare", "recommend", "search")
 NEED_MORE = ("bench", "evaluate", "repository", "serve", "chat", "gateway", "export")
 """Commands about servers and repositories that are not there."""
 LOOKING = ("status", "explain", "logs", "report", "store", "exec")

@@ -59,6 +59,7 @@ STAGES: Final = {
 COMMANDS: Final = (
     Command("run", "run:run", "Run everything in a matrix that is not done yet.", _RUNS),
     Command("plan", "run:plan", "Show what would run and why, what cells share, and how long it takes.", _RUNS),
+    Command("search", "search:search", "Find the best cell of a large matrix without measuring all of it.", _RUNS),
     Command("resume", "run:resume", "Continue the latest run of this workspace.", _RUNS),
     Command("status", "status:status", "Show the progress of each cell.", _RUNS),
     Command("runs", "status:runs", "List the runs: start, matrix, cells done and failed.", _RUNS),

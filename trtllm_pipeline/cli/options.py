@@ -124,6 +124,48 @@ Allow = Annotated[
         "--allow", "NAMES", "Compare even if these differ: workload, system, or single fields such as driver,protocol."
     ),
 ]
+Slo = Annotated[
+    str,
+    option(
+        "--slo",
+        "OBJECTIVES",
+        "Such as ttft_p99=300ms; several with commas; a rate such as output_tps=100 is a minimum.",
+    ),
+]
+MinAccuracy = Annotated[
+    str | None,
+    option(
+        "--min-accuracy",
+        "MINIMUM",
+        "Least score: -1% (of the unquantized cell's score), 0.6, or contains:-1% for a score that is not the first.",
+    ),
+]
+Objective = Annotated[
+    Literal["throughput", "latency", "size"],
+    option(
+        "--objective",
+        None,
+        "What counts: throughput (most output tokens a second per GPU), latency (shortest median e2e) or size "
+        "(smallest engine).",
+    ),
+]
+Executor = Annotated[
+    Literal["local", "ray", "slurm"] | None,
+    option("--executor", None, "Where stages run: on this machine, or on a cluster (default: local)."),
+]
+RayAddress = Annotated[
+    str | None,
+    option("--ray-address", "HOST:PORT", "The Ray cluster (default: RAY_ADDRESS, or the one on this machine)."),
+]
+Progress = Annotated[
+    Literal["auto", "live", "plain", "json", "quiet"],
+    option(
+        "--progress",
+        None,
+        "On stderr: a live picture, plain lines, JSON lines, or failures only; auto is live on a terminal.",
+        envvar="PIPELINE_PROGRESS",
+    ),
+]
 Output = Annotated[str | None, option("-o --output", "FILE", "Write there instead of to stdout.")]
 Url = Annotated[str, option("-u --url", "URL", "Where the server is: HOST:PORT or http(s)://...")]
 Model = Annotated[str, option("--model", "NAME", "Model to ask.")]

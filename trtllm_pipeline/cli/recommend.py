@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import typer
 
 from trtllm_pipeline.cli import options
@@ -12,31 +10,9 @@ from trtllm_pipeline.cli.output import emit_as, note
 
 def recommend(
     run: options.MeasuredRun = "latest",
-    slo: Annotated[
-        str,
-        options.option(
-            "--slo",
-            "OBJECTIVES",
-            "Such as ttft_p99=300ms; several with commas; a rate such as output_tps=100 is a minimum.",
-        ),
-    ] = "",
-    min_accuracy: Annotated[
-        str | None,
-        options.option(
-            "--min-accuracy",
-            "MINIMUM",
-            "Least score: -1% (of the unquantized cell's score), 0.6, or contains:-1% for a score that is not the first.",
-        ),
-    ] = None,
-    objective: Annotated[
-        Literal["throughput", "latency", "size"],
-        options.option(
-            "--objective",
-            None,
-            "What counts: throughput (most output tokens a second per GPU), latency (shortest median e2e) or size "
-            "(smallest engine).",
-        ),
-    ] = "throughput",
+    slo: options.Slo = "",
+    min_accuracy: options.MinAccuracy = None,
+    objective: options.Objective = "throughput",
     cells: options.Cells = None,
     allow: options.Allow = "",
     workspace: options.Workspace = options.WORKSPACE,

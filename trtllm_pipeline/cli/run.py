@@ -17,8 +17,6 @@ from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
-Progress = Literal["auto", "live", "plain", "json", "quiet"]
-
 
 @options.grouped
 def run(
@@ -30,16 +28,8 @@ def run(
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
     assume: options.Assume = None,
-    executor: Annotated[
-        Literal["local", "ray", "slurm"] | None,
-        options.option("--executor", None, "Where stages run: on this machine, or on a cluster (default: local)."),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        options.option(
-            "--ray-address", "HOST:PORT", "The Ray cluster (default: RAY_ADDRESS, or the one on this machine)."
-        ),
-    ] = None,
+    executor: options.Executor = None,
+    ray_address: options.RayAddress = None,
     dry_run: Annotated[
         bool, options.switch("--dry-run", "Only show what would be done, as pipeline plan does.")
     ] = False,
@@ -52,15 +42,7 @@ def run(
         str | None,
         options.option("--name", "NAME", "What the run is called in later commands, such as nightly-1234."),
     ] = None,
-    progress: Annotated[
-        Progress,
-        options.option(
-            "--progress",
-            None,
-            "On stderr: a live picture, plain lines, JSON lines, or failures only; auto is live on a terminal.",
-            envvar="PIPELINE_PROGRESS",
-        ),
-    ] = "auto",
+    progress: options.Progress = "auto",
     format: options.TableFormat = "table",
     *,
     pulling: options.Pulling,

@@ -24,6 +24,7 @@ from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
 from trtllm_pipeline.files.tokenizer import tokenizer_at
 from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
+from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import find_run, read_run
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows_of
 from trtllm_pipeline.report.writers import NAME as REPORT
@@ -119,14 +120,17 @@ def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
             hint="give a report.json, a perf.json, or --workspace DIR",
         )
     folder = find_run(store, text)
-    finished = (folder / REPORT).is_file()
-    rows = read_report(folder / REPORT)[0] if finished else rows_of(read_run(folder), store)
-    return Side(folder.name, _cells(rows, _artifacts(folder, store)))
+    finished, shape = (folder / REPORT).is_file(), read_run(folder)
+    return with_files(folder.name, read_report(folder / REPORT)[0] if finished else rows_of(shape, store), shape, store)
 
 
-def _artifacts(folder: Path, store: Store) -> dict[str, dict[str, Path]]:
+def with_files(name: str, rows: Iterable[CellResult], shape: Outline, store: Store) -> Side:
+    """The rows of a plan's cells with the files that they came from, as far as the store has them."""
+    return Side(name, _cells(rows, _artifacts(shape, store)))
+
+
+def _artifacts(shape: Outline, store: Store) -> dict[str, dict[str, Path]]:
     """Cell -> stage -> folder of its files, as far as they are still there."""
-    shape = read_run(folder)
     found: dict[str, dict[str, Path]] = {}
     for cell in shape.cells:
         runs = [shape.stage_runs[run] for run in cell.stage_runs]

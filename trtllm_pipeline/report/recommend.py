@@ -157,13 +157,13 @@ def recommend(
     place = {workload: number for number, workload in enumerate(dict.fromkeys(asked))}
     found = []
     for cell, workload in zip(side.cells, asked, strict=True):
-        best = _best(cell, workload, slos, objective, least.metric if least else None)
-        if best.level is not None and (why := cell.unfit or _inaccurate(cell, base.get(cell.id), least, allow)):
+        best = at_best(cell, workload, slos, objective, least.metric if least else None)
+        if best.level is not None and (why := cell.unfit or inaccurate(cell, base.get(cell.id), least, allow)):
             best = replace(best, reason=why)
         found.append(best)
 
     def order(each: Candidate) -> tuple[int, bool, float]:
-        return place[each.workload], each.reason is not None, _cost(each, objective) if each.reason is None else 0.0
+        return place[each.workload], each.reason is not None, cost(each, objective) if each.reason is None else 0.0
 
     return tuple(sorted(found, key=order))
 
@@ -174,14 +174,15 @@ def devices(cell: Measured) -> int:
     return tp * pp
 
 
-def _cost(each: Candidate, objective: Goal) -> float:
+def cost(each: Candidate, objective: Goal) -> float:
+    """What a candidate is judged by, the less the better."""
     if objective == "throughput":
         return -(each.output_tps_per_device or 0.0)
     value = each.e2e_p50_ms if objective == "latency" else each.engine_bytes
     return float("inf") if value is None else float(value)
 
 
-def _best(
+def at_best(
     cell: Measured, workload: Workload, slos: Sequence[Objective], objective: Goal, metric: str | None
 ) -> Candidate:
     """A cell at the best of its levels that meet the objectives, or else at the nearest, with the reason."""
@@ -203,14 +204,14 @@ def _best(
 
     good = [at(level) for level in cell.levels if all(slo.missed_by(level.value(slo.metric)) is None for slo in slos)]
     if good:
-        return min(good, key=lambda each: _cost(each, objective))
+        return min(good, key=lambda each: cost(each, objective))
     nearest = min(cell.levels, key=lambda level: max(slo.share(level.value(slo.metric)) for slo in slos))
     missed = next(reason for slo in slos if (reason := slo.missed_by(nearest.value(slo.metric))) is not None)
     more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
     return at(nearest, f"{missed} at {load_words(nearest.key)}{more}")
 
 
-def _inaccurate(
+def inaccurate(
     cell: Measured, base: Measured | None, least: LeastAccuracy | None, allow: Collection[str]
 ) -> str | None:
     """Why a cell's accuracy excludes it; None where it does not."""
@@ -256,13 +257,18 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
 
 
 def to_table(found: Recommendation) -> Group:
+    """`blocks` on a terminal."""
+    return on_terminal(blocks(found))
+
+
+def blocks(found: Recommendation) -> list[Block]:
     """For each workload the recommended cell, and a table of all candidates with the reason why not."""
     parts = shared_parts([each.cell for each in found.candidates])
-    blocks: list[Block] = []
+    shown: list[Block] = []
     for group in found.groups:
-        blocks += [TextLine("")] if blocks else []
-        blocks += _of_workload(group, parts, found)
-    return on_terminal(blocks)
+        shown += [TextLine("")] if shown else []
+        shown += _of_workload(group, parts, found)
+    return shown
 
 
 def _of_workload(group: Sequence[Candidate], parts: Sequence[str], found: Recommendation) -> Iterator[Block]:
