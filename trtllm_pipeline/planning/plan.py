@@ -6,6 +6,7 @@ bytes only where these are known before: of the files that a stage reads of a mo
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -98,31 +99,21 @@ def make_plan(
     Cells with a reason are kept and get no stage runs. Raises UsageError when a toolchain, or every cell, lacks the
     stage `until`.
     """
-    identities = {name: toolchain.identity(machine) for name, toolchain in toolchains.items()}
-    stages = {name: _stages_until(toolchain, until) for name, toolchain in toolchains.items()}
-    runs: dict[StageRunId, StageRun] = {}
+    forms = {name: _forms(toolchain, toolchain.identity(machine), until) for name, toolchain in toolchains.items()}
+    graph = _Graph(machine, digest)
+    runs = graph.runs
     by_cell: dict[CellId, tuple[StageRunId, ...]] = {}
-    selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = {}
     for cell in cells:
         of_cell: dict[str, StageRunId] = {}
         of_drafter: dict[str, StageRunId] = {}
-
-        def add(stage: Stage, of: Cell, done: dict[str, StageRunId], cell: Cell = cell) -> None:
-            if stage.applies(of, machine):
-                run = _stage_run(stage, of, machine, done, runs, identities[of.toolchain], digest, selected)
-                if cell.id not in run.cells[-1:]:
-                    run.cells.append(cell.id)
-                done[stage.name] = run.id
-
         if cell.reason is None:
-            toolchain = toolchains[cell.toolchain]
-            if (drafter := toolchain.drafter(cell)) is not None:
-                for stage in _common(stages[cell.toolchain], _stages_until(toolchain, _LAST_OF_DRAFTER)):
-                    add(stage, drafter, of_drafter)
+            if (drafter := toolchains[cell.toolchain].drafter(cell)) is not None:
+                needed = {stage.name for stage in _stages_until(toolchains[cell.toolchain], _LAST_OF_DRAFTER)}
+                of_engine = [form for form in forms[cell.toolchain] if form.stage.name in needed]
+                graph.add(of_engine, drafter, of_drafter, cell.id)
                 if _LAST_OF_DRAFTER in of_drafter:
                     of_cell[DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
-            for stage in stages[cell.toolchain]:
-                add(stage, cell, of_cell)
+            graph.add(forms[cell.toolchain], cell, of_cell, cell.id)
         # Of two of the same stage the cell's own is the last.
         by_cell[cell.id] = tuple(dict.fromkeys((*of_drafter.values(), *of_cell.values())))
     if until is not None and runs and all(run.stage.name != until for run in runs.values()):
@@ -131,11 +122,6 @@ def make_plan(
             hint="their settings leave it out: `pipeline plan` shows all",
         )
     return Plan(tuple(cells), runs, by_cell, machine)
-
-
-def _common(stages: Sequence[Stage], others: Sequence[Stage]) -> list[Stage]:
-    names = {stage.name for stage in others}
-    return [stage for stage in stages if stage.name in names]
 
 
 def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
@@ -149,64 +135,118 @@ def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
     return tuple(stage for stage in toolchain.stages if stage.name in wanted)
 
 
-def _stage_run(
-    stage: Stage,
-    cell: Cell,
-    machine: Machine,
-    of_cell: Mapping[str, StageRunId],
-    runs: dict[StageRunId, StageRun],
-    identity: Mapping[str, Json],
-    digest: Callable[[str, Cell], tuple[str, str]],
-    selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles],
-) -> StageRun:
-    inputs: dict[str, StageRunId] = {}
-    for name, upstream in stage.inputs.items():  # plain, since every stage of every cell comes by here
-        ups = (upstream,) if isinstance(upstream, str) else upstream
-        for up in ups:
-            if up in of_cell:
-                inputs[name] = of_cell[up]
-                break
-        else:
-            assert name in stage.optional, f"{stage.name} has no {name}"
-    reads: dict[str, tuple[str, ...]] = {}
-    read: dict[str, Json] = {name: runs[run].fingerprint for name, run in inputs.items()}
-    for name, parts_read in () if stage.parts is None else stage.parts(cell).items():
-        if name in inputs and (contents := runs[inputs[name]].contents) is not None:
-            same = inputs[name], parts_read
-            found_files = selected.get(same)
-            if found_files is None:
-                found_files = selected[same] = _selection(contents, parts_read)
-            reads[name], read[name] = found_files
-    files: dict[str, str] = {}
-    digests: dict[str, Json] = {}
-    for name, path in stage.files(cell).items():
-        files[name], digests[name] = digest(path, cell)
-    params = stage.settle(stage.read(cell), files, machine)
-    parts: dict[str, Json] = {
-        "schema": SCHEMA,
-        "stage": stage.name,
-        "version": stage.version,
-        "params": params_key(params),
-        "inputs": read,
-    }
-    if not stage.shared:
-        parts["toolchain"] = stage.of or cell.toolchain
-    if digests:
-        parts["files"] = digests
-    if stage.identity:
-        parts["identity"] = {name: identity[name] for name in stage.identity}
-    key = canonical(parts)
-    hashed = fingerprint(key)
-    run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
-    found = runs.get(run_id)
-    if found is None:
-        after = tuple(of_cell[name] for name in stage.after if name in of_cell)
-        contents = None if stage.contents is None else stage.contents(cell)
-        found = StageRun(
-            run_id, stage, cell.toolchain, hashed, key, params, files, inputs, reads, contents, after, cell
-        )
-        runs[run_id] = found
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A stage, with what is the same in the keys of all its stage runs. Large plans come by here for every stage of every cell."""
+
+    stage: Stage
+    toolchain: str
+    inputs: tuple[tuple[str, tuple[str, ...]], ...]
+    """Names of inputs, with the stages that each can come from."""
+    before: str
+    """What is in every key between files and inputs."""
+    behind: str
+    """What is in every key behind the parameters, which follow the inputs."""
+
+
+def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
+    found = []
+    for stage in _stages_until(toolchain, until):
+        parts: dict[str, Json] = {"schema": SCHEMA, "stage": stage.name, "version": stage.version}
+        if not stage.shared:
+            parts["toolchain"] = stage.of or toolchain.name
+        if stage.identity:
+            parts["identity"] = {name: identity[name] for name in stage.identity}
+        inputs = tuple((name, stage.upstream(name)) for name in stage.inputs)
+        before, behind = canonical({**parts, "inputs": None, "params": None}).split('"inputs":null,"params":null')
+        found.append(_Form(stage, toolchain.name, inputs, before.removeprefix("{"), behind))
     return found
+
+
+@dataclass(slots=True)
+class _Graph:
+    """The stage runs of a plan, as it is made."""
+
+    machine: Machine
+    digest: Callable[[str, Cell], tuple[str, str]]
+    runs: dict[StageRunId, StageRun] = field(default_factory=dict)
+    selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = field(default_factory=dict)
+    params: dict[tuple[int, bytes], str] = field(default_factory=dict)
+    """The part of a key that parameters are, written once for equal ones."""
+    known: dict[tuple[object, ...], StageRun] = field(default_factory=dict)
+    """By stage, exact parameters and inputs."""
+
+    def add(self, forms: Sequence[_Form], cell: Cell, done: dict[str, StageRunId], user: CellId) -> None:
+        """The stage runs of `cell`, used by the cell `user`; those that are `done` are noted by stage."""
+        for form in forms:
+            stage = form.stage
+            if stage.applies(cell, self.machine):
+                run = self._stage_run(form, cell, done)
+                if run.cells[-1:] != [user]:
+                    run.cells.append(user)
+                done[stage.name] = run.id
+
+    def _stage_run(self, form: _Form, cell: Cell, of_cell: Mapping[str, StageRunId]) -> StageRun:
+        stage = form.stage
+        inputs: dict[str, StageRunId] = {}
+        for name, upstreams in form.inputs:
+            for upstream in upstreams:
+                if upstream in of_cell:
+                    inputs[name] = of_cell[upstream]
+                    break
+            else:
+                assert name in stage.optional, f"{stage.name} has no {name}"
+        reads: dict[str, tuple[str, ...]] = {}
+        selections: dict[str, Json] = {}
+        for name, parts_read in () if stage.parts is None else stage.parts(cell).items():
+            if name in inputs and (contents := self.runs[inputs[name]].contents) is not None:
+                same_files = inputs[name], parts_read
+                found_files = self.selected.get(same_files)
+                if found_files is None:
+                    found_files = self.selected[same_files] = _selection(contents, parts_read)
+                reads[name], selections[name] = found_files
+        files: dict[str, str] = {}
+        digests: dict[str, Json] = {}
+        for name, path in stage.files(cell).items():
+            files[name], digests[name] = self.digest(path, cell)
+        params = stage.settle(stage.read(cell), files, self.machine)
+        exact = _exact(form, params)
+        same = None if exact is None or selections or files else (exact, *inputs.items())
+        found = None if same is None else self.known.get(same)
+        if found is None:
+            read: dict[str, Json] = {name: self.runs[run].fingerprint for name, run in inputs.items()}
+            of_files = f'"files":{canonical(digests)},' if digests else ""
+            of_inputs, of_params = canonical({**read, **selections}), self._params(params, exact)
+            key = f'{{{of_files}{form.before}"inputs":{of_inputs},"params":{of_params}{form.behind}'
+            hashed = fingerprint(key)
+            run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
+            found = self.runs.get(run_id)
+            if found is None:
+                after = tuple(of_cell[name] for name in stage.after if name in of_cell)
+                contents = None if stage.contents is None else stage.contents(cell)
+                found = self.runs[run_id] = StageRun(
+                    run_id, stage, form.toolchain, hashed, key, params, files, inputs, reads, contents, after, cell
+                )
+            if same is not None:
+                self.known[same] = found
+        return found
+
+    def _params(self, params: Any, exact: tuple[int, bytes] | None) -> str:
+        """The part of a key that `params` are."""
+        if exact is None:
+            return canonical(params_key(params))
+        text = self.params.get(exact)
+        if text is None:
+            text = self.params[exact] = canonical(params_key(params))
+        return text
+
+
+def _exact(form: _Form, params: Any) -> tuple[int, bytes] | None:
+    """Equal only for a stage's parameters with equal values of equal types: a key tells 1 from 1.0. None if that cannot be told."""
+    try:
+        return id(form), marshal.dumps(vars(params), 2)
+    except ValueError:
+        return None
 
 
 def _selection(contents: Mapping[str, str], parts: frozenset[ModelPart]) -> SelectedFiles:

@@ -33,7 +33,7 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
     latest_of: dict[StageRunId, Fingerprint] = {}
     for run_id in to_run:
         run = plan.stage_runs[run_id]
-        of_cells = (latest.get((cell, run.stage.name)) for cell in run.cells)
+        of_cells = (latest.get((cell, run.stage.name)) for cell in run.cells) if latest else ()
         before = next(filter(None, of_cells), None)
         if run.stage.scope is Scope.SERVICE:
             changed[run_id] = () if before is None else changes(before[1], run.key)

@@ -1,6 +1,6 @@
-from __future__ import annotations
-
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import pytest
 
@@ -8,8 +8,15 @@ from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Cell, Json, Scope
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.flow import exposed
 from trtllm_pipeline.planning.plan import Plan, make_plan, to_run, wanted
+from trtllm_pipeline.stages.params import Param
+
+
+@dataclass(frozen=True)
+class Anything:
+    value: Annotated[Any, Param("anything")]
 
 
 def plan_of(*cells: Cell, version: str = "1", until: str | None = None, content: str = "c") -> Plan:
@@ -47,6 +54,23 @@ def test_a_change_reaches_what_reads_it_and_nothing_else() -> None:
     assert [name for name in before if before[name] != tool[name]] == ["make", "serve", "look"]
     data = fingerprints(plan_of(make_cell(), content="d"))
     assert [name for name in before if before[name] != data[name]] == ["look"]
+
+
+def test_keys_are_canonical_and_tell_apart_what_only_their_types_tell_apart() -> None:
+    plans = [fabricated.plan(fabricated.cell("fp16")), plan_of(make_cell(), content="d")]
+    for run in (run for plan in plans for run in plan.stage_runs.values()):
+        assert run.key == canonical(json.loads(run.key))
+        assert run.fingerprint == fingerprint(run.key)
+    read = {"fp16": 1, "fp8": 1.0, "int8_wo": True, "int4_wo": 1}
+    toolchain = make_toolchain()
+    get = replace(toolchain.stages[0], params=Anything, read=lambda cell: Anything(read[cell.precision]), inputs={})
+    alone = {"toy": replace(toolchain, stages=(get,))}
+    plan = make_plan(list(map(make_cell, read)), alone, MACHINE, digest=lambda _path, _cell: ("", ""))
+    assert [json.dumps(json.loads(run.key)["params"]["value"]) for run in plan.stage_runs.values()] == [
+        "1",
+        "1.0",
+        "true",
+    ]
 
 
 def test_paths_time_limits_and_retries_are_not_in_fingerprints() -> None:
