@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.hub.sources import kept_bytes
 from trtllm_pipeline.machine.model import Machine
@@ -33,6 +33,9 @@ _GUESS_ERROR: Final = 0.6
 """Share by which a formula for time may be wrong (docs/memory.md)."""
 _KNOWN_ERROR: Final = 0.3
 """The same for what a stage run took on a system of which nothing is known."""
+_MOST_SIMULATED: Final = 10_000
+"""Stage runs that are played on a simulated clock. Of more, the scheduler comes to what no schedule can undercut within less
+than their durations are known by (docs/performance.md)."""
 
 
 class Durations:
@@ -43,9 +46,11 @@ class Durations:
         self._corrections = corrections
         self._machine = machine
         self._here: dict[str, tuple[float, int]] = {}
+        self._estimates: dict[tuple[str, int], Estimate] = {}
 
     def learn(self, run: StageRun, seconds: float) -> None:
         """Take in what a stage run took."""
+        self._estimates.clear()
         for label in _labels(run):
             total, number = self._here.get(label, (0.0, 0))
             self._here[label] = (total + seconds, number + 1)
@@ -64,6 +69,13 @@ class Durations:
     def estimate(self, run: StageRun) -> Estimate:
         """The formula in milliseconds, corrected by what was measured on systems like this; else what is known, or the formula."""
         formula = round(1000 * guess_s(run, self._machine))
+        same = run.label, formula
+        found = self._estimates.get(same)
+        if found is None:
+            found = self._estimates[same] = self._estimate(run, formula)
+        return found
+
+    def _estimate(self, run: StageRun, formula: int) -> Estimate:
         if self._corrections is not None:
             found = self._corrections.of(run.label, TIME, formula, _GUESS_ERROR)
             if found.measured:
@@ -217,6 +229,8 @@ def simulate(
     plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[scheduling.Capacity], among: Collection[StageRunId]
 ) -> float:
     """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds."""
+    if len(among) > _MOST_SIMULATED:
+        return least_s(plan, takes, on, among)
     known = list(tasks(plan, among, lambda run: takes[run.id]))
     scopes = {task.id: task.scope for task in known}
     scheduler = scheduling.Scheduler(known, *on)
@@ -243,19 +257,42 @@ def simulate(
             events.append(heappop(due)[2])
 
 
+def least_s(
+    plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[scheduling.Capacity], among: Collection[StageRunId]
+) -> float:
+    """Seconds that no schedule of `among` undercuts: the longest path, or all of the work on all there is."""
+    ends: dict[StageRunId, float] = {}
+    work: dict[Resources, float] = {}
+    for run in plan.stage_runs.values():  # after everything it needs
+        if run.id in among:
+            service = _service(plan, run)
+            begin = max((ends[each] for each in run.needs if each in ends), default=0.0)
+            ends[run.id] = begin + takes[run.id]
+            if service is not None:  # inside it, one after another
+                ends[service] = ends[run.id]
+            holder = run if service is None else plan.stage_runs[service]
+            resources = holder.stage.resources(holder.first_cell, plan.machine)
+            work[resources] = work.get(resources, 0.0) + takes[run.id]
+    return max(scheduling.work_s(work, on), max(ends.values(), default=0.0))
+
+
+def _service(plan: Plan, run: StageRun) -> StageRunId | None:
+    """The service that a stage run runs inside."""
+    return next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None)
+
+
 def tasks(plan: Plan, among: Collection[StageRunId], takes: Callable[[StageRun], float]) -> Iterator[scheduling.Task]:
     """What of the plan is to run, `among`, as the scheduler sees it."""
     order = {cell.id: number for number, cell in enumerate(plan.cells)} if among else {}
     for run in plan.stage_runs.values():
         if run.id not in among:
             continue
-        service = next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None)
         settings = section(run)
         yield scheduling.Task(
             id=run.id,
             needs=tuple(each for each in run.needs if each in among),
             scope=run.stage.scope,
-            service=service,
+            service=_service(plan, run),
             resources=run.stage.resources(run.first_cell, plan.machine),
             expected_s=takes(run),
             retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),

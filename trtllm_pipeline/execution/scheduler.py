@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
@@ -268,6 +268,31 @@ def _measures(node: _TaskNode) -> bool:
 
 def _most_retries(node: _TaskNode, failure: StageError) -> int:
     return max(node.task.retries, LOST_RETRIES if failure.failure is FailureClass.LOST else 0)
+
+
+def _share(need: Resources, seconds: float, total: Sequence[int], alone: float) -> tuple[float, ...]:
+    """Seconds for which this takes all that there is, as far as CPUs, GPUs and downloads go; as work, then as measurement.
+
+    `alone` is the share of all that it takes at the least, where it must be alone on its node; else 0.
+    """
+    asked = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
+    taken = tuple(seconds * max(alone, amount / (have or 1)) for amount, have in asked)
+    return (*_NO_SHARE, *taken) if need.exclusive is Exclusive.GPU and not alone else (*taken, *_NO_SHARE)
+
+
+def _whole_s(shares: Sequence[float]) -> float:
+    """Seconds for which work takes all there is. Work and measurements are never done at the same time."""
+    return max(shares[:3]) + max(shares[3:])
+
+
+def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float:
+    """The same for seconds of `work` by what it occupies."""
+    total = [sum(each) for each in zip(*((one.cpus, len(one.gpus), one.downloads) for one in places), strict=True)]
+    shares = (
+        _share(need, seconds, total, 1.0 / len(places) if need.exclusive is Exclusive.MACHINE else 0.0)
+        for need, seconds in work.items()
+    )
+    return _whole_s([math.fsum(column) for column in zip(*shares, strict=True)])
 
 
 def backoff_s(task_id: str, failures: int) -> float:
@@ -503,16 +528,11 @@ class Scheduler:
     def _count_work(self, nodes: Iterable[_TaskNode]) -> None:
         """Sum up what is left to do: these, which have not ended."""
         total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
-        self._shares = {node: self._share(node, total) for node in nodes}
+        self._shares = {
+            node: _share(node.task.resources, node.duration, total, 1.0 / self._there if node.alone else 0.0)
+            for node in nodes
+        }
         self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
-
-    def _share(self, node: _TaskNode, total: Sequence[int]) -> tuple[float, ...]:
-        """Seconds for which `node` takes all that there is, as far as CPUs, GPUs and downloads go; as work, then as measurement."""
-        need = node.task.resources
-        asked = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
-        least = 1.0 / self._there if node.alone else 0.0
-        taken = tuple(node.duration * max(least, amount / (have or 1)) for amount, have in asked)
-        return (*_NO_SHARE, *taken) if _measures(node) else (*taken, *_NO_SHARE)
 
     def _excess(self, resources: Resources) -> str | None:
         """What this asks for beyond every node, in words."""
@@ -821,11 +841,8 @@ class Scheduler:
                 heappop(heads)
 
     def _is_critical(self, node: _TaskNode) -> bool:
-        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left.
-
-        Work and measurements are never done at the same time.
-        """
-        return node.priority >= max(self._work[:3]) + max(self._work[3:])
+        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left."""
+        return node.priority >= _whole_s(self._work)
 
     def _reservation(self, head: _Amounts) -> _Reservation | None:
         """Where and when `head` can start first if all that runs ends as expected.

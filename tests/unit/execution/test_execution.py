@@ -17,8 +17,9 @@ from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution import forecast as forecasting
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.execution.forecast import simulate
+from trtllm_pipeline.execution.forecast import least_s, simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.machine import model as machines
@@ -303,6 +304,21 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
         10 + 4 + 2 * (1 + 2)
     )
     assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], set()) == 0.0
+
+
+def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(*map(str, range(64)))
+    takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
+    on = [Capacity(cpus=4, downloads=2)]
+    # Four builds at a time, and measurements alone; the one download takes no CPU.
+    assert least_s(plan, takes, on, plan.stage_runs) == pytest.approx(64 * 4 / 4 + 64 * (1 + 2))
+    played = simulate(plan, takes, on, plan.stage_runs)
+    assert 0.95 * played < least_s(plan, takes, on, plan.stage_runs) < played
+    one = plan_of("fp16")
+    takes_one = fabricated.expected(one, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
+    assert least_s(one, takes_one, [*on, *on], one.stage_runs) == pytest.approx(10 + 4 + 1 + 2), "the longest path"
+    monkeypatch.setattr(forecasting, "_MOST_SIMULATED", 100)
+    assert simulate(plan, takes, on, plan.stage_runs) == least_s(plan, takes, on, plan.stage_runs)
 
 
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:
