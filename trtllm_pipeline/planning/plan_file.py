@@ -6,24 +6,29 @@ command lines, which is all that status, logs and reports need, so none of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.files.writing import json_lines
+from trtllm_pipeline.files.writing import json_lines, write_lines
 from trtllm_pipeline.planning.needs import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.stages.params import to_json
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
+OUTLINE: Final = "outline.json"
+"""Beside it, the part that `Outline` is, a seventh of it. Who finds none, or that of another plan, reads the plan."""
+_SCOPES: Final = {scope.value: scope for scope in Scope}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +195,64 @@ def _expected(estimate: Estimate | None) -> dict[str, Json]:
     return {"expected_s": seconds, "expected_error": error, "expected_measured": estimate.measured}
 
 
+def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
+    """Write `lines` of a plan, and its outline beside it."""
+    write_lines(path, lines)
+    shape = outline(plan)
+    numbers = {run: number for number, run in enumerate(shape.stage_runs)}
+
+    def numbered(runs: Iterable[StageRunId]) -> list[Json]:
+        return [numbers[run] for run in runs]
+
+    cells: Iterator[Json] = (
+        [cell.id, dict(cell.axes), cell.reason, numbered(cell.stage_runs), list(map(asdict, cell.changes))]
+        for cell in shape.cells
+    )
+    runs: Iterator[Json] = (
+        [run.id, run.stage, run.fingerprint, run.scope.value, numbered(run.inputs), numbered(run.after)]
+        for run in shape.stage_runs.values()
+    )
+    text = json_lines(schema=SCHEMA, plan_bytes=path.stat().st_size, cells=cells, stage_runs=runs)
+    write_lines(path.with_name(OUTLINE), text)
+
+
+def _read_outline(path: Path, plan_bytes: int) -> Outline:
+    """The outline in a file. Raises OSError, ValueError, KeyError, IndexError, TypeError for that of no plan of this size."""
+    data = json.loads(path.read_bytes())
+    if (data["schema"], data["plan_bytes"]) != (SCHEMA, plan_bytes):
+        raise ValueError("of another plan")
+    ids = [run[0] for run in data["stage_runs"]]
+    users: list[list[CellId]] = [[] for _ in ids]
+    cells = []
+    for cell, values, reason, runs, changes in data["cells"]:
+        cells.append(OutlineCell(cell, values, reason, tuple([ids[run] for run in runs]), _changes(changes)))
+        for run in runs:
+            users[run].append(cell)
+    return Outline(
+        tuple(cells),
+        {
+            run: OutlineRun(
+                run,
+                stage,
+                fingerprint,
+                _SCOPES[scope],
+                tuple([ids[each] for each in inputs]),
+                tuple([ids[each] for each in after]),
+                tuple(of_run),
+            )
+            for (run, stage, fingerprint, scope, inputs, after), of_run in zip(data["stage_runs"], users, strict=True)
+        },
+    )
+
+
+def _changes(written: Iterable[Mapping[str, Any]]) -> tuple[SettingChange, ...]:
+    return tuple(SettingChange(**change) for change in written)
+
+
 def read_plan(path: Path) -> Outline:
     """The outline of a plan file. Raises StateError when it is not one."""
+    with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+        return _read_outline(path.with_name(OUTLINE), path.stat().st_size)
     try:
         data = decode_mapping(path.read_bytes())
         if data["schema"] != SCHEMA:
@@ -203,7 +264,7 @@ def read_plan(path: Path) -> Outline:
                     cell["axes"],
                     cell["reason"],
                     tuple(cell["stage_runs"]),
-                    tuple(SettingChange(**change) for change in cell.get("changes", ())),  # older plans have none
+                    _changes(cell.get("changes", ())),  # older plans have none
                 )
                 for cell in data["cells"]
             ),
@@ -212,7 +273,7 @@ def read_plan(path: Path) -> Outline:
                     run["id"],
                     run["stage"],
                     run["fingerprint"],
-                    Scope(run["scope"]),
+                    _SCOPES[run["scope"]],
                     tuple(run["inputs"].values()),
                     tuple(run["after"]),
                     tuple(run["cells"]),

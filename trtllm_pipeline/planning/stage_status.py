@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -74,8 +74,11 @@ class StageState:
         return lines if self.setting is None else [*lines, f"set: {self.setting}"]
 
 
-def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]:
-    """Status of each stage run now.
+_THERE: Final = StageState(StageStatus.UP_TO_DATE)
+
+
+def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> dict[StageRunId, StageState]:
+    """Status of each stage run now; without `artifacts` it says of these only that they are there, and looks at no files.
 
     UP_TO_DATE: its artifact is there. RUNNING: some process holds its claim. FAILED: its last attempt failed, or it is
     known never to work. CANCELLED: its last attempt was interrupted or killed. BLOCKED: something it needs failed.
@@ -83,7 +86,8 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
     """
     runs = outline.stage_runs.values()
     claimed = store.claimed()
-    present = store.present({run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE})
+    wanted = {run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE}
+    present = {**store.present(wanted)} if artifacts else dict.fromkeys(store.there(wanted), None)
     attempts = store.index.attempts(run.fingerprint for run in runs if run.fingerprint not in present)
     infeasible = store.index.infeasible()
     # What ended or began meanwhile was, or is, being worked on: it has not been interrupted.
@@ -91,11 +95,12 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
     needed = _needed(outline, present)
     found: dict[StageRunId, StageState] = {}
     for run in runs:  # after everything it needs
-        artifact = present.get(run.fingerprint)
+        if run.fingerprint in present:
+            artifact = present[run.fingerprint]
+            found[run.id] = _THERE if artifact is None else StageState(StageStatus.UP_TO_DATE, artifact)
+            continue
         attempt = attempts.get(run.fingerprint)
-        if artifact is not None:
-            found[run.id] = StageState(StageStatus.UP_TO_DATE, artifact)
-        elif run.fingerprint in claimed:
+        if run.fingerprint in claimed:
             found[run.id] = _running(attempt)
         elif run.id not in needed:
             found[run.id] = StageState(StageStatus.SKIPPED, attempt_log=_log(attempt))
@@ -109,7 +114,7 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
     return found
 
 
-def _needed(outline: Outline, present: Mapping[Fingerprint, Artifact]) -> set[StageRunId]:
+def _needed(outline: Outline, present: Collection[Fingerprint]) -> set[StageRunId]:
     """What would run now: results that are not there, and what those need and is not there."""
     runs = outline.stage_runs
     read = {upstream for run in runs.values() for upstream in run.inputs}

@@ -7,6 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
@@ -14,7 +15,7 @@ from trtllm_pipeline.errors import in_brackets
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.store.store import LOG, Store
 from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class MatrixStatus:
     outline: Outline
     cells: Sequence[OutlineCell]
     states: Mapping[StageRunId, StageState]
+    """Of what is there without the artifacts."""
+    artifacts_dir: Path
+    """Where these are."""
 
 
 def status_of(
@@ -49,20 +53,23 @@ def status_of(
         from trtllm_pipeline.config.expand import select
 
         shown = select(outline.cells, cells)
-    return MatrixStatus(title, run, outline, shown, stage_states(outline, store))
+    states = stage_states(outline, store, artifacts=False)
+    return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir)
 
 
 def to_json(status: MatrixStatus) -> dict[str, Json]:
     """The status as JSON values, see docs/formats.md."""
 
     def stage(run_id: StageRunId) -> dict[str, Json]:
-        state = status.states[run_id]
+        state, run = status.states[run_id], status.outline.stage_runs[run_id]
+        there = state.status is StageStatus.UP_TO_DATE
+        log = status.artifacts_dir / run.stage / run.fingerprint / LOG if there else state.log
         return {
-            "stage": status.outline.stage_runs[run_id].stage,
+            "stage": run.stage,
             "id": run_id,
             "status": state.status.value,
             **{name: getattr(state, name) for name in ("failure", "message", "hint", "line", "setting")},
-            "log": None if state.log is None else str(state.log),
+            "log": None if log is None else str(log),
             **{name: getattr(state, name) for name in ("started_s", "progress")},
         }
 
@@ -152,6 +159,8 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
     """What runs or failed, in words, after an empty line; nothing of other stage runs."""
+    if state.status not in (StageStatus.RUNNING, StageStatus.FAILED):
+        return []
     from trtllm_pipeline.planning.names import duration
     from trtllm_pipeline.planning.stage_status import running_s
     from trtllm_pipeline.progress.views import told
@@ -161,7 +170,5 @@ def _events(run: OutlineRun, state: StageState) -> list[str]:
         seconds = running_s(state)
         details = filter(None, (None if seconds is None else duration(seconds), told(state.progress)))
         return ["", ": ".join(filter(None, (f"running: {who}", ", ".join(details))))]
-    if state.status is not StageStatus.FAILED:
-        return []
     lines = ["", f"failed{in_brackets(state.failure)}: {who}", f"  {state.message}"]
     return [*lines, *(f"  {line}" for line in state.details)]

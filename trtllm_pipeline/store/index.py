@@ -58,6 +58,8 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "exit_code": (int, type(None)),
 }
 """Columns of all tables -> types of their values: a flipped bit may change the type of one."""
+_FILE: Final = (str, int)
+"""Types of a file's path and size."""
 _LOGGED: Final = {
     "runs": (1, 7),
     "attempts": (1, 12),
@@ -322,6 +324,10 @@ class Index(Database):
         found = self._artifacts(f"WHERE {_AMONG}", (json.dumps(list(fingerprints)),))
         return {artifact.fingerprint: artifact for artifact in found}
 
+    def published(self) -> set[Fingerprint]:
+        """The fingerprints of all artifacts."""
+        return {row[0] for row in self._rows("SELECT fingerprint FROM artifacts")}
+
     def keys(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, str]:
         """The keys of those of `fingerprints` that are published."""
         query = f"SELECT fingerprint, key FROM artifacts WHERE {_AMONG}"  # noqa: S608 - our own words
@@ -333,20 +339,30 @@ class Index(Database):
 
     def _artifacts(self, which: str, values: Sequence[str]) -> list[Artifact]:
         columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s, published_s"
-        return self._read(f"SELECT {columns} FROM artifacts {which}", values, self._artifact)  # noqa: S608 - our own words
+        query = f"SELECT {columns} FROM artifacts {which}"  # noqa: S608 - our own words
+        return self.run(lambda db: self._made_of(_typed(db.execute(query, values))))
 
-    def _artifact(self, row: Row) -> Artifact:
-        files = _decoded(row[3], list)
-        for pair in files:  # plain, since a large plan has many
-            if pair.__class__ is not list or [part.__class__ for part in pair] != [str, int]:
+    def _made_of(self, rows: Sequence[Row]) -> list[Artifact]:
+        """The artifacts of rows. All their files are decoded at once: a large plan has many. Raises DamagedError."""
+        decoded = _decoded(f"[{','.join([row[3] for row in rows])}]", list)
+        if len(decoded) != len(rows):
+            raise DamagedError("no files with sizes")
+        found, folder = [], f"{self._workspace}/store"
+        for row, files in zip(rows, decoded, strict=True):
+            try:
+                pairs = tuple([(name, size) for name, size in files if (name.__class__, size.__class__) == _FILE])
+            except (TypeError, ValueError):
+                pairs = ()
+            if len(pairs) != len(files):
                 raise DamagedError(f"no files with sizes: {row[3][:80]}")
-        path = f"{self._workspace}/store/{row[1]}/{row[0]}"
-        return Artifact(row[0], row[1], row[2], tuple(map(tuple, files)), row[4], row[5], row[6], row[7], path)
+            path = f"{folder}/{row[1]}/{row[0]}"
+            found.append(Artifact(row[0], row[1], row[2], pairs, row[4], row[5], row[6], row[7], path))
+        return found
 
     def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> Artifact:
         """Record a published artifact, whose manifest file has this size."""
         row = self.run(lambda db: _add_artifact(db, manifest, manifest_bytes))
-        return self._artifact((*row[:7], row[8]))
+        return self._made_of([(*row[:7], row[8])])[0]
 
     def publish(
         self, attempt: int, folder: Path, manifest: Manifest, manifest_bytes: int, peak: Peak | None
@@ -369,7 +385,7 @@ class Index(Database):
 
         added = self.run(publish)
         del self._begun["attempts", attempt]
-        return self._artifact((*added[:7], added[8]))
+        return self._made_of([(*added[:7], added[8])])[0]
 
     def remove_artifacts(self, fingerprints: Iterable[Fingerprint]) -> None:
         """Forget artifacts whose files are gone."""

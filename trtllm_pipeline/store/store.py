@@ -141,13 +141,26 @@ class Store:
         but not indexed, because the pipeline was killed in between, is added to the index. Raises StateError if its files
         cannot be read or another release wrote it.
         """
-        rows = self.index.artifacts(wanted)
-        names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
+        rows, names = self.index.artifacts(wanted), self._folders(wanted)
         looked_at = (
             self._look(stage, fingerprint, rows.get(fingerprint), there=fingerprint in names[stage])
             for fingerprint, stage in wanted.items()
         )
         return {artifact.fingerprint: artifact for artifact in looked_at if artifact is not None}
+
+    def there(self, wanted: Mapping[Fingerprint, str]) -> set[Fingerprint]:
+        """As `present`, for who only says what there is: no file is looked at of what the index has and a folder is there of."""
+        published, names = self.index.published(), self._folders(wanted)
+        return {
+            fingerprint
+            for fingerprint, stage in wanted.items()
+            if fingerprint in names[stage]
+            and (fingerprint in published or self._look(stage, fingerprint, None, there=True) is not None)
+        }
+
+    def _folders(self, wanted: Mapping[Fingerprint, str]) -> dict[str, set[str]]:
+        """The names of all artifacts' folders, by stage."""
+        return {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
 
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
         """One artifact if it is complete, as in `present`, without listing others."""

@@ -29,7 +29,7 @@ def status(cells: int, states: Mapping[tuple[str, int], StageState]) -> MatrixSt
             runs[each] = OutlineRun(each, stage, Fingerprint(each), Scope.ARTIFACT, (), (), (name,))
             found[each] = states.get((stage, number), StageState(S.PENDING))
         outlined.append(OutlineCell(name, {}, None, tuple(ids)))
-    return MatrixStatus("run r", "r", Outline(tuple(outlined), runs), tuple(outlined), found)
+    return MatrixStatus("run r", "r", Outline(tuple(outlined), runs), tuple(outlined), found, Path("store"))
 
 
 RUNNING, THERE = StageState(S.RUNNING), StageState(S.UP_TO_DATE)

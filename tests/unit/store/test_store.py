@@ -54,6 +54,19 @@ def test_published_whole_with_log_and_manifest(store: Store) -> None:
     assert list((store.workspace / "work").iterdir()) == []
 
 
+def test_what_only_says_what_there_is_looks_at_folders_and_moves_nothing(store: Store) -> None:
+    artifact, gone = publish(store), publish(store, "b")
+    wanted = {artifact.fingerprint: "build", gone.fingerprint: "build", Fingerprint("c" * 32): "convert"}
+    (artifact.out / "config.json").unlink()
+    shutil.rmtree(gone.folder)
+    assert store.there(wanted) == {artifact.fingerprint}
+    assert artifact.folder.exists(), "damaged, and left to a run"
+    assert not store.present(wanted)
+    unknown = publish(store, "d")
+    store.index.remove_artifacts((unknown.fingerprint,))
+    assert store.there({unknown.fingerprint: "build"}) == {unknown.fingerprint}, "published, and then killed"
+
+
 @pytest.mark.parametrize("harm", ["delete", "truncate", "no manifest", "empty manifest"])
 def test_a_damaged_artifact_is_no_artifact_and_goes_away(store: Store, harm: str) -> None:
     artifact = publish(store)
