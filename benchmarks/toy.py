@@ -134,7 +134,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 def main() -> int:
     base._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
     if sys.argv[1:2] != ["fill"]:
-        return pipeline(sys.argv[1:])
+        return pipeline()
     parser = argparse.ArgumentParser()
     parser.add_argument("--matrix", type=Path, required=True)
     parser.add_argument("--workspace", type=Path, required=True)

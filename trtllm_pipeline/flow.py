@@ -469,9 +469,10 @@ def _run(
     name: str | None,
 ) -> Result:
     from trtllm_pipeline.execution.forecast import forecast
-    from trtllm_pipeline.execution.loop import execute
+    from trtllm_pipeline.execution.loop import execute, nothing_to_do
     from trtllm_pipeline.planning.lock_file import write_lock
     from trtllm_pipeline.planning.pins import Pins
+    from trtllm_pipeline.planning.plan_file import write_plan
     from trtllm_pipeline.report import repeated
     from trtllm_pipeline.report.forecast_check import checked
     from trtllm_pipeline.report.rows import rows
@@ -494,7 +495,7 @@ def _run(
         write_json(folder / REQUEST_FILE, request.to_json())
         taken = earlier is not None and repeated.take(earlier, folder)
         if not taken:
-            write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
+            write_plan(folder / PLAN_FILE, plan, plan_json(plan, store, seen, run_id=run_id))
             asked = default_toolchain(request, loaded, plan.machine)
             write_lock(request, loaded, plan, folder / repeated.LOCK, default_toolchain=asked)
 
@@ -516,7 +517,7 @@ def _run(
             )
 
         started = time.monotonic()
-        outcome = execute_(plan, present, seen.expected_s)
+        outcome = nothing_to_do(plan, present, observer) if earlier else execute_(plan, present, seen.expected_s)
         pins = Pins(store, guess=False)
         untried = 0
         while not outcome.interrupted:
@@ -528,9 +529,8 @@ def _run(
             if not changed or not keep_going:
                 break
             plan = again
-            write_lines(
-                folder / PLAN_FILE, plan_json(plan, store, forecast(plan, store, nodes=place.nodes), run_id=run_id)
-            )
+            seen_again = forecast(plan, store, nodes=place.nodes)
+            write_plan(folder / PLAN_FILE, plan, plan_json(plan, store, seen_again, run_id=run_id))
             observer.retrying(changed)
             part = planning.part(plan, changed)
             outcome = outcome.then(execute_(part, _present(part, store)), plan)
@@ -563,10 +563,12 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import capacity
     from trtllm_pipeline.execution.loop import execute
+    from trtllm_pipeline.report import repeated
 
     loaded = load(request)
     plan = _runnable_plan(request, loaded, store, machine_of(request))
     with store.in_use():
+        repeated.forget(store)  # this says what cells last had, and the next run says it again
         present: Mapping[Fingerprint, Artifact] = _present(plan, store)
         source = _source(request, loaded, plan.machine)
         if source is not None:

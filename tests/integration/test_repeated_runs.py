@@ -35,10 +35,10 @@ def test_a_run_that_finds_what_the_one_before_left_takes_what_that_wrote(tmp_pat
         return folder, report
 
     def same(one: Path, other: Path) -> set[str]:
-        names = ("plan.json", "report.json", "lock/matrix.yaml", "request.json")
+        names = ("plan.json", "outline.json", "report.json", "lock/matrix.yaml", "request.json")
         return {name for name in names if (one / name).samefile(other / name)}
 
-    taken = {"plan.json", "report.json", "lock/matrix.yaml"}
+    taken = {"plan.json", "outline.json", "report.json", "lock/matrix.yaml"}
     first, made = run()
     second, found = run()
     assert (made["run"]["counts"], found["run"]["counts"]) == ({"done": 2}, {"up_to_date": 2})
@@ -61,6 +61,13 @@ def test_a_run_that_finds_what_the_one_before_left_takes_what_that_wrote(tmp_pat
     flow.bring_up_to_date(request, store, QuietObserver(io.StringIO()))
     again, _ = run()
     assert not same(back, again), "made again meanwhile, by no run"
+    run()
+    latest = store.index.latest_fingerprints()
+    other = replace(request, sets=("recipes.tiny.sources.0.seed=1",))
+    flow.bring_up_to_date(other, store, QuietObserver(io.StringIO()))
+    assert store.index.latest_fingerprints() != latest
+    run()
+    assert store.index.latest_fingerprints() == latest, "what cells last had is what this run found"
     remove()
     remade, about = run()
     assert about["run"]["counts"] == {"done": 2}

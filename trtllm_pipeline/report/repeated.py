@@ -6,6 +6,7 @@ planned, and artifacts with the time at which they were made. All that it wrote 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
+from trtllm_pipeline.planning.plan_file import OUTLINE
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import NAME as REPORT
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "digest.json"
 LOCK: Final = "lock"
+_FILES: Final = (OUTLINE, PLAN, REPORT)
 
 
 def digest(request: Request, loaded: LoadedMatrix, plan: Plan, present: Mapping[Fingerprint, Artifact]) -> str:
@@ -45,7 +48,7 @@ def digest(request: Request, loaded: LoadedMatrix, plan: Plan, present: Mapping[
     ]
     found = (present.get(run.fingerprint) for run in plan.stage_runs.values())
     there = [None if each is None else (each.fingerprint, each.published_s) for each in found]
-    text = repr((__version__, asked, cells, there))
+    text = json.dumps((__version__, asked, cells, there), default=repr)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -60,6 +63,13 @@ def unchanged(store: Store, found: str) -> Path | None:
     if newest is None or (read_object(store.runs_dir / newest / NAME) or {}).get("digest") != found:
         return None
     return store.runs_dir / newest
+
+
+def forget(store: Store) -> None:
+    """Have the next run look at everything, whatever the newest one left."""
+    newest = store.index.newest_run()
+    if newest is not None:
+        (store.runs_dir / newest / NAME).unlink(missing_ok=True)
 
 
 def rows(earlier: Path) -> tuple[CellResult, ...] | None:
@@ -80,12 +90,12 @@ def take(earlier: Path, folder: Path) -> bool:
         return False
     try:
         shutil.copytree(earlier / LOCK, folder / LOCK, copy_function=os.link)
-        for name in (PLAN, REPORT):
+        for name in _FILES:
             os.link(earlier / name, folder / name)
         os.utime(folder / PLAN)  # by which `store gc` tells how long ago a run was: both wanted the same
     except OSError:
         shutil.rmtree(folder / LOCK, ignore_errors=True)
-        for name in (PLAN, REPORT):
+        for name in _FILES:
             (folder / name).unlink(missing_ok=True)
         return False
     return True
