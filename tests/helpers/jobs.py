@@ -17,7 +17,7 @@ from trtllm_pipeline.stages.base import JOB
 def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> Job:
     """A job of one command, with its attempt's folder; for the node "one"."""
     attempt = folder / f"{name}.1"
-    (attempt / "out").mkdir(parents=True)
+    (attempt / "out").mkdir(parents=True, exist_ok=True)
     return Job(
         id=StageRunId(name),
         stage=name,
@@ -25,7 +25,7 @@ def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> 
         fingerprint=name,
         scope=scope,
         commands=(more.pop("command", ("true",)),),
-        environment={},
+        environment=more.pop("environment", {}),
         program=None,
         params_class="",
         params={},

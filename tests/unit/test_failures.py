@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.domain import Scope, StageRunId
+from tests.helpers.jobs import job
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution.executor import Job, failure_of
+from trtllm_pipeline.execution.executor import failure_of
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.base import FAILURE_FILE
 
@@ -25,28 +26,11 @@ def failed(
     timed_out: bool = False,
     before: out_of_memory.Counts | None = None,
 ) -> StageError:
-    job = Job(
-        id=StageRunId("build-1"),
-        stage="build",
-        toolchain="tensorrt_llm",
-        fingerprint="f",
-        scope=Scope.ARTIFACT,
-        commands=(),
-        environment={},
-        program=None,
-        params_class="",
-        params={},
-        inputs={},
-        files={},
-        out=str(attempt / "out"),
-        attempt=str(attempt),
-        timeout_s=90.0,
-        section="build",
-    )
+    of = replace(job(attempt, "build"), attempt=str(attempt), timeout_s=90.0)
     (attempt / "log").write_text("".join(f"{line}\n" for line in log))
     if told is not None:
         (attempt / FAILURE_FILE).write_text(told if isinstance(told, str) else json.dumps(told))
-    error = failure_of(job, code, timed_out=timed_out, before=before)
+    error = failure_of(of, code, timed_out=timed_out, before=before)
     assert error.log == attempt / "log"
     assert error.message.startswith("build: ") or told is not None
     return error

@@ -13,8 +13,9 @@ from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files.disk import folder_bytes
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.manifest import Discrepancy, Kind, size_bytes
+from trtllm_pipeline.store.manifest import Discrepancy, Kind
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
@@ -153,12 +154,13 @@ def gc(
     roots = needed.roots(store)
     found = sort_out(store, roots)
     attempts, stale = store.left(), store.stale()
-    left_bytes = sum(map(size_bytes, (*attempts, *stale)))
+    takes = {folder: folder_bytes(folder) for folder in (*attempts, *stale)}
     removed: Sequence[Artifact] = found.unused
     if not dry_run:
-        store.sweep()
+        attempts = store.sweep()
         store.remove_stale(stale)
         removed = store.remove(removed) if removed else []
+    left_bytes = sum(takes.get(folder, 0) for folder in (*attempts, *stale))
     freed = sum(each.size_bytes for each in removed)
     kept: dict[str, list[int]] = {}
     for each, why in found.needed:

@@ -46,7 +46,7 @@ _STOP_S: Final = 5.0
 
 
 @dataclass(slots=True)
-class _Agent:
+class _NodeAttempt:
     """One attempt on this node."""
 
     attempt: Path
@@ -146,7 +146,7 @@ def folder_of(attempt: Path) -> Path:
 
 def run(attempt: Path) -> None:
     """Run an attempt to its end; what came of it is in its answers."""
-    _Agent(attempt, read_job(attempt / JOB)).run()
+    _NodeAttempt(attempt, read_job(attempt / JOB)).run()
 
 
 def main(argv: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, S
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak
-from trtllm_pipeline.store.manifest import Manifest, read, size_bytes
+from trtllm_pipeline.store.manifest import Manifest, read
 from trtllm_pipeline.store.store import Attempt, Store
 
 _POLL_S: Final = 0.2
@@ -471,7 +471,7 @@ class _Execution:
         if run.reads:
             views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            left = size_bytes(attempt.out)
+            left = disk.folder_bytes(attempt.out)
             held.peak = self._peak(held, event.usage, left)
             in_thread = left > _SEAL_IN_THREAD_BYTES
             self._sealing[run.id] = self._seal(held, event, in_thread=in_thread)

@@ -1,15 +1,26 @@
-"""Error messages for a full disk: which file system, and how much of it is free."""
+"""What folders take, and error messages for a full disk: which file system, and how much of it is free."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 _ROOM: Final = "free some space or choose another --workspace, then run `pipeline resume`; finished stages are kept"
 _LIMIT: Final = "raise the limit (ulimit -f unlimited), then run `pipeline resume`; finished stages are kept"
+
+
+def folder_bytes(folder: Path) -> int:
+    """Total size of the files below `folder`, which may change meanwhile."""
+    total = 0
+    for base, _, names in os.walk(folder):  # passes over folders that are gone; Path.rglob raises
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_size
+    return total
 
 
 def no_room(error: OSError, path: Path) -> str | None:

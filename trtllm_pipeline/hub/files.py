@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -213,13 +211,3 @@ def _missing(model: str, name: str) -> DownloadError:
         f"{model} has no file {name}, which settings.download.trust_remote_code names",
         hint="name the files of the revision that the recipe pins",
     )
-
-
-def folder_bytes(folder: Path) -> int:
-    """Total size of the files below `folder`, which may change meanwhile."""
-    total = 0
-    for base, _, names in os.walk(folder):  # passes over folders that are gone; Path.rglob raises
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(base, name)).st_size
-    return total

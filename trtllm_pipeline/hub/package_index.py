@@ -21,7 +21,8 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub.files import Progress, folder_bytes, hex_digest
+from trtllm_pipeline.files.disk import folder_bytes
+from trtllm_pipeline.hub.files import Progress, hex_digest
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.files.disk import folder_bytes
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.hub import files
 from trtllm_pipeline.hub.files import MODEL
@@ -245,7 +246,7 @@ def fetch(
 
 def kept_bytes(pinned: Mapping[str, Json], partial: Path) -> int:
     """What an earlier `fetch` of a pinned source has left below `partial`, to go on from."""
-    return files.folder_bytes(partial / fingerprint(canonical(pinned)))
+    return folder_bytes(partial / fingerprint(canonical(pinned)))
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.files.disk import folder_bytes
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.report.document import Block, Grid
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.manifest import size_bytes
 from trtllm_pipeline.store.store import Store
 
 _BESIDE: Final = {
@@ -76,7 +76,7 @@ def disk_use(store: Store) -> DiskUse:
             kind: _shares((artifact, _parts(artifact)[kind]) for artifact in artifacts)
             for kind in ("stage", "model", "precision")
         },
-        {name: size_bytes(folder) if folder.is_dir() else 0 for name, folder in folders.items()},
+        {name: folder_bytes(folder) for name, folder in folders.items()},
     )
 
 

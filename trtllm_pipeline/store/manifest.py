@@ -205,11 +205,6 @@ def scan_records(attempt: Path, out: Path) -> tuple[FileEntry, ...]:
     return tuple(_entry(path, str(path.relative_to(attempt))) for path in beside if path.is_file())
 
 
-def size_bytes(out: Path) -> int:
-    """Bytes that `scan` would have to read at most."""
-    return sum(path.lstat().st_size for path in walk(out))
-
-
 def walk(folder: Path) -> Iterator[Path]:
     """Everything below `folder` that is not a folder."""
     with os.scandir(folder) as entries:

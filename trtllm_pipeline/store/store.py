@@ -460,8 +460,8 @@ class Store:
         finally:
             shared.release()
 
-    def sweep(self) -> int:
-        """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the number removed."""
+    def sweep(self) -> list[Path]:
+        """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the folders removed."""
         self.check_writable()
         for fingerprint in self._with_lock():  # killed after it had published, before it let go
             claim = self.claim(fingerprint)
@@ -470,11 +470,11 @@ class Store:
         for name in [name for name in _names(self.work_dir) if name.endswith(CLUSTER)]:
             if not (self.work_dir / name.removesuffix(CLUSTER)).is_dir():
                 shutil.rmtree(self.work_dir / name, ignore_errors=True)
-        removed = 0
+        removed = []
         for folder, claim in self._left():
             shutil.rmtree(folder, ignore_errors=True)
             claim.release()
-            removed += 1
+            removed.append(folder)
         return removed
 
     def left(self) -> list[Path]:

@@ -24,7 +24,7 @@ def adapter_bytes(found: Mapping[str, Json], cell: Cell) -> int:
     """
     rank, modules = found.get("max_lora_rank"), found.get("lora_target_modules")
     if not isinstance(rank, int) or not isinstance(modules, list):
-        return _folder_bytes(str(found["folder"])) if found.get("folder") else 0
+        return _weights_bytes(str(found["folder"])) if found.get("folder") else 0
     shape = Shape.of(cell.recipe)
     width = {
         "hidden": shape.hidden_size,
@@ -42,7 +42,7 @@ def draft_bytes(found: Mapping[str, Json], cell: Cell) -> int:
     0 where nobody can tell.
     """
     if found.get("folder"):
-        return _folder_bytes(str(found["folder"]))
+        return _weights_bytes(str(found["folder"]))
     known = _recipe_shape(str(cell.settings["speculative"]["model"]), cell.base_dir)
     if known is not None:
         return 2 * known.weights
@@ -80,7 +80,7 @@ def _recipe_shape(model: str, base_dir: str) -> Shape | None:
 
 
 @lru_cache(maxsize=64)
-def _folder_bytes(folder: str) -> int:
+def _weights_bytes(folder: str) -> int:
     """Of the weights in a folder of files, links followed."""
     try:
         files = [path for pattern in ("*.safetensors", "*.bin") for path in Path(folder).glob(pattern)]

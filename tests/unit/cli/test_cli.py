@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import jobs
 from trtllm_pipeline.cli import app, execute, options, run
 from trtllm_pipeline.cli.output import write_output
-from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError, UsageError
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store.store import Store
 
@@ -40,24 +39,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-c", "import sys; print('said'); print('complained', file=sys.stderr)"]
     path = tmp_path / "job.json"
-    Job(
-        id=StageRunId("build-1"),
-        stage="build",
-        toolchain="toy",
-        fingerprint="f",
-        scope=Scope.ARTIFACT,
-        commands=(tuple(command),),
-        environment={},
-        program=None,
-        params_class="",
-        params={},
-        inputs={},
-        files={},
-        out="/nowhere/out",
-        attempt="/nowhere",
-        timeout_s=1.0,
-        section="build",
-    ).write(path)
+    jobs.job(tmp_path, "build", command=tuple(command)).write(path)
     return path
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.jobs import job
 from tests.unit.conftest import MACHINE, Make, make_toolchain
-from trtllm_pipeline.domain import Exclusive, Scope, StageRunId
+from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.base import StageContext
@@ -35,35 +35,21 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "machine", lambda: replace(MACHINE, gpus=GPUS))
 
 
-def job(tmp_path: Path, command: Sequence[str], gpus: tuple[str, ...] = ()) -> Path:
+def job_file(tmp_path: Path, command: Sequence[str], gpus: tuple[str, ...] = ()) -> Path:
     """A job file of a run elsewhere, on GPUs that this machine does not have."""
-    known = {"environment": {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}, "gpus": gpus}
-    folders = {"out": str(tmp_path / "then" / "out"), "attempt": str(tmp_path / "then")}
-    Job(
-        id=StageRunId("build-1"),
-        stage="build",
-        toolchain="toy",
-        fingerprint="1",
-        scope=Scope.ARTIFACT,
-        commands=(tuple(command),),
-        program=None,
-        params_class="x:X",
-        params={},
-        inputs={},
-        files={},
-        timeout_s=60.0,
-        section="build",
-        **known,  # type: ignore[arg-type]
-        **folders,
-    ).write(tmp_path / "job.json")
-    return tmp_path / "job.json"
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    path = tmp_path / "job.json"
+    job(tmp_path, "build", command=tuple(command), environment=environment, gpus=gpus).write(path)
+    return path
 
 
 def replayed(tmp_path: Path, gpus: tuple[str, ...]) -> str:
     seen = tmp_path / "seen"
     attempt = tmp_path / f"attempt-{time.monotonic_ns()}"
     attempt.mkdir()
-    by_hand.replay(job(tmp_path, [sys.executable, "-c", SEES, str(seen)], gpus), attempt, {}, lambda _command: None)
+    by_hand.replay(
+        job_file(tmp_path, [sys.executable, "-c", SEES, str(seen)], gpus), attempt, {}, lambda _command: None
+    )
     return seen.read_text()
 
 

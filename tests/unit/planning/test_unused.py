@@ -238,4 +238,4 @@ def test_what_a_killed_removal_left_is_swept(store: Store) -> None:
     gone = unused(store, 30)[0]
     gone.folder.rename(store.work_dir / f"{gone.fingerprint}.0")
     assert store.get(gone.stage, gone.fingerprint) is None
-    assert store.sweep() == 1
+    assert len(store.sweep()) == 1

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.hub import files
+from trtllm_pipeline.files import disk
 
 
-def test_what_pip_removes_while_its_files_are_counted_counts_nothing(
+def test_what_is_removed_while_a_folder_is_counted_counts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "build-tracker").mkdir()
@@ -22,4 +22,4 @@ def test_what_pip_removes_while_its_files_are_counted_counts_nothing(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", removed)
-    assert files.folder_bytes(tmp_path) == 5
+    assert disk.folder_bytes(tmp_path) == 5
