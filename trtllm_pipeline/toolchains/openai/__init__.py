@@ -6,7 +6,6 @@ download (-> convert, for a command that reads a GGUF file) -> launch -> smoke, 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import shlex
 import shutil
@@ -16,7 +15,6 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from trtllm_pipeline.bench.target import environment_key, service_at
-from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import probe
@@ -173,6 +171,9 @@ def _with_version(
 @lru_cache(maxsize=64)
 def _running(url: str) -> str | None:
     """What a server that runs already says it is, and which models it has; None where it does not answer."""
+    import asyncio  # what prints a plan or a log needs none of it
+
+    from trtllm_pipeline.client.openai import OpenAiClient
 
     async def ask() -> str | None:
         client = OpenAiClient(url, "", "completions", stream=True, timeout_s=ASKED_FOR_S, api_key=environment_key())
