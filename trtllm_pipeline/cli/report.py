@@ -15,8 +15,12 @@ def report(
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: Annotated[
-        Literal["table", "json", "csv", "markdown", "html", "junit"],
-        options.option("--format", None, "Format of the report; junit has a test case for each stage run."),
+        Literal["table", "json", "csv", "markdown", "html", "junit", "migration"],
+        options.option(
+            "--format",
+            None,
+            "Format of the report; junit has a test case for each stage run, migration the toolchains of each model.",
+        ),
     ] = "table",
     output: Annotated[
         str | None,
@@ -44,6 +48,7 @@ def report(
       pipeline report
       pipeline report --format html
       pipeline report --run latest~1 --format markdown --output report.md
+      pipeline report --format migration
       pipeline report --format csv | cut -d, -f1,10
     """
     from trtllm_pipeline.report.results import page_limits, read_results, write_results

@@ -22,7 +22,7 @@ from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.document import Grid, Heading, Items, TextLine, as_markdown
+from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown, on_terminal
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
 from trtllm_pipeline.report.rows import CellResult, CellStatus
@@ -506,11 +506,27 @@ def print_report(
         text = to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix, forecast)
         stream.write(terminal.clean(text))
         return
-    width = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
+    width = _width_of(stream)
+    _print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast), stream, width)
+
+
+def print_blocks(blocks: Sequence[Block], stream: TextIO) -> None:
+    """Write blocks as a terminal shows them, to a file or pipe as Markdown."""
+    if stream.isatty():
+        _print(on_terminal(blocks), stream, _width_of(stream))
+    else:
+        stream.write(terminal.clean(as_markdown(blocks)))
+
+
+def _print(shown: Group, stream: TextIO, width: int) -> None:
     console = terminal.console(stream, width=width)
     with console.capture() as capture:
-        console.print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast))
+        console.print(shown)
     terminal.raw(stream).write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
+
+
+def _width_of(stream: TextIO) -> int:
+    return shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
 
 
 def _piped_width() -> int:

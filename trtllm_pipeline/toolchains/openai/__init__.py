@@ -91,6 +91,8 @@ def _of_known(cell: Cell, found: set[str]) -> str | None:
         return None
     if command.reuses(cell) and "true" not in known.reuse:
         return f"settings.repository.enable_kv_cache_reuse: {cell.toolchain} keeps nothing between prompts"
+    if cell.settings["perf"]["workload"] == "isl_osl" and not known.exact_lengths:
+        return f"settings.perf.workload isl_osl: {cell.toolchain} does not take ignore_eos, so answers have no exact length"
     if known.precisions is not None and cell.precision not in known.precisions:
         return f"precision {cell.precision}: {cell.toolchain} is started for {', '.join(known.precisions)}"
     if cell.tp * cell.pp > 1 and "tp" not in found:
@@ -209,7 +211,7 @@ def _smoke(cell: Cell) -> SmokeParams:
 def _perf(cell: Cell) -> PerfParams:
     """As of every cell, but that of its server only what it was told is known."""
     asked: PerfParams = PERF.read(cell)
-    declared = {name: asked.declared[name] for name in ("tp", "max_seq_len")}
+    declared = {name: asked.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
     return replace(asked, declared={**declared, "enable_kv_cache_reuse": command.reuses(cell)})
 
 

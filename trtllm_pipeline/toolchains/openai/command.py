@@ -52,6 +52,8 @@ class KnownServer:
     served_name: str | None = None
     """What requests have to call the model; None for what the server lists."""
     lists_models: bool = True
+    exact_lengths: bool = True
+    """It takes `ignore_eos` in a request."""
     refuses_longer: bool = False
     """It refuses a prompt longer than {max_seq_len}; others shorten it, round the limit up, or have none."""
     version: Sequence[str] = ()
