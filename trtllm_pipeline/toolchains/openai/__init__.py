@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from trtllm_pipeline.bench.target import environment_key, service_at
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import probe
@@ -61,6 +60,8 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     if told["url"]:
         if told["command"]:
             return "settings.openai.url and command are both set: one or the other"
+        from trtllm_pipeline.bench.target import service_at  # a client, which most plans do not need
+
         try:
             service_at(told["url"], "openai", cell.model)
         except ServerError as error:
@@ -175,6 +176,7 @@ def _running(url: str) -> str | None:
     """What a server that runs already says it is, and which models it has; None where it does not answer."""
     import asyncio  # what prints a plan or a log needs none of it
 
+    from trtllm_pipeline.bench.target import environment_key
     from trtllm_pipeline.client.openai import OpenAiClient
 
     async def ask() -> str | None:
