@@ -12,8 +12,9 @@ Each round starts `pipeline run` (all of `--at-once` of them on one workspace) a
                writing its journal: what was not synced is gone, as in a power cut. Needs root and mkfs.ext4
 
 Then no process may be left, nothing that was finished may be made again, and nothing may be torn: every artifact's files are
-read and compared with their digests. A power cut may lose stage runs that were not synced yet; these are counted. When a
-run has finished everything, the next begins in a new workspace.
+read and compared with their digests. Of stage runs that the pipeline had said to be done, by its events on a disk that has
+power, a power cut may lose none. What it loses of others is counted. When a run has finished everything, the next begins in a
+new workspace.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from trtllm_pipeline.store.manifest import Kind, inspect
 
 HOW: Final = ("group", "pipeline", "child", "power")
 _SHUTDOWN: Final = 0x8004587D
@@ -109,14 +111,6 @@ def main() -> int:
         shutil.rmtree(folder)
 
 
-@dataclass(frozen=True)
-class Made:
-    """A published artifact: its folder's inode, and how long it took."""
-
-    inode: int
-    duration_s: float
-
-
 def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk) -> int:
     """All rounds, and the last run that must finish everything."""
     chance = random.Random(args.seed)
@@ -127,12 +121,13 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
         import toy
 
         words, matrix = [sys.executable, toy.__file__], toy.write_matrix(args.toy, folder)
-    command = [*words, "run", "--matrix", str(matrix), "--workspace", str(workspace), "--progress", "quiet"]
+    command = [*words, "run", "--matrix", str(matrix), "--workspace", str(workspace), "--progress", "json"]
     command += [] if args.toy is None else ["--toolchain", "toy"]
     # Leases of the machine are this benchmark's own: it waits for nobody, and nobody for it.
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    events = folder / "events"
     tally = Counter(dict.fromkeys(("kills", "redone", "torn", "left behind", "hung", "failed"), 0))
-    finished: dict[str, Made] = {}
+    finished = set[tuple[str, int]]()
     slowest_end_s = 0.0
 
     def verify() -> None:
@@ -146,12 +141,13 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
         tally["torn"] += json.loads(told.stdout)["damaged"]
 
     while tally["kills"] < args.kills:
-        runs = [
-            subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment
-            )
-            for _ in range(args.at_once)
-        ]
+        with events.open("wb") as told:
+            runs = [
+                subprocess.Popen(
+                    command, stdout=subprocess.DEVNULL, stderr=told, start_new_session=True, env=environment
+                )
+                for _ in range(args.at_once)
+            ]
         until = time.monotonic() + chance.uniform(0.1, args.longest)
         while time.monotonic() < until and any(run.poll() is None for run in runs):
             time.sleep(0.005)
@@ -180,22 +176,25 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
         if how == "power":
             lost = before.keys() - now.keys()
             tally["lost"] += len(lost)
-            tally["lost of a second or more"] += sum(before[name].duration_s >= 1 for name in lost)
-            finished = {name: made for name, made in finished.items() if name in now}
-        tally["redone"] += sum(name not in now or now[name].inode != made.inode for name, made in finished.items())
-        finished = now
+            said = done(events)
+            tally["said done"] += len(said)
+            tally["lost, said done"] += sum(not is_whole(workspace, each) for each in said)
+            finished = {(name, inode) for name, inode in finished if name in now}
+        tally["redone"] += len(finished - now.items())
+        finished = {*now.items()}
         print(f"{tally['kills']:>4} {how:<8} {len(finished)} artifacts, {len(left)} processes left", flush=True)
         if how == "none":
             tally["failed"] += sum(run.returncode != 0 for run in runs)
             tally["workspaces finished"] += 1
             verify()
             shutil.rmtree(workspace)
-            finished = {}
-    tally["failed"] += subprocess.call(command, stdout=subprocess.DEVNULL, env=environment) != 0
+            finished.clear()
+    last = subprocess.call(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    tally["failed"] += last != 0
     verify()
     print(", ".join(f"{number} {what}" for what, number in tally.items()))
     print(f"everything had ended {slowest_end_s:.1f} s after a kill at the latest")
-    bad = ("redone", "torn", "left behind", "hung", "failed", "lost of a second or more")
+    bad = ("redone", "torn", "left behind", "hung", "failed", "lost, said done")
     return 1 if any(tally[each] for each in bad) else 0
 
 
@@ -241,13 +240,30 @@ def descendants(pids: list[int]) -> set[int]:
     return found
 
 
-def artifacts(workspace: Path) -> dict[str, Made]:
-    """Every published artifact, by the name of its folder."""
+def artifacts(workspace: Path) -> dict[str, int]:
+    """The folder of every published artifact, with its inode."""
     found = {}
     for path in workspace.glob("store/*/*/manifest.json"):
         with suppress(OSError, ValueError):  # torn by a power cut: not there
-            duration_s = json.loads(path.read_bytes())["provenance"]["duration_s"]
-            found[path.parent.name] = Made(path.parent.stat().st_ino, duration_s)
+            json.loads(path.read_bytes())
+            found[path.parent.name] = path.parent.stat().st_ino
+    return found
+
+
+def is_whole(workspace: Path, name: str) -> bool:
+    """Whether there is an artifact whose folder's name begins so, every byte as its manifest says."""
+    found = next(workspace.glob(f"store/*/{name}*"), None)
+    return found is not None and all(each.kind is not Kind.DAMAGED for each in inspect(found, contents=True))
+
+
+def done(events: Path) -> set[str]:
+    """How the folders begin of artifacts that these events of runs say to be done."""
+    found = set()
+    for line in events.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):  # cut short by a kill
+            event = json.loads(line)
+            if event.get("event") == "changed" and event["status"] == "succeeded" and event["stage"] != "launch":
+                found.add(event["stage_run"].rpartition("-")[2])
     return found
 
 

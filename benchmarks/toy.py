@@ -119,13 +119,16 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     request = Request(matrix, toolchain=TOOLCHAIN.name)
     plan = flow.plan_of(request, store)
     begin = time.perf_counter()
+    published = []
     for run in plan.stage_runs.values():
         claim = store.claim(run.fingerprint)
         assert claim is not None, f"{run.id} is being worked on"
-        attempt = store.begin("fill", run.stage.name, run.fingerprint)
+        attempt = store.begin("fill", run.stage.name, run.fingerprint, last=0)
         (attempt.out / "x").write_text("x\n", encoding="utf-8")
-        store.publish(attempt, store.seal(attempt, run.key, run.label, {"duration_s": 0.001}))
+        published.append(store.publish(attempt, store.seal(attempt, run.key, run.label, {"duration_s": 0.001})))
         claim.release()
+    store.sync([each.artifact for each in published])
+    store.index.record(published)
     spent_s = time.perf_counter() - begin
     store.close()
     return {"stage_runs": len(plan.stage_runs), "us_per_stage_run": spent_s / len(plan.stage_runs) * 1e6}

@@ -63,7 +63,15 @@ def expected(plan: Plan, learnt: Mapping[str, float]) -> dict[StageRunId, float]
 def begin(store: Store, run: StageRun, *, log: str = "hello\n") -> Attempt:
     attempt = store.begin("run-1", run.stage.name, run.fingerprint)
     attempt.log.write_text(log, encoding="utf-8")
+    store.index.commit()
     return attempt
+
+
+def recorded(store: Store, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Artifact:
+    """What comes of an attempt: published and recorded."""
+    published = store.publish(attempt, store.seal(attempt, key, label, provenance))
+    store.index.record([published])
+    return published.artifact
 
 
 def publish(store: Store, run: StageRun, files: Mapping[str, Any], *, seconds: float = 1.5) -> Artifact:
@@ -72,7 +80,7 @@ def publish(store: Store, run: StageRun, files: Mapping[str, Any], *, seconds: f
     for name, content in files.items():
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         (attempt.out / name).write_bytes(data)
-    return store.publish(attempt, store.seal(attempt, run.key, run.label, {"duration_s": seconds}))
+    return recorded(store, attempt, run.key, run.label, {"duration_s": seconds})
 
 
 def fail(store: Store, run: StageRun, error: StageError) -> Path:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from tests.helpers.fabricated import recorded
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.provenance import SigningKey
 from trtllm_pipeline.stages.base import JOB
@@ -56,7 +57,7 @@ def publish(store: Store, name: str = "a", files: dict[str, str] | None = None, 
     attempt.log.write_text("said\n")
     system = {"cpu": "x", "cores": 2, "gpus": ["NVIDIA H100, 80 GiB"], "driver": "570", "tensorrt_llm": None}
     known = {"run": "r", "attempt": 1, "finished_s": 1e9, "duration_s": 0.5, "system": {**system, "pipeline": "0.1.0"}}
-    return store.publish(attempt, store.seal(attempt, key_text(name), "build/toy/m/fp16", {**known, **about}))
+    return recorded(store, attempt, key_text(name), "build/toy/m/fp16", {**known, **about})
 
 
 def write_key(folder: Path, name: str, key: Any = None, passphrase: bytes | None = None) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -32,13 +32,18 @@ from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, lease_machine, machine_users
-from trtllm_pipeline.store.index import Artifact, Peak
+from trtllm_pipeline.store.index import Artifact, Peak, Published
 from trtllm_pipeline.store.manifest import Manifest, read
 from trtllm_pipeline.store.store import Attempt, Store
 
 _POLL_S: Final = 0.2
 """How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
 _SEAL_IN_THREAD_BYTES: Final = 32 << 20
+_GROUP_S: Final = 0.05
+"""What is published within so long is synced to the disk together."""
+_GROUP: Final = 64
+"""Stage runs of a group, at most: the claim of each is an open file."""
+_SYNC_POLL_S: Final = 0.01
 _CAUSE_PATIENCE_S: Final = 1.0
 """How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
 
@@ -113,7 +118,9 @@ class _Running:
 
     run: StageRun
     attempt: Attempt
-    claims: list[Claim]
+    claim: Claim
+    leases: list[Claim]
+    """Of the machine and its GPUs."""
     gpus: tuple[str, ...]
     """Those it has: where another invocation holds what the scheduler named, others."""
     cpus: tuple[int, ...]
@@ -176,6 +183,11 @@ class _Execution:
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _unsynced: dict[StageRunId, tuple[_Running, Published]] = field(default_factory=dict)
+    """What is published, and may not have reached the disk: nobody has been told of it."""
+    _syncing: tuple[Future[None], list[tuple[_Running, Published]]] | None = None
+    _syncer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _synced_s: float = 0.0
     _took: dict[StageRunId, float] = field(default_factory=dict)
     _interrupts: int = 0
     _told: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
@@ -186,6 +198,8 @@ class _Execution:
     _made_by: dict[str, Json] = field(default_factory=made_by)
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
+    _tried: dict[Fingerprint, int] = field(init=False)
+    """Number of the latest attempt at each stage run."""
     _durations: dict[str, float] = field(init=False)
     _to_run: set[StageRunId] = field(init=False)
     """All that the scheduler knows of."""
@@ -195,6 +209,7 @@ class _Execution:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
         self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
+        self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
         # A forecast knows what was to run: not what has to now that something was not pulled, or is gone.
         if untold := self._to_run - self._expected.keys():
             corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
@@ -241,8 +256,10 @@ class _Execution:
                 self._sealer.shutdown()
                 for held in self._running.values():
                     self._store.fail(held.attempt, "interrupted", None)
-                    _release(held.claims)
+                    _release(held)
+                self._settle(all_of_it=True)
             finally:
+                self._syncer.shutdown()
                 self._observer.end()
         self._remember_latest()
         statuses = self._statuses()
@@ -272,10 +289,13 @@ class _Execution:
         if self._queued:
             events, self._queued = self._queued, []
             return events
+        self._settle()
         due = self._scheduler.wake_at
         patience = _POLL_S if due is None else min(_POLL_S, max(0.0, due - time.monotonic()))
-        if self._sealing:
-            patience = min(patience, 0.01)
+        if self._sealing or self._syncing:
+            patience = min(patience, _SYNC_POLL_S)
+        elif self._unsynced:
+            patience = min(patience, _GROUP_S)
         events = []
         for event in self._with_causes(self._executor.wait(patience)):
             if isinstance(event, Ready):
@@ -358,10 +378,10 @@ class _Execution:
         claim = self._store.claim(run.fingerprint)
         if claim is None:
             return self._busy(run, "another invocation works on it")
-        held, gpus = [claim], start.gpus
+        leases, gpus = list[Claim](), start.gpus
         done = self._done_elsewhere(run)
         if done:
-            _release(held)
+            claim.release()
             return done
         cpus: tuple[int, ...] = ()
         if start.node:  # a node of a cluster leases, and names, its own
@@ -375,13 +395,12 @@ class _Execution:
             others = [gpu.uuid for gpu in machine.gpus]
             leased = lease_machine(gpus, exclusive=exclusive, others=others)
             if leased is None:
-                _release(held)
+                claim.release()
                 users = machine_users(others if gpus else (), exclusive=exclusive)
                 who = " and ".join(users) or "another invocation or a kept server"
                 what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
                 return self._busy(run, f"{what} in use by {who}")
-            claims, gpus = leased
-            held += claims
+            leases, gpus = leased
             if exclusive is Exclusive.GPU:
                 cpus = cpus_near(gpus)
         left = self._store.unended(run.fingerprint) if start.node else None
@@ -389,11 +408,15 @@ class _Execution:
             attempt = self._store.join(self._run_id, run.stage.name, run.fingerprint, left)
             job = replace(read_job(attempt.folder / JOB), node=start.node)
         else:
-            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
-            job = replace(self._job(run, attempt, gpus, cpus), node=start.node)
+            last = self._tried.get(run.fingerprint, 0)
+            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint, last)
+            self._tried[run.fingerprint] = attempt.number
+            job = self._job(run, attempt, gpus, cpus, start.node)
             job.write(attempt.folder / JOB)
-        self._running[run.id] = _Running(run, attempt, held, gpus, cpus, time.monotonic())
-        self._executor.submit(job, [claim.fd for claim in held])
+        if start.node:  # a cluster goes on with it when this process is gone, and the next must know of it
+            self._store.index.commit()
+        self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
+        self._executor.submit(job, [each.fd for each in (claim, *leases)])
         return []
 
     def _done_elsewhere(self, run: StageRun) -> list[scheduling.Event]:
@@ -425,7 +448,7 @@ class _Execution:
         self._elsewhere[run.id] = None
         return [scheduling.Busy(run.id)]
 
-    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...]) -> Job:
+    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
         inputs = {name: str(self._input(self._plan.stage_runs[upstream])) for name, upstream in run.inputs.items()}
         seen = {
             name: str(views.make(attempt.folder, name, Path(inputs[name]), files)) for name, files in run.reads.items()
@@ -455,6 +478,7 @@ class _Execution:
             gpus=gpus,
             cpus=cpus,
             resources=run.stage.resources(run.first_cell, self._plan.machine),
+            node=node,
         )
 
     def _input(self, upstream: StageRun) -> Path:
@@ -482,7 +506,7 @@ class _Execution:
             self._store.index.add_peak(attempt.id, self._peak(held, event.usage, 0))
         stopped = held.stop_asked and error is not None
         self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
-        _release(held.claims)
+        _release(held)
         if error is None:
             return [_ended_event(run, None)]
         return [self._failure(run, error)]
@@ -558,17 +582,47 @@ class _Execution:
             held = self._running.pop(run_id)
             try:
                 sealed = future.result()
-                artifact = self._store.publish(held.attempt, sealed, held.peak)
+                published = self._store.publish(held.attempt, sealed, held.peak)
             except (StageError, OSError) as error:
                 failed = error if isinstance(error, StageError) else _disk_error(held, error)
                 self._store.fail(held.attempt, "failed", failed)
                 events.append(self._failure(held.run, failed))
+                _release(held)
             else:
-                self._present[held.run.fingerprint] = artifact
+                self._present[held.run.fingerprint] = published.artifact
                 self._trees[held.run.fingerprint] = sealed.tree
+                self._unsynced[run_id] = held, published
                 events.append(_ended_event(held.run, None))
-            _release(held.claims)
+                for lease in held.leases:
+                    lease.release()
         return events
+
+    def _settle(self, *, all_of_it: bool = False) -> None:
+        """Sync what was published to the disk, a group at a time; then record it, let go of it, and tell of it.
+
+        Until then it may be read, also by what runs next: a power cut would take both. Raises OSError where the disk is full.
+        """
+        full = len(self._unsynced) >= _GROUP
+        if self._syncing is not None and (all_of_it or full or self._syncing[0].done()):
+            (synced, group), self._syncing = self._syncing, None
+            try:
+                synced.result()
+                self._store.index.record([published for _, published in group])
+            finally:
+                for held, _ in group:
+                    held.claim.release()
+            for held, _ in group:
+                self._observer.changed(held.run, StageStatus.SUCCEEDED, None, self._took[held.run.id])
+        due = (now := time.monotonic()) - self._synced_s >= _GROUP_S
+        if self._syncing is None and self._unsynced and (due or full or all_of_it or not self._running):
+            group, self._unsynced = [*self._unsynced.values()], {}
+            artifacts = [published.artifact for _, published in group]
+            self._syncing, self._synced_s = (self._syncer.submit(self._store.sync, artifacts), group), now
+            if all_of_it:
+                self._settle(all_of_it=True)
+        elif due:
+            self._synced_s = now
+            self._store.index.commit()
 
     def _freed(self) -> list[scheduling.Event]:
         """Whether others let go of what we wait for."""
@@ -590,7 +644,7 @@ class _Execution:
     # Telling.
 
     def _changed(self, run_id: StageRunId, _old: StageStatus, new: StageStatus) -> None:
-        if not self._begun:
+        if not self._begun or run_id in self._unsynced:  # told when it has reached the disk
             return
         error = self._scheduler.failure(run_id) if new is StageStatus.FAILED else None
         self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))
@@ -688,6 +742,6 @@ def _peaks(usage: Usage) -> dict[str, Json]:
     return told if usage.gpu_bytes is None else {**told, "gpu_bytes": usage.gpu_bytes}
 
 
-def _release(claims: Iterable[Claim]) -> None:
-    for claim in claims:
+def _release(held: _Running) -> None:
+    for claim in (held.claim, *held.leases):
         claim.release()

@@ -15,13 +15,21 @@ _SMALL_BYTES: Final = 1 << 20
 _SETTLED_NS: Final = 100_000_000
 
 
-def digest_file(path: Path) -> str:
+def digest_file(path: str | Path) -> str:
     """BLAKE3 of a file's content, 64 hexadecimal digits. Big files are mapped and hashed on all cores."""
     from blake3 import blake3
 
-    if path.stat().st_size < _SMALL_BYTES:
-        return blake3(path.read_bytes()).hexdigest()
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        if size >= _SMALL_BYTES:
+            return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+        digest = blake3()
+        while content := os.read(fd, size + 1):
+            digest.update(content)
+        return digest.hexdigest()
+    finally:
+        os.close(fd)
 
 
 def digest_text(text: str) -> str:

@@ -5,7 +5,9 @@
 `process.Guardian` starts it and is at the other end of FD, a SOCK_SEQPACKET socket. Every message is one JSON object
 (one too long for a packet comes as the packet `@` and a memory file):
 
-    {"do": "spawn", "id", "argv", "env", "cwd", "log", "measure"}  and, as SCM_RIGHTS, file descriptors to inherit
+    {"do": "environment", "env"}                        of all that is started from now on
+    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure"}  what differs in its environment, and, as
+                                                        SCM_RIGHTS, file descriptors to inherit
     {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
     {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
 
@@ -189,6 +191,7 @@ class Supervisor:
         self.runs: dict[str, ProcessSession] = {}
         self.mains: dict[int, ProcessSession] = {}  # by pid, until that is reaped
         self.number = 0
+        self.environment: dict[str, str] = {}
         self.outbox: list[bytes] = []
         self.open = True
         self.socket = socket.socket(fileno=fd)
@@ -264,6 +267,9 @@ class Supervisor:
                     file.seek(0)
                     data = file.read()
             message = json.loads(data)
+            if message["do"] == "environment":
+                self.environment = message["env"]
+                continue
             do, run = message["do"], self.runs.get(message["id"])
             if do == "spawn":
                 self.spawn(message, fds)
@@ -288,11 +294,14 @@ class Supervisor:
 
     def spawn(self, message: dict[str, object], fds: list[int]) -> None:
         """Start a stage run; the answer is "spawned" or "refused"."""
-        run_id, argv, env, log = str(message["id"]), message["argv"], message["env"], str(message["log"])
+        run_id, argv, changed, log = str(message["id"]), message["argv"], message["set"], str(message["log"])
         assert isinstance(argv, list)
-        assert isinstance(env, dict)
+        assert isinstance(changed, dict)
         self.number += 1
         mark = f"{self.pid}.{self.number}"
+        env = {**self.environment, **changed, MARK: mark}
+        for name in message["unset"]:  # type: ignore[attr-defined]
+            del env[name]
         doing = f"open the log {log}"
         output = -1
         try:
@@ -306,7 +315,7 @@ class Supervisor:
             pid = os.posix_spawn(
                 argv[0],
                 argv,
-                {**env, MARK: mark},
+                env,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, output, 1),
@@ -411,7 +420,7 @@ class Supervisor:
             del self.runs[run.id]
             self.send("exited", **run.exited, swept=len(run.swept))
             return
-        for pid in left - run.swept:
+        for pid in sorted(left - run.swept):  # parents first, or a shell goes on with its next line
             kill(pid, signal.SIGTERM)
         if not run.swept:
             deadline = run.steps[-1][0] if run.steps else now + SWEEP_GRACE_S

@@ -21,7 +21,7 @@ _CGROUPS: Final = (
     ("", "/sys/fs/cgroup", "memory.events"),
     ("", "/sys/fs/cgroup/unified", "memory.events"),
 )
-_COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_COUNT: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _MESSAGES: Final = "/dev/kmsg"
 HINTS: Final = {
     FailureClass.OUT_OF_MEMORY: "host memory ran out: use fewer workers (each loads the weights), or a machine or container "
@@ -92,7 +92,8 @@ def _group_files(groups: str) -> tuple[str, ...]:
 
 def _count(path: str) -> int | None:
     try:
-        found = _COUNT.search(Path(path).read_text(encoding="utf-8", errors="replace"))
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the calls of pathlib, before every command
+            found = _COUNT.search(file.read())
     except OSError:
         return None
     return int(found[1]) if found else None

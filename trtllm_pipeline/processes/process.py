@@ -120,6 +120,9 @@ class Guardian:
         self._supervises = supervises
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._running: dict[str, Spawned] = {}
+        self._environment = dict(os.environ)
+        self._programs: dict[tuple[str, str], str] = {}
+        """Where programs were found, by name and PATH."""
         theirs.set_inheritable(True)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
         python = [
@@ -145,6 +148,7 @@ class Guardian:
                 setsid=True,
                 setsigmask=(),
             )
+        self._send({"do": "environment", "env": self._environment})
 
     def __enter__(self) -> Guardian:  # noqa: PYI034  # typing.Self is of Python 3.11
         return self
@@ -173,19 +177,29 @@ class Guardian:
         are inherited by the process and all its descendants: flocks on them last as long as any of these. With `measure`,
         their memory is added up while they live.
         """
-        program = argv[0] if "/" in argv[0] else shutil.which(argv[0], path=env.get("PATH", os.defpath))
         self._send(
             {
                 "do": "spawn",
                 "id": run_id,
-                "argv": [program or argv[0], *argv[1:]],
-                "env": dict(env),
+                "argv": [self._program(argv[0], env.get("PATH", os.defpath)), *argv[1:]],
+                "set": dict(env.items() - self._environment.items()),
+                "unset": [*(self._environment.keys() - env.keys())],
                 "cwd": str(cwd.absolute()),
                 "log": str(log.absolute()),
                 "measure": measure,
             },
             claim_fds,
         )
+
+    def _program(self, name: str, path: str) -> str:
+        """Where a program is; its name where it is nowhere, of which the guardian will tell."""
+        if "/" in name:
+            return name
+        found = self._programs.get((name, path)) or shutil.which(name, path=path)
+        if found is None:
+            return name
+        self._programs[name, path] = found
+        return found
 
     def signal(self, run_id: str, signo: int, *, whole: bool = False) -> None:
         """Send a signal to the stage run's first process, or with `whole` to all of them. Does nothing if it has ended."""
@@ -202,7 +216,8 @@ class Guardian:
             try:
                 data = self._socket.recv(_PACKET_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                self._wake()
+                if not events:
+                    self._wake()
                 return events
             except ConnectionResetError:
                 data = b""

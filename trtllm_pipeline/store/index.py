@@ -3,11 +3,13 @@
 The index is redundant: artifacts have their manifests, digests of files can be read again, and every other row is also a
 line of `history.jsonl`, where a later line for the same row counts. So whoever finds the index lost or damaged rebuilds it
 without loss. Conversely, `store repair` restores lines that the history has lost from a sound index.
-WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows.
+WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows. Rows of attempts are
+written in groups: when they began, with whatever is asked next; when they ended well, with all that was published with them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -21,6 +23,7 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.digest import stamp, stamped_digest
+from trtllm_pipeline.files.writing import write_all
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.store.manifest import Manifest
@@ -81,11 +84,6 @@ _EVENTS: Final = {
     "no pins": "DELETE FROM pins",
 }
 """Events of the history, and the statement that applies each to the index, at once and when the index is rebuilt."""
-_ENDS: Final = {
-    "runs": "UPDATE runs SET ended_s = ?, exit_code = ? WHERE number = ?",
-    "attempts": "UPDATE attempts SET folder = ?, ended_s = ?, outcome = ?, failure = ?, message = ?, hint = ? WHERE id = ?",
-}
-"""As to write the whole row again, and faster."""
 _AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
 """Of a JSON list of any length."""
 
@@ -169,6 +167,27 @@ class Peak:
     taken: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is to be recorded of an attempt that succeeded."""
+
+    attempt: int
+    manifest: Manifest
+    artifact: Artifact
+    ended_s: float
+    peak: Peak | None = None
+
+
+@dataclass(slots=True)
+class _Begun:
+    """An attempt that has not ended."""
+
+    values: Row
+    """The first of its row, but for the id."""
+    id: int | None = None
+    """None until it is written."""
+
+
 class History:
     """The history of a workspace, one event per line.
 
@@ -185,8 +204,7 @@ class History:
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            while data:
-                data = data[os.write(fd, data) :]
+            write_all(fd, data)
         finally:
             os.close(fd)
 
@@ -222,15 +240,20 @@ class Index(Database):
         self.history = History(path.with_name(HISTORY))
         self._workspace = path.parent
         self._manifests = manifests
-        self._begun: dict[tuple[str, Value], Row] = {}
-        """Rows that have not ended, by table and run or number."""
+        self._runs: dict[str, Row] = {}
+        """Rows of runs that have not ended."""
+        self._begun: dict[int, _Begun] = {}
+        """Attempts that have not ended, by the number that they have here."""
+        self._unwritten: dict[int, None] = {}
+        """Those of them that are not in the file yet."""
+        self._numbers = itertools.count()
         super().__init__(path, read_only=read_only)
 
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
         db.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", known.pop("digests", ()))
         artifacts = events = damaged = 0
         for found, manifest_bytes in self._manifests():
-            _add_artifact(db, found, manifest_bytes)
+            _add_artifact(db, found, self.artifact(found, manifest_bytes))
             artifacts += 1
         for event in self.history.events():
             events += 1
@@ -263,6 +286,16 @@ class Index(Database):
             _words(run[3])
         return known
 
+    def run(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """See `Database.run`. What was begun is written before."""
+        self.commit()
+        return super().run(operation)
+
+    def close(self) -> None:
+        """See `Database.close`. What was begun is written before."""
+        self.commit()
+        super().close()
+
     def _rows(self, query: str, values: Sequence[Value] = ()) -> list[Row]:
         """The rows of a query."""
         return self._read(query, values, lambda row: row)
@@ -292,30 +325,6 @@ class Index(Database):
             return changed
 
         return self.run(change)
-
-    def _begin(self, table: str, values: Sequence[Value]) -> int:
-        """Write a row with the next free number, which is returned."""
-
-        def begin(db: sqlite3.Connection) -> int:
-            number = int(db.execute(_EVENTS[table], (None, *values)).lastrowid or 0)
-            self._begun[table, values[0] if table == "runs" else number] = (number, *values)
-            if not self._read_only:
-                self.history.append([(table, (number, *values))])
-            return number
-
-        return self.run(begin)
-
-    def _end(self, table: str, name: Value, *values: Value) -> None:
-        """Write the last values of a row that was begun here."""
-        row = (*self._begun[table, name][: -len(values)], *values)
-
-        def end(db: sqlite3.Connection) -> None:
-            db.execute(_ENDS[table], (*values, row[0]))
-            if not self._read_only:
-                self.history.append([(table, row)])
-
-        self.run(end)
-        del self._begun[table, name]  # only now: on a full disk the end is written again, as a failure
 
     # artifacts
 
@@ -359,33 +368,24 @@ class Index(Database):
             found.append(Artifact(row[0], row[1], row[2], pairs, row[4], row[5], row[6], row[7], path))
         return found
 
-    def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> Artifact:
-        """Record a published artifact, whose manifest file has this size."""
-        row = self.run(lambda db: _add_artifact(db, manifest, manifest_bytes))
-        return self._made_of([(*row[:7], row[8])])[0]
+    def add_artifact(self, manifest: Manifest, artifact: Artifact) -> Artifact:
+        """Record an artifact that no attempt of this process left."""
+        self.run(lambda db: _add_artifact(db, manifest, artifact))
+        return artifact
 
-    def publish(
-        self, attempt: int, folder: Path, manifest: Manifest, manifest_bytes: int, peak: Peak | None
-    ) -> Artifact:
-        """Record in one transaction that an attempt succeeded, what it took, and the artifact in `folder` that came of it."""
-        end = (self._name(folder), time.time(), "succeeded", None, None, None)
-        events: list[Event] = [("attempts", (*self._begun["attempts", attempt][: -len(end)], *end))]
-        events += [] if peak is None else [_peak_event(attempt, peak)]
-
-        def publish(db: sqlite3.Connection) -> Row:
-            db.execute("BEGIN IMMEDIATE")
-            added = _add_artifact(db, manifest, manifest_bytes)
-            db.execute(_ENDS["attempts"], (*end, attempt))
-            for name, values in events[1:]:
-                db.execute(_EVENTS[name], values)
-            if not self._read_only:
-                self.history.append(events)
-            db.execute("COMMIT")
-            return added
-
-        added = self.run(publish)
-        del self._begun["attempts", attempt]
-        return self._made_of([(*added[:7], added[8])])[0]
+    def artifact(self, manifest: Manifest, manifest_bytes: int) -> Artifact:
+        """An artifact in its place, whose manifest file has this size; recorded or not."""
+        return Artifact(
+            manifest.fingerprint,
+            manifest.stage,
+            manifest.label,
+            tuple((entry.path, entry.size) for entry in manifest.files),
+            manifest_bytes,
+            manifest.size_bytes,
+            manifest.seconds("duration_s", 0.0),
+            manifest.seconds("finished_s", time.time()),
+            f"{self._workspace}/store/{manifest.stage}/{manifest.fingerprint}",
+        )
 
     def remove_artifacts(self, fingerprints: Iterable[Fingerprint]) -> None:
         """Forget artifacts whose files are gone."""
@@ -405,8 +405,9 @@ class Index(Database):
         return {label: sum(all_s) / len(all_s) for label, all_s in took.items()}
 
     def add_peak(self, attempt: int, peak: Peak) -> None:
-        """Record what an attempt took."""
-        self._change(_peak_event(attempt, peak))
+        """Record what an attempt took that has not ended."""
+        self.commit()
+        self._change(_peak_event(self._begun[attempt].id or 0, peak))
 
     def peaks(self) -> list[Peak]:
         """What the latest stage runs took, the newest first."""
@@ -431,20 +432,66 @@ class Index(Database):
 
     # attempts
 
-    def last_attempt(self, fingerprint: Fingerprint) -> int:
-        """Number of the latest attempt at this stage run, 0 if there was none."""
-        query = "SELECT coalesce(max(number), 0) AS number FROM attempts WHERE fingerprint = ?"
-        return int(self._rows(query, (fingerprint,))[0][0])
-
     def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: Path) -> int:
-        """Record that an attempt starts; returns its id."""
-        values = (run, stage, fingerprint, number, time.time(), self._name(folder), *[None] * 5)
-        return self._begin("attempts", values)
+        """An attempt that starts now; returns what it is called until it ends. It is written with whatever comes next."""
+        name = next(self._numbers)
+        self._begun[name] = _Begun((run, stage, fingerprint, number, time.time(), self._name(folder)))
+        self._unwritten[name] = None
+        return name
+
+    def commit(self) -> None:
+        """Write the attempts that have begun, so that others see them."""
+        if self._unwritten:
+            self._write_attempts({})
 
     def end_attempt(self, attempt: int, outcome: str, folder: Path, error: StageError | None = None) -> None:
         """Record how an attempt ended, and where its folder now is."""
         why = (error.failure.value, error.message, error.hint) if error else (None, None, None)
-        self._end("attempts", attempt, self._name(folder), time.time(), outcome, *why)
+        self._write_attempts({attempt: (self._name(folder), time.time(), outcome, *why)})
+
+    def record(self, group: Sequence[Published]) -> None:
+        """Record in one transaction that attempts succeeded, what they took, and the artifacts that came of them."""
+        self._write_attempts(
+            {
+                each.attempt: (self._name(each.artifact.folder), each.ended_s, "succeeded", None, None, None)
+                for each in group
+            },
+            group,
+        )
+
+    def _write_attempts(self, ends: Mapping[int, Row], published: Sequence[Published] = ()) -> None:
+        """Write what has begun and what has ended of the attempts, and what was published, in one transaction.
+
+        `ends` are the last values of their rows, from the folder on.
+        """
+        wanted = {**self._unwritten, **dict.fromkeys(ends)}
+
+        def write(db: sqlite3.Connection) -> dict[int, int]:
+            ids: dict[int, int] = {}
+            events: list[Event] = []
+            db.execute("BEGIN IMMEDIATE")
+            for name in wanted:
+                begun = self._begun[name]
+                *first, folder = begun.values
+                row = (begun.id, *first, *ends.get(name, (folder, *[None] * 5)))
+                ids[name] = int(db.execute(_EVENTS["attempts"], row).lastrowid or 0)
+                events.append(("attempts", (ids[name], *row[1:])))
+            for each in published:
+                _add_artifact(db, each.manifest, each.artifact)
+                if each.peak is not None:
+                    event = _peak_event(ids[each.attempt], each.peak)
+                    db.execute(_EVENTS[event[0]], event[1])
+                    events.append(event)
+            if not self._read_only:
+                self.history.append(events)
+            db.execute("COMMIT")
+            return ids
+
+        for name, number in super().run(write).items():
+            self._begun[name].id = number
+        for name in ends:  # only now: on a full disk the end is written again, as a failure
+            del self._begun[name]
+        self._unwritten.clear()
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
         """The latest attempt at each of `fingerprints` that has one."""
@@ -470,11 +517,20 @@ class Index(Database):
 
     def begin_run(self, run: str, matrix: str, command: tuple[str, ...]) -> None:
         """Record that a run starts."""
-        self._begin("runs", (run, matrix, json.dumps(command), time.time(), None, None))
+        values = (run, matrix, json.dumps(command), time.time(), None, None)
+
+        def begin(db: sqlite3.Connection) -> Row:
+            row = (int(db.execute(_EVENTS["runs"], (None, *values)).lastrowid or 0), *values)
+            if not self._read_only:
+                self.history.append([("runs", row)])
+            return row
+
+        self._runs[run] = self.run(begin)
 
     def end_run(self, run: str, exit_code: int) -> None:
         """Record how a run ended."""
-        self._end("runs", run, time.time(), exit_code)
+        self._change(("runs", (*self._runs[run][:-2], time.time(), exit_code)))
+        del self._runs[run]
 
     def newest_run(self) -> str | None:
         """The id of the run that began last."""
@@ -572,21 +628,19 @@ def _peak_event(attempt: int, peak: Peak) -> Event:
     return "peaks", (attempt, peak.label, peak.system, *texts)
 
 
-def _add_artifact(db: sqlite3.Connection, manifest: Manifest, manifest_bytes: int) -> Row:
-    """Returns the row."""
+def _add_artifact(db: sqlite3.Connection, manifest: Manifest, artifact: Artifact) -> None:
     row = (
-        manifest.fingerprint,
-        manifest.stage,
-        manifest.label,
-        json.dumps([[entry.path, entry.size] for entry in manifest.files]),
-        manifest_bytes,
-        manifest.size_bytes,
-        manifest.seconds("duration_s", 0.0),
+        artifact.fingerprint,
+        artifact.stage,
+        artifact.label,
+        json.dumps(artifact.files),
+        artifact.manifest_bytes,
+        artifact.size_bytes,
+        artifact.duration_s,
         manifest.key,
-        manifest.seconds("finished_s", time.time()),
+        artifact.published_s,
     )
     db.execute("INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    return row
 
 
 def _typed(rows: sqlite3.Cursor) -> list[Row]:

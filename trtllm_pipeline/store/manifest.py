@@ -18,7 +18,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.digest import digest_file, digest_text
-from trtllm_pipeline.files.writing import object_text
+from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import OUT
 
@@ -95,9 +95,9 @@ class Manifest:
         value = self.provenance.get(name)
         return float(value) if isinstance(value, (int, float)) else default
 
-    def write(self, folder: Path) -> None:
-        """Write it into `folder`."""
-        (folder / NAME).write_text(object_text(self.to_json()), encoding="utf-8")
+    def write(self, folder: Path) -> int:
+        """Write it into `folder`; returns its size in bytes."""
+        return write_once(folder / NAME, object_text(self.to_json()))
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
@@ -196,40 +196,54 @@ def scan(out: Path) -> tuple[FileEntry, ...]:
 
     Raises StateError for what an artifact cannot hold: sockets, devices, links that lead nowhere.
     """
-    return tuple(_entry(path, str(path.relative_to(out))) for path in sorted(walk(out)))
+    return _sorted(_entry(each, each.path.removeprefix(f"{out}/")) for each in _below(out))
 
 
 def scan_records(attempt: Path, out: Path) -> tuple[FileEntry, ...]:
     """Every file of an attempt beside its result: job, log and what its programs left there."""
-    beside = (path for path in sorted(walk(attempt)) if not path.is_relative_to(out) and path.name != NAME)
-    return tuple(_entry(path, str(path.relative_to(attempt))) for path in beside if path.is_file())
+    beside = (each for each in _below(attempt, without=out.name) if each.name != NAME and each.is_file())
+    return _sorted(_entry(each, each.path.removeprefix(f"{attempt}/")) for each in beside)
+
+
+def _sorted(found: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+    return tuple(sorted(found, key=lambda entry: entry.path.split("/")))
 
 
 def walk(folder: Path) -> Iterator[Path]:
     """Everything below `folder` that is not a folder."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from walk(Path(entry.path))
-            else:
-                yield Path(entry.path)
+    return (Path(each.path) for each in _below(folder))
+
+
+def _below(folder: Path | str, without: str = "") -> Iterator[os.DirEntry[str]]:
+    """The same, without what is below one folder in it."""
+    with os.scandir(folder) as found:
+        for each in found:
+            if not each.is_dir(follow_symlinks=False):
+                yield each
+            elif each.name != without:
+                yield from _below(each.path)
 
 
 # Published files never change, so one digest serves every hard link to the same content within a run.
 _digests: dict[tuple[int, int, int, int], str] = {}
+_REMEMBERED_BYTES: Final = 1 << 20
+"""Smaller files are read again sooner than remembered."""
 
 
-def _entry(path: Path, name: str) -> FileEntry:
-    if path.is_symlink():
-        if not path.exists():
-            raise StateError(f"{path} is a link to {path.readlink()}, which does not exist")
-        return FileEntry(name, 0, link=str(path.readlink()))
-    if not path.is_file():
-        raise StateError(f"{path}: an artifact may only contain files, folders and links")
-    found = path.stat()
+def _entry(entry: os.DirEntry[str], name: str) -> FileEntry:
+    if entry.is_symlink():
+        target = str(Path(entry.path).readlink())
+        if not Path(entry.path).exists():
+            raise StateError(f"{entry.path} is a link to {target}, which does not exist")
+        return FileEntry(name, 0, link=target)
+    if not entry.is_file():
+        raise StateError(f"{entry.path}: an artifact may only contain files, folders and links")
+    found = entry.stat()
+    if found.st_size < _REMEMBERED_BYTES:
+        return FileEntry(name, found.st_size, digest_file(entry.path))
     identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     if identity not in _digests:
-        _digests[identity] = digest_file(path)
+        _digests[identity] = digest_file(entry.path)
     return FileEntry(name, found.st_size, _digests[identity])
 
 

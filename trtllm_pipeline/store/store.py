@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import Artifact, Index, Peak
+from trtllm_pipeline.store.index import Artifact, Index, Peak, Published
 from trtllm_pipeline.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,10 @@ _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Files there: the claim on a stage run."""
 CLUSTER: Final = ".cluster"
 """Ends the name of a folder beside an attempt: what is said between its node and the pipeline."""
-_DURABLE_AFTER_S: Final = 1.0
-"""What took longer to make is synced to the disk when it is published: its files before the rename, its name after."""
+_LARGE_BYTES: Final = 32 << 20
+"""More is synced to the disk before it is published, so that a group of small artifacts does not wait for it."""
+_DIRTY_BYTES: Final = 64 << 20
+"""Where more waits to be written, of other programs too, files are synced one by one."""
 
 
 @dataclass(slots=True)
@@ -138,10 +140,11 @@ class Store:
         """Those of `wanted` (fingerprint -> stage) that are published with all files of the right size.
 
         An artifact with a missing or changed file is set aside, so that it is made again. An artifact that was published
-        but not indexed, because the pipeline was killed in between, is added to the index. Raises StateError if its files
-        cannot be read or another release wrote it.
+        but not indexed, because the pipeline was killed in between, is added to the index; while its pipeline lives, it is
+        not there yet. Raises StateError if its files cannot be read or another release wrote it.
         """
-        rows, names = self.index.artifacts(wanted), self._folders(wanted)
+        rows = self.index.artifacts(wanted)
+        names = self._folders(wanted, rows)
         looked_at = (
             self._look(stage, fingerprint, rows.get(fingerprint), there=fingerprint in names[stage])
             for fingerprint, stage in wanted.items()
@@ -150,7 +153,8 @@ class Store:
 
     def there(self, wanted: Mapping[Fingerprint, str]) -> set[Fingerprint]:
         """As `present`, for who only says what there is: no file is looked at of what the index has and a folder is there of."""
-        published, names = self.index.published(), self._folders(wanted)
+        published = self.index.published()
+        names = self._folders(wanted, published)
         return {
             fingerprint
             for fingerprint, stage in wanted.items()
@@ -158,9 +162,13 @@ class Store:
             and (fingerprint in published or self._look(stage, fingerprint, None, there=True) is not None)
         }
 
-    def _folders(self, wanted: Mapping[Fingerprint, str]) -> dict[str, set[str]]:
-        """The names of all artifacts' folders, by stage."""
-        return {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
+    def _folders(self, wanted: Mapping[Fingerprint, str], recorded: Collection[Fingerprint]) -> dict[str, set[str]]:
+        """The names of all artifacts' folders, by stage, without those of `wanted` that somebody is about to record."""
+        names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
+        for fingerprint, stage in wanted.items():
+            if fingerprint in names[stage] and fingerprint not in recorded and self.is_claimed(fingerprint):
+                names[stage].remove(fingerprint)
+        return names
 
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
         """One artifact if it is complete, as in `present`, without listing others."""
@@ -175,8 +183,9 @@ class Store:
             return None
         path = f"{self._artifacts}/{stage}/{fingerprint}"  # of a large plan, many
         if row is None or row.path != path or not whole(path, row.files, row.manifest_bytes):
-            # The manifest decides: the index may not know it yet, or be damaged where nothing else shows it.
-            damage = _damage(inspect(Path(path), contents=False))
+            # The manifest decides: the index may not know it yet, or be damaged where nothing else shows it. What was
+            # never recorded may not have reached the disk before a power cut: it is read.
+            damage = _damage(inspect(Path(path), contents=row is None))
             if damage is not None:
                 logger.warning("%s; %s", damage, self._set_aside(stage, fingerprint))
                 return None
@@ -184,7 +193,10 @@ class Store:
         return row
 
     def _adopt(self, folder: Path) -> Artifact:
-        return self.index.add_artifact(manifest.read(folder), _manifest_bytes(folder))
+        artifact = self.index.artifact(sealed := manifest.read(folder), _manifest_bytes(folder))
+        if self.unwritable is None:
+            self.sync([artifact])
+        return self.index.add_artifact(sealed, artifact)
 
     def _set_aside(self, stage: str, fingerprint: str) -> str:
         """Take a damaged artifact out of use but keep its files; returns what was done."""
@@ -225,9 +237,16 @@ class Store:
         """Whether a process works on this stage run now."""
         return claims.is_held(self.work_dir / f"{fingerprint}.lock")
 
-    def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
-        """A new attempt folder. The caller holds the claim, so leftovers of older attempts are removed."""
-        number = 1 + self.index.last_attempt(fingerprint)
+    def tried(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, int]:
+        """Number of the latest attempt at each of these that has one."""
+        return {fingerprint: row.number for fingerprint, row in self.index.attempts(fingerprints).items()}
+
+    def begin(self, run: str, stage: str, fingerprint: Fingerprint, last: int | None = None) -> Attempt:
+        """A new attempt folder; `last` is the number of the latest attempt, 0 for none, where it is known.
+
+        The caller holds the claim, so leftovers of older attempts are removed.
+        """
+        number = 1 + (self.tried([fingerprint]).get(fingerprint, 0) if last is None else last)
         if number > 1:
             shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
         while True:
@@ -235,7 +254,7 @@ class Store:
             try:
                 folder.mkdir()
                 break
-            except FileExistsError:  # the index was lost, and with it the count
+            except FileExistsError:  # another invocation's since, or the index was lost, and with it the count
                 shutil.rmtree(folder, ignore_errors=True)
                 number += 1
         (folder / OUT).mkdir()
@@ -258,7 +277,7 @@ class Store:
         )
 
     def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
-        """Digest the attempt's files and write the manifest. Reads every byte once; may run in a thread.
+        """Digest the attempt's files and write the manifest. Reads every byte once; may run in a thread, and should for large ones.
 
         Raises StageError if the attempt left no files, or something that an artifact may not contain.
         """
@@ -277,18 +296,19 @@ class Store:
             if entry.link is None and (stat := path.stat()).st_nlink == 1:
                 path.chmod(stat.st_mode & ~0o222)
         sealed.write(attempt.folder)
-        if _is_durable(sealed):
+        if sealed.size_bytes > _LARGE_BYTES:
             _sync(attempt.folder)
         return sealed
 
-    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Artifact:
-        """Turn the attempt into the artifact by one rename, and record it, with what it took."""
-        manifest_bytes = self._place(attempt.folder, sealed, durable=_is_durable(sealed))
-        folder = self.folder(sealed.stage, sealed.fingerprint)
-        return self.index.publish(attempt.id, folder, sealed, manifest_bytes, peak)
+    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Published:
+        """Turn the attempt into the artifact by one rename. It has still to be synced, and then recorded with what it took.
 
-    def _place(self, folder: Path, sealed: Manifest, *, durable: bool) -> int:
-        """Move a sealed folder to where artifacts are; returns the size of its manifest."""
+        So a group of them shares what that costs, and after a power cut nothing is recorded that is not there.
+        """
+        return Published(attempt.id, sealed, self._place(attempt.folder, sealed), time.time(), peak)
+
+    def _place(self, folder: Path, sealed: Manifest) -> Artifact:
+        """Move a sealed folder to where artifacts are."""
         final = self.folder(sealed.stage, sealed.fingerprint)
         if final.exists():
             self._set_aside(sealed.stage, sealed.fingerprint)
@@ -297,10 +317,17 @@ class Store:
         except FileNotFoundError:  # the first of its stage
             final.parent.mkdir(exist_ok=True)
             folder.rename(final)
-        if durable:  # or a power loss undoes the rename, and the next run starts over
-            _sync_one(final.parent)
-            _sync_one(self.artifacts_dir)
-        return _manifest_bytes(final)
+        return self.index.artifact(sealed, _manifest_bytes(final))
+
+    def sync(self, artifacts: Sequence[Artifact]) -> None:
+        """Bring artifacts to the disk, with their names. May run in a thread. Raises OSError."""
+        if _dirty_bytes() <= _DIRTY_BYTES and _sync_one(self.artifacts_dir, _sync_file_system) == 0:
+            return
+        for artifact in artifacts:
+            _sync(artifact.folder)
+        for folder in {artifact.folder.parent for artifact in artifacts}:
+            _sync_one(folder)
+        _sync_one(self.artifacts_dir)
 
     def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
         """Where the files of an artifact from elsewhere are gathered; a killed pull goes on there. `sweep` leaves it."""
@@ -314,7 +341,9 @@ class Store:
         """Publish what has arrived, by one rename. The caller holds the claim, and has checked every file."""
         folder = self.arriving(sealed.stage, sealed.fingerprint)
         _sync(folder)
-        return self.index.add_artifact(sealed, self._place(folder, sealed, durable=True))
+        artifact = self._place(folder, sealed)
+        self.sync([artifact])
+        return self.index.add_artifact(sealed, artifact)
 
     @contextmanager
     def attaching(self, folder: Path) -> Iterator[Callable[[str], None]]:
@@ -555,12 +584,24 @@ def _manifest_bytes(folder: Path) -> int:
     return (folder / manifest.NAME).stat().st_size
 
 
-def _is_durable(sealed: Manifest) -> bool:
-    return sealed.seconds("duration_s", 0.0) >= _DURABLE_AFTER_S
+def _dirty_bytes() -> int:
+    """What programs have written that the disks do not have yet; 0 where the kernel does not tell."""
+    try:
+        with open("/proc/meminfo", "rb") as file:  # noqa: PTH123
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Dirty:")), 0)
+    except OSError:
+        return 0
+
+
+def _sync_file_system(fd: int) -> int:
+    """Sync all of the file system of an open file: one call for any number of files. Returns 0, or -1 where it cannot be."""
+    import ctypes
+
+    return int(ctypes.CDLL(None).syncfs(fd))
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder tree to the disk before its rename, so that a power loss cannot publish empty files."""
+    """Sync a folder tree to the disk."""
     for base, _, files in os.walk(folder, topdown=False):
         for name in (*files, ""):
             path = os.path.join(base, name)
@@ -568,9 +609,10 @@ def _sync(folder: Path) -> None:
                 _sync_one(path)
 
 
-def _sync_one(path: str | Path) -> None:
+def _sync_one(path: str | Path, how: Callable[[int], int | None] | None = None) -> int:
+    """Sync a file or folder, or do another thing with it; returns what that returns, 0 for nothing."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        return (how or os.fsync)(fd) or 0
     finally:
         os.close(fd)

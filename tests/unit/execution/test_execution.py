@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import fabricated
+from tests.helpers.fabricated import recorded
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -29,6 +32,7 @@ from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims, manifest
+from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
 USAGE = Usage(0.1, 0.1, 1000)
@@ -123,6 +127,58 @@ def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | 
     present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
     on = Capacity(cpus=4, downloads=2)
     return execute(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present)
+
+
+def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk: set[str] = set()
+    groups: list[int] = []
+    told: list[str] = []
+    sync, other = store.sync, Store(store.workspace)
+
+    def slowly(artifacts: Sequence[Artifact]) -> None:
+        time.sleep(0.03)
+        sync(artifacts)
+        groups.append(len(artifacts))
+        on_disk.update(each.fingerprint for each in artifacts)
+
+    class Listening(Silent):
+        def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+            if status is StageStatus.SUCCEEDED and run.stage.scope is not Scope.SERVICE:
+                assert run.fingerprint in on_disk
+                assert other.index.artifacts([run.fingerprint])
+                assert not store.is_claimed(run.fingerprint)
+                told.append(run.id)
+
+    monkeypatch.setattr(store, "sync", slowly)
+    plan = plan_of("fp16", "fp8", "int8_wo")
+    executor = PretendExecutor()
+    assert run(plan, store, executor, Listening()).exit_code == 0
+    made = [job.id for job in executor.jobs if job.scope is not Scope.SERVICE]
+    assert sorted(told) == sorted(made)
+    assert len(groups) < len(made), "what ends while others are synced is synced together"
+
+
+def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_artifacts: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Listening(Silent):
+        def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+            assert status is not StageStatus.SUCCEEDED
+
+    monkeypatch.setattr(store, "sync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(plan_of(until="make"), store, PretendExecutor(), Listening())
+    assert store.index.all_artifacts() == []
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(store.workspace))
+    again = PretendExecutor()
+    assert run(plan_of(until="make"), store, again).exit_code == 0
+    assert "get" not in again.stages(), "what was published is read and taken"
 
 
 def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
@@ -224,7 +280,7 @@ def test_work_of_another_invocation_is_waited_for_not_repeated(store: Store) -> 
         if polls == 3:
             attempt = other.begin("other", "get", get.fingerprint)
             (attempt.out / "result").write_text("theirs")
-            other.publish(attempt, other.seal(attempt, get.key, get.label, {}))
+            recorded(other, attempt, get.key, get.label, {})
             claim.release()
         return wait(_timeout)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import fabricated
+from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli.app import main
@@ -205,7 +206,7 @@ def test_an_engine_of_another_gpu_is_refused_unless_that_is_allowed(
     attempt = other.begin("r", "build", run.fingerprint)
     (attempt.out / "rank0.engine").write_text("engine")
     system = {"gpus": ["NVIDIA H100 80GB HBM3, 80 GiB"] * 2}
-    other.publish(attempt, other.seal(attempt, run.key, run.label, {"system": system}))
+    recorded(other, attempt, run.key, run.label, {"system": system})
     push(other, url, "build")
     told = Told()
     offers = source(url, gpus, **asked).offers(plan, ())

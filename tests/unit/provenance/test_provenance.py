@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.fabricated import recorded
 from tests.helpers.signed import key_text, publish, read_key, write_key
 from trtllm_pipeline import provenance
 from trtllm_pipeline.errors import PipelineError, StateError, UsageError
@@ -162,7 +163,7 @@ def test_the_source_of_a_model_is_a_pinned_dependency(store: Store, source: Any,
     key = canonical({"stage": "download", "params": {"source": source}, "inputs": {}})
     attempt = store.begin("run", "download", fingerprint(key))
     (attempt.out / "config.json").write_text("{}")
-    artifact = store.publish(attempt, store.seal(attempt, key, "download/toy", {}))
+    artifact = recorded(store, attempt, key, "download/toy", {})
     statement: Any = provenance.statement_of(artifact.folder)
     found = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert found == ([{"name": "model", **expected}] if expected else [])
@@ -172,7 +173,7 @@ def test_an_older_artifact_says_what_was_not_recorded(store: Store, key: Signing
     text = key_text("old")
     attempt = store.begin("run", "build", fingerprint(text))
     (attempt.out / "engine").write_text("x")
-    artifact = store.publish(attempt, store.seal(attempt, text, "build/toy", {"duration_s": 1.0}))
+    artifact = recorded(store, attempt, text, "build/toy", {"duration_s": 1.0})
     described = Described.of(artifact.folder, NOTHING).text()
     assert "made by    not recorded" in described
     assert "command    not recorded" in described

@@ -216,7 +216,7 @@ def test_following_ends_with_the_attempt(store: Store) -> None:
         assert process.poll() is None
         # The attempt becomes the artifact while somebody reads its log.
         (attempt.out / "weights").write_bytes(b"x")
-        store.publish(attempt, store.seal(attempt, run.key, run.label, {"duration_s": 1.0}))
+        fabricated.recorded(store, attempt, run.key, run.label, {"duration_s": 1.0})
         with (store.folder("convert", run.fingerprint) / "log").open("a") as file:
             file.write("last\n")
         claim.release()

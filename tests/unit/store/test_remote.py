@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from tests.helpers.signed import publish, read_key, write_key
 from trtllm_pipeline import flow, provenance
@@ -225,7 +226,7 @@ def test_links_within_arrive(store: Store, other: Store, url: str) -> None:
     attempt = store.begin("run", "build", fingerprint(canonical({"stage": "build"})))
     (attempt.out / "a").write_text("x")
     (attempt.out / "b").symlink_to("a")
-    made = store.publish(attempt, store.seal(attempt, canonical({"stage": "build"}), "build", {}))
+    made = recorded(store, attempt, canonical({"stage": "build"}), "build", {})
     push(store, url, made)
     assert states(pull(other, url)) == ["done"]
     got = other.folder(*place(made)) / "out/b"
@@ -236,7 +237,7 @@ def test_an_artifact_with_a_link_out_of_it_is_not_pushed(store: Store, url: str,
     attempt = store.begin("run", "build", fingerprint(canonical({"stage": "build"})))
     (tmp_path / "weights").write_text("x")
     (attempt.out / "b").symlink_to(tmp_path / "weights")
-    made = store.publish(attempt, store.seal(attempt, canonical({"stage": "build"}), "build", {}))
+    made = recorded(store, attempt, canonical({"stage": "build"}), "build", {})
     (found,) = push(store, url, made)
     assert (found.state, str(tmp_path) in str(found.message)) == ("refused", True)
 
@@ -450,7 +451,7 @@ def test_a_matrix_pulls_what_its_cells_need_on_this_machine(
     for run in runs:
         attempt = store.begin("run", run.stage.name, run.fingerprint)
         (attempt.out / "file").write_text(run.id)
-        store.publish(attempt, store.seal(attempt, run.key, run.label, {}))
+        recorded(store, attempt, run.key, run.label, {})
     publish(store)
     store.close()
     assert main(["store", "push", "remote", "--workspace", "w"]) == 0

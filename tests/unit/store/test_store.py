@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.fabricated import recorded
 from trtllm_pipeline.domain import Exclusive, Fingerprint
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import claims
-from trtllm_pipeline.store.index import Artifact, Index
+from trtllm_pipeline.store.index import Artifact, Index, Peak
 from trtllm_pipeline.store.manifest import Kind, inspect
 from trtllm_pipeline.store.store import Store
 
@@ -33,8 +34,8 @@ def publish(store: Store, name: str = "a", files: dict[str, str] | None = None, 
         file.write_text(text)
     (attempt.folder / JOB).write_text("{}")
     attempt.log.write_text("said\n")
-    sealed = store.seal(attempt, key(name), "build/toy/m/fp16", {"duration_s": seconds})
-    return store.publish(attempt, sealed)
+    store.index.commit()
+    return recorded(store, attempt, key(name), "build/toy/m/fp16", {"duration_s": seconds})
 
 
 @pytest.fixture
@@ -317,7 +318,7 @@ def test_a_link_that_leads_elsewhere_is_damage(store: Store, tmp_path: Path) -> 
     (tmp_path / "engine").mkdir()
     attempt = store.begin("run", "repository", fingerprint(canonical({"link": 1})))
     (attempt.out / "engine").symlink_to(tmp_path / "engine")
-    artifact = store.publish(attempt, store.seal(attempt, canonical({"link": 1}), "l", {}))
+    artifact = recorded(store, attempt, canonical({"link": 1}), "l", {})
     assert found_by_verify(store) == []
     (artifact.out / "engine").unlink()
     (artifact.out / "engine").symlink_to(tmp_path)
@@ -334,18 +335,95 @@ def test_manifests_of_older_releases_are_read(store: Store) -> None:
     assert found_by_verify(store) == found_by_repair(store) == []
 
 
-def test_what_took_long_is_on_the_disk_before_and_after_it_has_its_name(
+@pytest.mark.parametrize("dirty", [0, 1 << 40], ids=["little is dirty", "others write much"])
+def test_sync_brings_artifacts_and_their_names_to_the_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dirty: int
+) -> None:
+    synced: list[Path] = []
+
+    def note(fd: int) -> int:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        return 0
+
+    monkeypatch.setattr("trtllm_pipeline.store.store._dirty_bytes", lambda: dirty)
+    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", note)
+    monkeypatch.setattr(os, "fsync", note)
+    artifact = publish(store)
+    assert synced == [], "a group of them is synced together"
+    store.sync([artifact])
+    if not dirty:
+        assert synced == [store.artifacts_dir], "all of them by one call"
+        return
+    *before, parent, top = synced
+    assert {each.name for each in before} >= {"weights", "config.json", "manifest.json", "log", "out"}
+    assert (parent, top) == (artifact.folder.parent, store.artifacts_dir)
+
+
+def test_where_a_file_system_cannot_be_synced_whole_its_files_are(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", lambda _fd: -1)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    store.sync([publish(store)])
+    assert synced
+
+
+def test_large_files_are_on_the_disk_before_they_are_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
-    publish(store, "short", seconds=0.9)
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    monkeypatch.setattr("trtllm_pipeline.store.store._LARGE_BYTES", 3)
+    publish(store, "small", {"f": "abc"})
     assert synced == []
-    artifact = publish(store, "long", seconds=1.0)
-    *before, parent, top = synced
-    assert {Path(each).name for each in before} >= {"weights", "config.json", "manifest.json", "log", "out"}
-    assert all(Path(each).is_relative_to(store.work_dir) for each in before)
-    assert (Path(parent), Path(top)) == (artifact.folder.parent, store.artifacts_dir)
+    publish(store, "large", {"f": "abcd"})
+    assert {"f", "out", "manifest.json"} <= {*synced}
+
+
+def test_attempts_are_written_together_and_what_is_asked_next_sees_them(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "w")
+    attempts = [store.begin("r", "build", fingerprint(key(str(number))), last=0) for number in range(3)]
+    assert other.index.attempts_of("r") == ()
+    assert [row.number for row in store.index.attempts_of("r")] == [1, 1, 1]
+    assert len(other.index.attempts_of("r")) == 3
+    store.fail(attempts[1], "failed", StageError("no"))
+    later = store.begin("r", "check", fingerprint(key("later")), last=0)
+    group = []
+    for attempt in (attempts[0], later):
+        (attempt.out / "f").write_text("x")
+        name = "0" if attempt is attempts[0] else "later"
+        group.append(
+            store.publish(attempt, store.seal(attempt, key(name), "l", {}), Peak("l", "x", {}, {"ms": attempt.number}))
+        )
+    assert other.index.all_artifacts() == []
+    lines = len(store.index.history.path.read_text().splitlines())
+    store.index.record(group)
+    assert len(store.index.history.path.read_text().splitlines()) == lines + 4, "a row and a peak of each"
+    assert [row.outcome for row in other.index.attempts_of("r")] == ["succeeded", "failed", None, "succeeded"]
+    assert {found.fingerprint for found in other.index.all_artifacts()} == {
+        each.fingerprint for each in (attempts[0], later)
+    }
+    assert len(other.index.peaks()) == 2
+
+
+def test_what_was_published_and_never_recorded_is_read_before_it_is_taken(store: Store, tmp_path: Path) -> None:
+    """A power cut may leave a file as long as it was, with other content; and a name without a file."""
+    sound, torn = (publish(store, name, {"f": f"{name}ontent"}) for name in "ck")
+    store.index.remove_artifacts([sound.fingerprint, torn.fingerprint])
+    path = torn.out / "f"
+    path.chmod(0o600)
+    path.write_bytes(b"\0" * len("kontent"))
+    assert store.present({sound.fingerprint: "build", torn.fingerprint: "build"}).keys() == {sound.fingerprint}
+    assert not torn.folder.exists()
+
+
+def test_what_another_invocation_has_published_and_not_recorded_is_not_there_yet(store: Store) -> None:
+    artifact = publish(store)
+    store.index.remove_artifacts([artifact.fingerprint])
+    claim = store.claim(artifact.fingerprint)
+    assert claim is not None
+    assert store.present({artifact.fingerprint: "build"}) == {}
+    assert store.get("build", artifact.fingerprint) == artifact, "whoever has the claim may take it"
+    claim.release()
 
 
 def test_killed_between_rename_and_row(store: Store) -> None:
@@ -391,6 +469,7 @@ def remembering(store: Store) -> Artifact:
     index.begin_run("20260102-run", "m.yaml", ("pipeline", "run"))
     artifact = publish(store)
     failed = store.begin("20260102-run", "build", fingerprint(key("b")))
+    store.index.commit()
     store.fail(failed, "failed", StageError("no memory", hint="more of it"))
     index.end_run("20260102-run", 1)
     index.begin_run("20260101-later", "m.yaml", ())
@@ -718,7 +797,7 @@ def test_an_attempt_that_a_full_disk_kept_from_ending_can_still_fail(
 
     monkeypatch.setattr(store.index.history, "append", full)
     with pytest.raises(OSError, match="No space left"):
-        store.publish(attempt, sealed)
+        store.index.record([store.publish(attempt, sealed)])
     monkeypatch.setattr(store.index.history, "append", append)
     store.fail(attempt, "failed", StageError("no room"))
     assert [row.outcome for row in store.index.attempts_of("r")] == ["failed"]
@@ -766,7 +845,7 @@ def test_an_artifact_whose_link_target_is_gone_is_made_again(store: Store, tmp_p
     target.mkdir()
     attempt = store.begin("run", "repository", fingerprint(key("r")))
     (attempt.out / "engine").symlink_to(target)
-    artifact = store.publish(attempt, store.seal(attempt, key("r"), "l", {}))
+    artifact = recorded(store, attempt, key("r"), "l", {})
     assert store.get("repository", artifact.fingerprint) is not None
     target.rmdir()
     assert store.get("repository", artifact.fingerprint) is None
