@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import OK
+from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.bench.result import GpuUse
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.files.user_files import decode
-from trtllm_pipeline.machine.gpus import Nvml, nvml
+from trtllm_pipeline.machine.gpus import Nvml, nvml, of_process
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.bench.events import GpuRecord, GpuSample, TritonRecord
+    from trtllm_pipeline.bench.events import GpuDevice, GpuRecord, TritonRecord
 
 TRITON: Final = {
     "nv_inference_request_success": "requests",
@@ -30,6 +33,8 @@ TRITON: Final = {
 }
 """Triton's counters -> what we call them. Source: Triton user guide, "Metrics"."""
 SAMPLE_S: Final = 0.1
+_UNSEEN_NS: Final = 1_000_000_000
+"""How long at either end GPUs need not have been sampled."""
 TIMEOUT_S: Final = 10.0
 """Of a look at the counters: an endpoint that hangs must not hold the run."""
 _CLOCK_SM: Final = 1
@@ -104,8 +109,9 @@ async def metrics_page(address: str, *, timeout_s: float) -> str | None:
 
 
 @contextmanager
-def gpus() -> Iterator[list[dict[str, Any]]]:
-    """Sample every GPU that NVML shows while the block runs; the list fills when it ends, and stays empty without GPUs.
+def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
+    """Sample GPUs while the block runs: those that a process was started with, or all that NVML shows. The list fills when
+    it ends, and stays empty without GPUs.
 
     Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null where not known.
     """
@@ -115,6 +121,8 @@ def gpus() -> Iterator[list[dict[str, Any]]]:
         if ask is None or not handles:
             yield found
             return
+        its_own = frozenset() if pid is None else of_process(pid)
+        handles = [each for each in handles if not its_own or ask("nvmlDeviceGetUUID", each) in its_own]
         devices: list[dict[str, Any]] = [
             {
                 "name": ask("nvmlDeviceGetName", each) or "unknown",
@@ -156,30 +164,78 @@ def sample(ask: Nvml, handle: Any) -> list[float | None]:
 
 def gpu_summary(record: GpuRecord) -> list[dict[str, Any]]:
     """Mean power, energy, most memory, mean clock and load, highest temperature of each device of a gpu record."""
-    from statistics import fmean
+    return [gpu_summary_of(device) for device in record["devices"]]
 
-    def column(samples: Sequence[GpuSample], index: int) -> list[float]:
-        return [value for row in samples if len(row) > index and (value := row[index]) is not None]
 
-    summaries = []
-    for device in record["devices"]:
-        samples = device["samples"]
-        watts, memory, clock, load, heat = (column(samples, index) for index in (1, 2, 3, 4, 5))
-        seconds = (samples[-1][0] - samples[0][0]) / 1e9 if len(samples) > 1 else 0.0
-        summaries.append(
-            {
-                "name": device["name"],
-                "uuid": device["uuid"],
-                "power_w": round(fmean(watts), 1) if watts else None,
-                "energy_j": round(fmean(watts) * seconds, 1) if watts else None,
-                "memory_bytes": int(max(memory)) if memory else None,
-                "sm_clock_mhz": round(fmean(clock)) if clock else None,
-                "sm_clock_mhz_min": round(min(clock)) if clock else None,
-                "busy_percent": round(fmean(load), 1) if load else None,
-                "temperature_c": round(max(heat)) if heat else None,
-            }
-        )
-    return summaries
+def gpu_summary_of(device: GpuDevice) -> dict[str, Any]:
+    """The same of one device."""
+
+    def column(index: int) -> list[float]:
+        return [value for row in readings if len(row) > index and (value := row[index]) is not None]
+
+    readings = device["samples"]
+    watts, memory, clock, load, heat = map(column, (1, 2, 3, 4, 5))
+    seconds = (readings[-1][0] - readings[0][0]) / 1e9 if len(readings) > 1 else 0.0
+    return {
+        "name": device["name"],
+        "uuid": device["uuid"],
+        "power_w": round(fmean(watts), 1) if watts else None,
+        "energy_j": round(fmean(watts) * seconds, 1) if watts else None,
+        "memory_bytes": int(max(memory)) if memory else None,
+        "sm_clock_mhz": round(fmean(clock)) if clock else None,
+        "sm_clock_mhz_min": round(min(clock)) if clock else None,
+        "busy_percent": round(fmean(load), 1) if load else None,
+        "temperature_c": round(max(heat)) if heat else None,
+    }
+
+
+def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float | None:
+    """Joules that the GPUs of the records took from one moment to another, power between samples taken as straight lines;
+    None where they were not sampled all the time. GPUs that did nothing are another's, and left out.
+    """
+    total, known = 0.0, False
+    for device in working(each for record in records for each in record["devices"]):
+        samples = [(each[0], watts) for each in device["samples"] if (watts := each[1]) is not None]
+        if not samples or samples[0][0] > start_ns + _UNSEEN_NS or samples[-1][0] < end_ns - _UNSEEN_NS:
+            return None
+        inside = [(min(max(now_ns, start_ns), end_ns), watts) for now_ns, watts in samples]
+        known = True
+        total += sum((later - now) / 1e9 * (one + two) / 2 for (now, one), (later, two) in pairwise(inside))
+        total += (inside[0][0] - start_ns) / 1e9 * inside[0][1] + (end_ns - inside[-1][0]) / 1e9 * inside[-1][1]
+    return total if known else None
+
+
+def working(devices: Iterable[GpuDevice]) -> list[GpuDevice]:
+    """Those that were busy at some time, or do not say; all of them where none was."""
+    every = list(devices)
+    busy = [device for device in every if any(sample[4] is None or sample[4] > 0 for sample in device["samples"])]
+    return busy or every
+
+
+def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> GpuUse | None:
+    """What the GPUs of a level did, all of them together; `joules` of each repeat. None without records."""
+    summaries = [[gpu_summary_of(device) for device in working(record["devices"])] for record in records]
+    if not any(summaries):
+        return None
+
+    def over(
+        name: str, how: Callable[[Iterable[float]], float], each: Callable[[Iterable[float]], float]
+    ) -> float | None:
+        """`how` over the devices of a record, `each` over the records."""
+        found = [[value for one in of if (value := one[name]) is not None] for of in summaries]
+        return round(each(how(values) for values in found), 3) if all(found) else None
+
+    memory = over("memory_bytes", sum, max)
+    return GpuUse(
+        devices=max(map(len, summaries)),
+        power_w=over("power_w", sum, fmean),
+        energy_j=None if None in joules else round(sum(each for each in joules if each is not None), 3),
+        memory_bytes=None if memory is None else int(memory),
+        sm_clock_mhz=over("sm_clock_mhz", fmean, fmean),
+        sm_clock_mhz_min=over("sm_clock_mhz_min", min, min),
+        busy_percent=over("busy_percent", fmean, fmean),
+        temperature_c=over("temperature_c", max, max),
+    )
 
 
 def triton_summary(record: TritonRecord) -> dict[str, dict[str, float]]:

@@ -211,7 +211,9 @@ class SpeculationRecord(_OfLevel):
     accepted_tokens: Count
 
 
-class _Device(_Record):
+class GpuDevice(_Record):
+    """A GPU and its readings."""
+
     name: str
     uuid: str
     samples: list[GpuSample]
@@ -221,7 +223,7 @@ class GpuRecord(_OfLevel):
     """The GPUs during a level."""
 
     type: Literal["gpu"]
-    devices: list[_Device]
+    devices: list[GpuDevice]
 
 
 class _Check(_Record):

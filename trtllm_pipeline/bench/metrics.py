@@ -138,7 +138,8 @@ def _token_count(run: LoadRun) -> dict[str, Any]:
 def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Sequence[str]) -> LevelResult:
     """The metrics of a level. Of a run that was `refused` what was observed stays, the rates that people quote do not."""
     measured, good = level.measured, level.answered
-    repeats = [_repeat(run, level, repeat) for repeat in level.repeats]
+    joules = [_energy_j(level, repeat) for repeat in level.repeats]
+    repeats = [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
     name, reason = _headline([repeat.windows for repeat in repeats])
     chosen = [repeat.windows[name] for repeat in repeats]
     cached = [tokens for request in good if (tokens := request.record.get("cached_tokens")) is not None]
@@ -160,6 +161,8 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         goodput=_goodput(level, repeats, objectives.per_request) if objectives.per_request else None,
         saturated_rps=level.saturated_rps,
         acceptance=_acceptance(level),
+        tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
+        gpu_use=counters.gpu_use(level.gpus, joules),
         repeats=tuple(replace(repeat, **_rates(window)) for repeat, window in zip(repeats, chosen, strict=True)),
     )
     met = [(each, result.value(each.metric)) for each in objectives.of_level]
@@ -207,7 +210,17 @@ def _acceptance(level: LevelRun) -> float | None:
     return accepted / drafted if drafted else None
 
 
-def _repeat(run: LoadRun, level: LevelRun, repeat: int) -> RepeatResult:
+def _energy_j(level: LevelRun, repeat: int) -> float | None:
+    """Of the GPUs, from the first sending of a repeat to its last content."""
+    good = [request for request in level.repeats[repeat] if request.measured and request.answered]
+    records = [each for each in level.gpus if each["repeat"] == repeat]
+    if not good or not records:
+        return None
+    start_ns, end_ns = min(request.sent_ns for request in good), max(request.times_ns[-1] for request in good)
+    return counters.energy_j(records, start_ns, end_ns)
+
+
+def _repeat(run: LoadRun, level: LevelRun, repeat: int, joules: float | None) -> RepeatResult:
     requests = level.repeats[repeat]
     measured = [request for request in requests if request.measured]
     good = [request for request in measured if request.answered]
@@ -227,7 +240,13 @@ def _repeat(run: LoadRun, level: LevelRun, repeat: int) -> RepeatResult:
         "active": _window(busy_ns, *of_all),
         "steady": _steady(requests, level.concurrency) if level.concurrency else _while_sending(requests),
     }
-    return RepeatResult(repeat=repeat, started_s=started_s, windows=windows, latencies=_latencies(good))
+    return RepeatResult(
+        repeat=repeat,
+        started_s=started_s,
+        tokens_per_joule=round(of_all[1] / joules, 4) if joules else None,
+        windows=windows,
+        latencies=_latencies(good),
+    )
 
 
 def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
@@ -252,8 +271,10 @@ def _rates(window: Window | None) -> dict[str, Any]:
     return {name: getattr(window, name, None) for name in ("duration_s", *RATES.values())}
 
 
-def _over(how: Callable[[Iterable[float]], float], windows: Sequence[Window | None], name: str) -> float | None:
-    """`how` of one field of all windows; None when one of them lacks it."""
+def _over(
+    how: Callable[[Iterable[float]], float], windows: Sequence[Window | RepeatResult | None], name: str
+) -> float | None:
+    """`how` of one field of all windows, or repeats; None when one of them lacks it."""
     values = [getattr(window, name) for window in windows]
     return None if None in values else round(how(values), 3)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trtllm_pipeline.bench.result import LEVEL_METRICS, RATES
+from trtllm_pipeline.bench.result import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
 from trtllm_pipeline.errors import UsageError
 
 PER_REQUEST: Final = ("ttft", "tpot", "e2e")
@@ -29,14 +29,14 @@ class Objective:
     def share(self, value: float | None) -> float:
         """1 at the limit, more beyond it."""
         if not value:
-            return float("inf") if value is None or self.metric in RATES else 0.0
-        return self.limit / value if self.metric in RATES else value / self.limit
+            return float("inf") if value is None or self.metric in HIGHER_IS_BETTER else 0.0
+        return self.limit / value if self.metric in HIGHER_IS_BETTER else value / self.limit
 
     def missed_by(self, value: float | None) -> str | None:
         """`ttft_p99 412 ms > 300 ms`; None where the objective is met."""
         if value is None:
             return f"{self.metric} was not measured"
-        sign, of = ("<", "/s") if self.metric in RATES else (">", " ms")
+        sign, of = ("<", "/s" if self.metric in RATES else "") if self.metric in HIGHER_IS_BETTER else (">", " ms")
         return f"{self.metric} {value:.4g}{of} {sign} {self.limit:g}{of}" if self.share(value) > 1 else None
 
 
@@ -58,7 +58,7 @@ def parse(text: str, metrics: Collection[str], *, example: str) -> tuple[Objecti
     for part in text.split(","):
         match = _FORM.fullmatch(part)
         name, number, unit = match.groups() if match else ("", "0", "")
-        if name not in metrics or (unit and name in RATES) or not float(number):
+        if name not in metrics or (unit and name in HIGHER_IS_BETTER) or not float(number):
             raise UsageError(f"--slo: {part.strip()!r} is not an objective", hint=f"METRIC=NUMBER, such as {example}")
         found.append(Objective(name, float(number) * (1000 if unit == "s" else 1)))
     return tuple(found)

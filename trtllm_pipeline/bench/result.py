@@ -37,6 +37,9 @@ DEFINITIONS: Final = {
     "highest_rate": "highest request rate, found by bisection, at which the wanted share of the requests met every objective; "
     "low and high: the highest rate that surely kept it and the lowest that surely did not, by 95 % intervals of that share "
     "(Wilson, with requests counted as fewer where neighbours in a queue are alike)",
+    "tokens_per_joule": "output tokens of the whole window / energy that the server's GPUs took in it, by samples of their power "
+    "10 times a second: GPUs of its CUDA_VISIBLE_DEVICES where its process is known, of which those that did nothing are left "
+    "out; not the energy of CPUs, memory or fans",
     "acceptance": "accepted / drafted tokens of speculative decoding: of trtllm-serve by the statistics that it keeps of its "
     "last iterations, warm-up included; of Triton by what each measured answer says of itself",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
@@ -64,6 +67,8 @@ CLIENT_ERROR: Final = "info: error of the load client by its self-test"
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
 RATES: Final = {"output_tps": "output_tokens_per_s", "input_tps": "input_tokens_per_s", "rps": "requests_per_s"}
 """Name of a rate in comparisons and objectives -> its field here."""
+HIGHER_IS_BETTER: Final = frozenset((*RATES, "tokens_per_joule"))
+"""Of the metrics of a level; of all others less is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ METRICS: Final = (
     MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
     MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
     MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
+    MetricDefinition("tokens_per_joule", "tokens/J", DEFINITIONS["tokens_per_joule"]),
     MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
     *(
         MetricDefinition(name, "", DEFINITIONS[name])
@@ -99,7 +105,11 @@ METRICS: Final = (
 
 _Summaries = Mapping[str, Mapping[str, float | None]]
 """Name -> statistic ("mean", "p50", ..., "n") -> value."""
-LEVEL_METRICS: Final = (*(f"{name[:-3]}_{each}" for name in LATENCIES for each in STATISTICS), *RATES)
+LEVEL_METRICS: Final = (
+    *(f"{name[:-3]}_{each}" for name in LATENCIES for each in STATISTICS),
+    *RATES,
+    "tokens_per_joule",
+)
 """The metrics of a level as objectives and gates name them: `ttft_p99`, `output_tps`."""
 
 
@@ -140,6 +150,8 @@ class LoadMetrics:
     input_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
     requests_per_s: float | None = None
+    tokens_per_joule: float | None = None
+    """Where the power of GPUs was sampled."""
     latencies: _Summaries = field(default_factory=dict)
     """LATENCIES -> statistic -> milliseconds."""
 
@@ -152,11 +164,14 @@ class LoadMetrics:
         if name in RATES:
             rate: float | None = getattr(self, RATES[name])
             return rate
+        if name == "tokens_per_joule":
+            return self.tokens_per_joule
         return self.latency(*latency_of(name))
 
     def rates(self) -> dict[str, Any]:
         """Seconds of the window, and its rates, by field."""
-        return {name: getattr(self, name) for name in _RATES}
+        efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
+        return {**{name: getattr(self, name) for name in _RATES}, **efficiency}
 
 
 _RATES: Final = ("duration_s", *sorted(RATES.values()))
@@ -181,7 +196,43 @@ class RepeatResult(LoadMetrics):
         windows: dict[str, Json] = {
             name: None if window is None else asdict(window) for name, window in self.windows.items()
         }
-        return {"repeat": self.repeat, "started_s": self.started_s, **windows, **_plain(self.latencies)}
+        efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
+        return {
+            "repeat": self.repeat,
+            "started_s": self.started_s,
+            **windows,
+            **efficiency,
+            **_plain(self.latencies),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What the GPUs of a server did during a level, all of them together; None for what they do not tell."""
+
+    devices: int
+    power_w: float | None = None
+    """On average, warm-up included."""
+    energy_j: float | None = None
+    """In the whole windows of all repeats."""
+    memory_bytes: int | None = None
+    """At most."""
+    sm_clock_mhz: float | None = None
+    sm_clock_mhz_min: float | None = None
+    busy_percent: float | None = None
+    temperature_c: float | None = None
+
+    @staticmethod
+    def read(data: object) -> GpuUse | None:
+        """As in perf.json, or in a report; None for what is none."""
+        devices = count_of(_object(data).get("devices"))
+        if devices is None:
+            return None
+        told = {name: _number(value) for name, value in _object(data).items() if name in _GPU_FIELDS}
+        return GpuUse(devices=devices, **told, memory_bytes=count_of(_object(data).get("memory_bytes")))
+
+
+_GPU_FIELDS: Final = ("power_w", "energy_j", "sm_clock_mhz", "sm_clock_mhz_min", "busy_percent", "temperature_c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +324,8 @@ class LevelResult(LoadMetrics):
     """Of an open loop with a limit on the requests in flight, whose server fell behind: what it answered."""
     acceptance: float | None = None
     """Share of drafted tokens that the model accepted; None where nothing is drafted, or the server does not tell."""
+    gpu_use: GpuUse | None = None
+    """Where there are GPUs."""
     lengths: _Summaries = field(default_factory=dict)
     """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
     details: LevelDetails | None = None
@@ -296,6 +349,7 @@ class LevelResult(LoadMetrics):
             "goodput": None if self.goodput is None else asdict(self.goodput),
             **({} if self.saturated_rps is None else {"saturated_rps": self.saturated_rps}),
             **({} if self.acceptance is None else {"acceptance": self.acceptance}),
+            **({} if self.gpu_use is None else {"gpu_use": asdict(self.gpu_use)}),
             "repeats": [repeat.to_json() for repeat in self.repeats],
         }
 
@@ -486,6 +540,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         goodput=_goodput(goodput) if isinstance(goodput, dict) else None,
         saturated_rps=_number(entry.get("saturated_rps")),
         acceptance=_number(entry.get("acceptance")),
+        gpu_use=GpuUse.read(entry.get("gpu_use")),
         lengths=_summaries(entry, LENGTHS),
         latencies=_summaries(entry, LATENCIES),
         **_rates(entry),
@@ -498,12 +553,12 @@ def _repeat(entry: Mapping[str, Any], window: str | None) -> RepeatResult:
     return RepeatResult(
         started_s=_number(entry.get("started_s")),
         latencies=_summaries(entry, LATENCIES),
-        **_rates(rates or entry),
+        **{**_rates(rates or entry), "tokens_per_joule": _number(entry.get("tokens_per_joule"))},
     )
 
 
 def _rates(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _number(entry.get(name)) for name in _RATES}
+    return {name: _number(entry.get(name)) for name in (*_RATES, "tokens_per_joule")}
 
 
 def _goodput(entry: Mapping[str, Any]) -> Goodput:

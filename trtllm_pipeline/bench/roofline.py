@@ -8,16 +8,21 @@ al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.files.model_files import Fields, ModelFileError
+from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.files.model_files import Fields, ModelFileError, num_experts
+from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
+from trtllm_pipeline.machine.speeds import sheet_bandwidth
 from trtllm_pipeline.triton_repository.engine import speculation_of
 
 CPU_MARGIN: Final = 4.0
@@ -28,6 +33,16 @@ _MOST_READ_BYTES: Final = 256 << 20
 _LEAST_READ_BYTES: Final = 16 << 20
 """By each thread in one reading, or starting the threads would be what is measured."""
 _READINGS: Final = 5
+_MIXTURE: Final = "a mixture of experts reads a part of its weights for a token"
+_HEADS: Final = ("lm_head.weight", "embed_out.weight", "output.weight")
+_EMBEDDINGS: Final = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "embed_in.weight",
+    "tok_embeddings.weight",
+)
+_VISION: Final = re.compile(r"(^|\.)(visual|vision)")
 _CLOCK_MEM: Final = 2
 """As in nvml.h."""
 
@@ -46,19 +61,21 @@ class Limit:
 
 
 def limit(engine: Path, *, tp: int = 1) -> Limit:
-    """The limit of one engine folder on this machine. A TensorRT engine runs on GPUs, `tp` of them reading side by side.
+    """The limit of a folder with an engine, or a Hugging Face model, on this machine.
 
-    For any other the CPUs' bandwidth is measured, which takes up to a second.
+    A TensorRT engine runs on GPUs, `tp` of them reading side by side. So does a model where there is a GPU. For any other
+    the CPUs' bandwidth is measured, which takes up to a second.
     """
     read_bytes, reason = bytes_per_token(engine)
     if read_bytes is None:
         return Limit(None, None, reason)
-    if any(engine.glob("rank*.engine")):
-        bandwidth = gpu_bandwidth()
-        if bandwidth is None:
-            why = "the GPU does not tell its memory's bandwidth, or nvidia-ml-py is not installed (the extra `gpu`)"
-            return Limit(None, read_bytes, why)
-        return Limit(read_bytes / (bandwidth * tp), read_bytes, f"{tp} x {bandwidth / 1e9:.0f} GB/s by NVML")
+    on_gpus, a_model = any(engine.glob("rank*.engine")), any(engine.glob("*.safetensors"))
+    bandwidth, source = gpu_bandwidth() if on_gpus or a_model else (None, "")
+    if bandwidth is not None:
+        return Limit(read_bytes / (bandwidth * tp), read_bytes, f"{tp} x {bandwidth / 1e9:.0f} GB/s by {source}")
+    if on_gpus:
+        why = "the GPU's memory bandwidth is not known, or nvidia-ml-py is not installed (the extra `gpu`)"
+        return Limit(None, read_bytes, why)
     bandwidth = cpu_bandwidth(read_bytes)
     words = f"{bandwidth / 1e9:.0f} GB/s measured here, and {CPU_MARGIN:g} times that allowed"
     return Limit(read_bytes / (bandwidth * CPU_MARGIN), read_bytes, words)
@@ -73,13 +90,17 @@ def bytes_per_token(engine: Path) -> tuple[int | None, str]:
         return _bytes_per_token(engine, Fields.read(engine, "config.json"))
     except ModelFileError as error:
         return None, f"the engine's {error.short}"
+    except DownloadError as error:
+        return None, error.message
 
 
 def _bytes_per_token(engine: Path, config: Fields) -> tuple[int | None, str]:
+    if shards := sorted(engine.glob("*.safetensors")):
+        return _of_model(engine, [shard.name for shard in shards], config)
     model = config.fields("pretrained_config" if config.has("pretrained_config") else "geometry")
     experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
     if any((*experts, model.fields("moe").optional_integer("num_experts"))):
-        return None, "a mixture of experts reads a part of its weights for a token"
+        return None, _MIXTURE
     if speculation_of(config.fields("build_config")) is not None:
         return None, "with speculative decoding one pass can give several tokens"
     weights = config.integer("weights_bytes", 0, least=0, most=2**63)
@@ -89,6 +110,24 @@ def _bytes_per_token(engine: Path, config: Fields) -> tuple[int | None, str]:
     if weights <= table:
         return None, "the size of the weights is not known, or most of it is the embedding table"
     return weights - table, ""
+
+
+def _of_model(folder: Path, shards: Sequence[str], config: Fields) -> tuple[int | None, str]:
+    """The same of a Hugging Face model, by the headers of its files: without embeddings that are not the output head too,
+    and without what looks at images.
+    """
+    if num_experts(config.values) is not None:
+        return None, _MIXTURE
+    sizes: dict[str, int] = {}
+    for shard in shards:
+        sizes |= {name: tensor.end - tensor.begin for name, tensor in tensors(folder, shard).tensors.items()}
+    untied = any(name.endswith(_HEADS) for name in sizes)
+    read = {
+        name: size
+        for name, size in sizes.items()
+        if not (untied and name.endswith(_EMBEDDINGS)) and not _VISION.search(name)
+    }
+    return sum(read.values()), ""
 
 
 def cpu_bandwidth(size: int) -> float:
@@ -116,16 +155,27 @@ def cpu_bandwidth(size: int) -> float:
     return parts * count * times * 4 / best_s
 
 
-def gpu_bandwidth() -> float | None:
-    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one, or without nvidia-ml-py.
+def gpu_bandwidth() -> tuple[float | None, str]:
+    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one, or without nvidia-ml-py; and
+    who says so.
 
-    Width of the bus x highest memory clock x 2 transfers a cycle, both as NVML tells them.
+    Width of the bus x highest memory clock x 2 transfers a cycle, both as NVML tells them; where it does not, the data
+    sheet of a GPU of that name.
     """
     with nvml() as ask:
         if ask is None:
-            return None
+            return None, ""
         told = [
-            (ask("nvmlDeviceGetMemoryBusWidth", handle), ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEM))
+            (
+                ask("nvmlDeviceGetMemoryBusWidth", handle),
+                ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEM),
+                ask("nvmlDeviceGetName", handle) or "",
+            )
             for handle in ask.handles()
         ]
-    return max((bits / 8 * mhz * 1e6 * 2 for bits, mhz in told if bits and mhz), default=None)
+    by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in told if bits and mhz), default=None)
+    if by_nvml is not None:
+        return by_nvml, "NVML"
+    sheets = [(bandwidth, name) for _, _, name in told if (bandwidth := sheet_bandwidth(name)) is not None]
+    bandwidth, name = max(sheets, default=(None, ""))
+    return bandwidth, f"the data sheet of {name}"

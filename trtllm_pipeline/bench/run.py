@@ -97,7 +97,7 @@ def record(
                 before = await counters.triton(target.service.metrics)
                 if drafting:
                     await counters.speculation(target.service.http)  # what was before is not of this level
-                with counters.gpus() as gpus:
+                with counters.gpus(target.service.pid) as gpus:
                     if workers_count == 1:
                         await run_level(client, level, load.generation, events, count)
                     else:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from trtllm_pipeline.machine.memory import physical_bytes
 from trtllm_pipeline.machine.model import Gpu
 
 MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+_MASK: Final = f"{MASK_VARIABLE}=".encode()
 _NO_DEVICES: Final = frozenset({"-1", "NoDevFiles"})
 """What people write for "none"; it works because no device has such a name."""
 _DRIVERS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
@@ -85,6 +87,17 @@ def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, 
             return tuple(chosen.values()), None if entry in _NO_DEVICES else problem
         chosen |= {device.gpu.uuid: device for device in named}
     return tuple(chosen.values()), None
+
+
+def of_process(pid: int) -> frozenset[str]:
+    """UUIDs of the physical GPUs that a process was started with, by its CUDA_VISIBLE_DEVICES; empty where nobody knows."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return frozenset()
+    masks = [each.partition(b"=")[2].decode(errors="replace") for each in environment if each.startswith(_MASK)]
+    devices, _ = visible(_look().devices, masks[0] if masks else None)
+    return frozenset(device.parent for device in devices)
 
 
 def _named(entry: str, devices: Sequence[Device]) -> list[Device]:

@@ -95,8 +95,18 @@ def speeds(machine: Machine) -> Speeds:
     return Speeds(min(each.bandwidth for each in found), min(each.operations for each in found))
 
 
+def sheet_bandwidth(name: str) -> float | None:
+    """Bytes a second of a GPU's memory by its data sheet; None of one that is not in the table."""
+    named = _sheet(name)
+    return None if named is None else named[1] * 1e9
+
+
+def _sheet(name: str) -> tuple[str, float, float] | None:
+    return next((sheet for sheet in _SHEETS if re.search(rf"\b{sheet[0]}\b", name)), None)
+
+
 def _of(gpu: Gpu) -> Speeds:
-    named = next((sheet for sheet in _SHEETS if re.search(rf"\b{sheet[0]}\b", gpu.name)), None)
+    named = _sheet(gpu.name)
     if named is None:
         same = _BY_SM.get(max((sm for sm in _BY_SM if sm <= gpu.sm), default=min(_BY_SM)))
         named = next(sheet for sheet in _SHEETS if sheet[0] == same)

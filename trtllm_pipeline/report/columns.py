@@ -79,6 +79,8 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column(
             f"accept {last}", lambda row: _share(row.levels[-1].acceptance) if row.levels else None, 3, "acceptance"
         ),
+        Column(f"tok/J {high}", _at(-1, lambda level: level.tokens_per_joule), 3, "tokens_per_joule"),
+        Column(f"GPU W {high}", _at(-1, lambda level: level.gpu_use.power_w if level.gpu_use else None), 7),
         *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
         Column(
             "agree", lambda row: _share(row.accuracy_drift.agreement if row.accuracy_drift else None), 5, "agreement"

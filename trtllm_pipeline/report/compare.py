@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtllm_pipeline.bench import stats
 from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
-from trtllm_pipeline.bench.result import LEVEL_METRICS, RATES, LevelResult, RepeatResult, latency_of, load_words
+from trtllm_pipeline.bench.result import (
+    HIGHER_IS_BETTER,
+    LEVEL_METRICS,
+    RATES,
+    LevelResult,
+    RepeatResult,
+    latency_of,
+    load_words,
+)
 from trtllm_pipeline.bench.stats import Interval, Statistic
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
@@ -199,7 +207,7 @@ class Comparison:
 
 def better_is_higher(metric: str) -> bool:
     """Which way is an improvement."""
-    return metric in RATES or metric.partition(".")[0] == "accuracy"
+    return metric in HIGHER_IS_BETTER or metric.partition(".")[0] == "accuracy"
 
 
 def check_metric(name: str) -> str:
@@ -208,7 +216,7 @@ def check_metric(name: str) -> str:
         return name
     raise UsageError(
         f"there is no metric {name!r}",
-        hint=f"such as ttft_p99, tpot_p50, itl_mean, e2e_p95, {', '.join(RATES)}, {', '.join(CELL_METRICS)}, "
+        hint=f"such as ttft_p99, tpot_p50, itl_mean, e2e_p95, {', '.join(RATES)}, tokens_per_joule, {', '.join(CELL_METRICS)}, "
         "accuracy.contains",
     )
 
@@ -452,6 +460,8 @@ def _statistic(metric: str) -> tuple[_Columns, Statistic, int] | None:
             lambda rows: rows[..., 0].sum(axis=1) / rows[..., 1].sum(axis=1),
             stats.LEAST_REQUESTS,
         )
+    if metric == "tokens_per_joule":
+        return None
     latency, statistic = latency_of(metric)
     if latency not in {"ttft_ms", "tpot_ms", "e2e_ms"} or statistic in {"min", "max"}:
         return None

@@ -15,6 +15,8 @@ _STATISTICS: Final = ("n", *STATISTICS)
 _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")
 """The summaries that come first, in this order."""
 _Summary = Mapping[str, Any]
+_OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
+"""Columns of the overview that stand there where some level has a value."""
 
 
 def to_csv(result: LoadResult) -> str:
@@ -39,7 +41,9 @@ def to_text(result: LoadResult) -> str:
 
 def overview(levels: Iterable[LevelResult]) -> str:
     """One line for each level."""
-    return plain_table([_overview(level) for level in levels])
+    rows = [_overview(level) for level in levels]
+    shown = [name for name in rows[0] if name not in _OPTIONAL or any(row[name] is not None for row in rows)]
+    return plain_table([{name: row[name] for name in shown} for row in rows])
 
 
 def self_test_text(result: _Summary) -> str:
@@ -63,7 +67,8 @@ def _lines(result: LoadResult) -> Iterator[str]:
     yield f"{details.model} over {details.protocol}{made_up}; output tokens counted by {counted}"
     yield f"system: {system_words(result.conditions)}"
     yield f"load: {workload_words(result.conditions)}"
-    yield overview(result.levels)
+    if result.levels:
+        yield overview(result.levels)
     if result.highest_rate is not None:
         yield f"highest rate: {result.highest_rate}"
     for level in result.levels:
@@ -130,6 +135,8 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
         rows += [("saturated_rps", level.saturated_rps)]
     if level.goodput is not None:
         rows += [("goodput_share", level.goodput.share), ("goodput_requests_per_s", level.goodput.requests_per_s)]
+    if level.tokens_per_joule is not None:
+        rows += [("tokens_per_joule", level.tokens_per_joule)]
     if level.acceptance is not None:
         rows += [("acceptance", level.acceptance)]
     return rows
@@ -149,9 +156,10 @@ def _overview(level: LevelResult) -> dict[str, object]:
         "in tokens/s": level.input_tokens_per_s,
         "out tokens/s": level.output_tokens_per_s,
         "requests/s": level.requests_per_s,
-        **({"goodput": level.goodput.share} if level.goodput is not None else {}),
-        **({"accepted drafts": level.acceptance} if level.acceptance is not None else {}),
-        **({"SLOs": "missed" if any(each.missed for each in objectives) else "met"} if objectives else {}),
+        "goodput": level.goodput and level.goodput.share,
+        "tok/J": level.tokens_per_joule,
+        "accepted drafts": level.acceptance,
+        "SLOs": ("missed" if any(each.missed for each in objectives) else "met") if objectives else None,
     }
 
 

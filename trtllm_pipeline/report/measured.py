@@ -268,7 +268,7 @@ def _pooled(levels: Sequence[LevelResult]) -> LevelResult:
         for name in LATENCIES
     }
     rates: dict[str, Any] = {}
-    for name in RATES.values():
+    for name in (*RATES.values(), "tokens_per_joule"):
         values = [getattr(level, name) for level in levels]
         rates[name] = None if None in values else median(values)
     alone = [(RepeatResult(**level.rates(), latencies=level.latencies),) for level in levels]

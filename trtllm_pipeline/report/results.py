@@ -136,13 +136,13 @@ def _earlier(stage: StageRecord) -> StageRecord:
 
 def page_limits(text: str) -> dict[str, float | str]:
     """The limits of `report --slo` as the page's form has them. Raises UsageError."""
-    from trtllm_pipeline.bench.result import RATES, latency_of
+    from trtllm_pipeline.bench.result import HIGHER_IS_BETTER, latency_of
     from trtllm_pipeline.report.html.page import LIMITED
     from trtllm_pipeline.report.recommend import parse_slo
 
     found: dict[str, float | str] = {}
     for slo in parse_slo(text):
-        latency, statistic = ("", "") if slo.metric in RATES else latency_of(slo.metric)
+        latency, statistic = ("", "") if slo.metric in HIGHER_IS_BETTER else latency_of(slo.metric)
         if latency not in LIMITED or found.setdefault("statistic", statistic) != statistic:
             raise UsageError(
                 f"--slo: the page's limits are {', '.join(LIMITED)}, all at one statistic, not {text!r}",

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
@@ -152,6 +153,8 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
         {name: getattr(known, name) for name in rates},
         {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
         {} if known.acceptance is None else {"acceptance": known.acceptance},
+        {} if known.tokens_per_joule is None else {"tokens_per_joule": known.tokens_per_joule},
+        {} if known.gpu_use is None else {f"gpu_{name}": value for name, value in asdict(known.gpu_use).items()},
         *(
             {
                 f"{name[:-3]}_{key}{'' if key == 'n' else '_ms'}": value

@@ -4,11 +4,14 @@ import asyncio
 import socket
 import sys
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from trtllm_pipeline.bench import counters
+from trtllm_pipeline.bench.events import GpuDevice, GpuRecord, GpuSample
+from trtllm_pipeline.bench.result import GpuUse
 
 BEFORE = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes
@@ -122,6 +125,70 @@ def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) 
     assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
     assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
     assert len(devices[0]["samples"]) > 2
+
+
+def test_only_gpus_of_the_servers_process_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(_Nvml):
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+            return 2
+
+        def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+            return f"GPU-{handle}"
+
+    monkeypatch.setitem(sys.modules, "pynvml", Two())  # type: ignore[arg-type]
+    for its_own, expected in ((frozenset({"GPU-1"}), ["GPU-1"]), (frozenset(), ["GPU-0", "GPU-1"])):
+        monkeypatch.setattr(counters, "of_process", lambda pid, found=its_own: found if pid == 7 else frozenset())
+        with counters.gpus(7) as devices:
+            pass
+        assert [device["uuid"] for device in devices] == expected
+
+
+def device(watts: float, *, seconds: range, busy: float = 50.0, name: str = "a") -> GpuDevice:
+    samples = [GpuSample(s * 10**9, watts, 2e9, 1500.0, busy, 60.0) for s in seconds]
+    return {"name": "NVIDIA H200", "uuid": name, "samples": samples}
+
+
+def record(*devices: GpuDevice, repeat: int = 0) -> GpuRecord:
+    return {"type": "gpu", "concurrency": 4, "repeat": repeat, "devices": list(devices)}
+
+
+def test_energy_is_power_over_the_time_that_is_asked_for() -> None:
+    assert counters.energy_j([record(device(100, seconds=range(11)))], 2 * 10**9, 7 * 10**9) == pytest.approx(500)
+    both = record(device(100, seconds=range(11)), device(50, seconds=range(11), name="b"))
+    assert counters.energy_j([both], 2 * 10**9, 7 * 10**9) == pytest.approx(750)
+    idle = record(device(100, seconds=range(11)), device(70, seconds=range(11), busy=0.0, name="b"))
+    assert counters.energy_j([idle], 2 * 10**9, 7 * 10**9) == pytest.approx(500), "an idle GPU is another's"
+    rising = device(0, seconds=range(11))
+    rising["samples"] = [sample._replace(watts=10.0 * s) for s, sample in enumerate(rising["samples"])]
+    # Samples outside are moved to the ends of the time, which is where it began and ended.
+    assert counters.energy_j([record(rising)], 0, 10**10) == pytest.approx(500)
+
+
+def test_energy_is_not_known_where_gpus_were_not_sampled_all_the_time() -> None:
+    assert counters.energy_j([record(device(100, seconds=range(5)))], 0, 10 * 10**9) is None
+    assert counters.energy_j([], 0, 10**9) is None
+    silent = device(0, seconds=range(11))
+    silent["samples"] = [sample._replace(watts=None) for sample in silent["samples"]]
+    assert counters.energy_j([record(silent)], 0, 10**9) is None
+
+
+def test_gpus_of_a_level_together() -> None:
+    used = counters.gpu_use(
+        [
+            record(device(100, seconds=range(11)), device(60, seconds=range(11), name="b")),
+            record(device(120, seconds=range(11)), device(60, seconds=range(11), name="b"), repeat=1),
+        ],
+        [500.0, 700.0],
+    )
+    assert used is not None
+    assert (used.devices, used.power_w, used.energy_j, used.memory_bytes) == (2, 170.0, 1200.0, 4 * 10**9)
+    assert (used.sm_clock_mhz, used.temperature_c) == (1500.0, 60.0)
+    assert GpuUse.read(asdict(used)) == used
+    assert GpuUse.read({"power_w": 3}) is None
+    assert counters.gpu_use([], []) is None
+    partly = counters.gpu_use([record(device(100, seconds=range(11)))], [None])
+    assert partly is not None
+    assert partly.energy_j is None
 
 
 def test_a_gpu_that_is_lost_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,9 @@ def test_weights_a_token_reads(tmp_path: Path, config: dict[str, Any], expected:
 
 def test_an_engine_of_files_runs_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = engine(tmp_path, {"pretrained_config": TIED}, 500, 500)
-    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: 1e6)
+    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: (1e6, "NVML"))
     assert limit(folder, tp=2).pass_s == pytest.approx(1000 / 2e6)
-    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: None)
+    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: (None, ""))
     assert limit(folder, tp=2).pass_s is None
 
 
@@ -98,10 +98,78 @@ class Nvml:
 
 def test_bandwidth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())  # type: ignore[arg-type]
-    assert roofline.gpu_bandwidth() == pytest.approx(3.352e12, rel=1e-3)  # 3.35 TB/s in its data sheet
+    bandwidth, source = roofline.gpu_bandwidth()
+    assert (bandwidth, source) == (pytest.approx(3.352e12, rel=1e-3), "NVML")  # 3.35 TB/s in its data sheet
     for none in (Nvml(devices=0), Nvml(wrong=True), None):
         monkeypatch.setitem(sys.modules, "pynvml", none)  # type: ignore[arg-type]
-        assert roofline.gpu_bandwidth() is None
+        assert roofline.gpu_bandwidth()[0] is None
+
+
+class WithoutClocks(Nvml):
+    def nvmlDeviceGetMaxClockInfo(self, _device: int, kind: int) -> int:  # noqa: N802
+        raise self.NVMLError(f"not supported: {kind}")
+
+    def nvmlDeviceGetName(self, _device: int) -> str:  # noqa: N802
+        return "NVIDIA H200"
+
+
+def test_a_gpu_that_does_not_tell_has_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", WithoutClocks())  # type: ignore[arg-type]
+    assert roofline.gpu_bandwidth() == (4.8e12, "the data sheet of NVIDIA H200")
+    monkeypatch.setattr(WithoutClocks, "nvmlDeviceGetName", lambda _self, _device: "NVIDIA Unheard-Of")
+    assert roofline.gpu_bandwidth()[0] is None
+
+
+def hugging_face(folder: Path, config: dict[str, Any], *shards: dict[str, int]) -> Path:
+    """A model of 16 bits: tensor -> its number of values."""
+    (folder / "config.json").write_text(json.dumps(config))
+    for number, sizes in enumerate(shards, 1):
+        begin, header = 0, {}
+        for name, count in sizes.items():
+            header[name] = {"dtype": "BF16", "shape": [count], "data_offsets": [begin, begin + 2 * count]}
+            begin += 2 * count
+        text = json.dumps(header).encode()
+        path = folder / f"model-{number:05}-of-{len(shards):05}.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(begin))
+    return folder
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "shards", "expected"),
+    [
+        (LLAMA, [{"model.embed_tokens.weight": 100, "a": 30}, {"b": 20, "lm_head.weight": 100}], 300),
+        (LLAMA, [{"model.embed_tokens.weight": 100, "a": 30}], 260),
+        (LLAMA, [{"visual.blocks.0.weight": 500, "model.vision_tower.x": 9, "a": 30}], 60),
+        ({"num_local_experts": 8}, [{"a": 30}], None),
+    ],
+)
+def test_weights_of_a_hugging_face_folder(
+    tmp_path: Path, config: dict[str, Any], shards: list[dict[str, int]], expected: int | None
+) -> None:
+    found, reason = bytes_per_token(hugging_face(tmp_path, config, *shards))
+    assert found == expected
+    assert (reason == "") == (expected is not None)
+
+
+def test_a_hugging_face_folder_that_is_damaged_is_not_known(tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path, LLAMA, {"a": 30})
+    (shard,) = folder.glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-4])
+    found, reason = bytes_per_token(folder)
+    assert found is None
+    assert "model-00001" in reason
+
+
+def test_a_model_runs_on_gpus_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = hugging_face(tmp_path, LLAMA, {"a": 500_000})
+    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: (1e9, "NVML"))
+    assert limit(folder, tp=2).to_json() == {"pass_s": 5e-4, "weight_bytes": 10**6, "reason": "2 x 1 GB/s by NVML"}
+    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: (None, ""))
+    monkeypatch.setattr(roofline, "cpu_bandwidth", lambda _size: 1e9)
+    assert limit(folder).pass_s == pytest.approx(1e-3 / roofline.CPU_MARGIN)
 
 
 def test_the_names_are_those_of_the_real_library() -> None:

@@ -18,6 +18,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -219,6 +220,8 @@ def _level(level: LevelResult) -> dict[str, Any]:
         "key": level.key,
         "at": load_words(level.key),
         "goodput": level.goodput and level.goodput.share,
+        "joule": _short(level.tokens_per_joule),
+        "gpu": None if level.gpu_use is None else asdict(level.gpu_use),
         "requests": level.requests,
         "failures": level.failures,
         "out": _short(level.output_tokens_per_s),

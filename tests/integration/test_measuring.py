@@ -1,0 +1,236 @@
+"""How long a load goes on, and what it asks, against servers whose behaviour is known."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.bench import counters, self_test
+from trtllm_pipeline.bench.load import Load
+from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.bench.objectives import NONE, Objectives
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.result import LoadResult
+from trtllm_pipeline.bench.run import record
+from trtllm_pipeline.bench.scripted_server import Script, config, running
+from trtllm_pipeline.bench.server_checks import ExpectedServer
+from trtllm_pipeline.bench.stopping import Rounds, StopRule
+from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.client.service import Service
+
+pytestmark = pytest.mark.integration
+
+PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
+TOKENS = 4
+ONCE = StopRule()
+
+
+class Slots:
+    """A server with so many places, each of which takes so long for an answer: what comes meanwhile waits."""
+
+    def __init__(self, slots: int, service_s: float, *, cold: int = 0) -> None:
+        self._free_at = [0.0] * slots
+        self._service_s = service_s
+        self._cold = cold
+        self.asked: list[Mapping[str, Any]] = []
+
+    def __call__(self, _model: str, values: Mapping[str, Any]) -> Script:
+        self.asked.append(values)
+        now_s = time.monotonic()
+        place = self._free_at.index(min(self._free_at))
+        start_s = max(now_s, self._free_at[place])
+        slow_s = self._service_s + (0.2 if len(self.asked) <= self._cold else 0.0)
+        self._free_at[place] = start_s + slow_s
+        first_s = start_s - now_s + slow_s - self._service_s
+        events = tuple((first_s + self._service_s * part / TOKENS, " word") for part in range(1, TOKENS + 1))
+        return Script(events, counts=(1,) * TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def _no_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "recent", lambda _protocol: None)
+
+
+def measured(
+    respond: Callable[[str, Mapping[str, Any]], Script],
+    load: Load,
+    folder: Path,
+    *,
+    prompts: tuple[Prompt, ...] = PROMPTS,
+    stop: StopRule = ONCE,
+    find_rate: float | None = None,
+    objectives: Objectives = NONE,
+    **target: Any,
+) -> tuple[LoadResult, list[dict[str, Any]]]:
+    """The result of a load, and its events."""
+    path = folder / "events.jsonl"
+    with running(respond, {"ensemble": config("ensemble", counts=True)}) as (_, raw):
+        service = Service(raw["http"], raw["grpc"], None, None, "ensemble", None)
+        asked = replace(Target("grpc", service, "ensemble", 20.0, TOKENS), **target)
+        record(
+            asked,
+            Rounds(load, prompts, stop, find_rate),
+            prompts,
+            path,
+            settings={"find_rate": find_rate, "exact_length": asked.exact_length},
+            claim=ExpectedServer(),
+            progress=lambda _done, _total: None,
+            processes=1,
+            objectives=objectives,
+            repeats=stop.words(),
+        )
+    return analyze(path, None, objectives), [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtllm_pipeline.bench.load.SATURATED_S", 2.0)
+    load = Load(request_rate=(100.0,), requests=400, max_in_flight=12, warmup_requests=4)
+    result, records = measured(Slots(4, 0.1), load, tmp_path)
+    (level,) = result.levels
+    assert level.saturated_rps == pytest.approx(40, rel=0.1), "four places, a tenth of a second each"
+    assert level.details is not None
+    assert level.details.schedule is not None
+    assert level.details.schedule.most_in_flight == 12
+    (unsent,) = [each["requests"] for each in records if each["type"] == "unsent"]
+    assert level.details.schedule.unsent == unsent
+    assert unsent + (level.requests or 0) == 400
+    (finding,) = [each for each in result.findings if each.check == "saturation"]
+    assert "the server fell behind the 100 asked for" in finding.message
+    assert not [each for each in result.findings if each.check == "schedule" and each.severity == "invalid"]
+
+
+def test_a_server_that_keeps_up_is_not_saturated(tmp_path: Path) -> None:
+    load = Load(request_rate=(40.0,), requests=40, max_in_flight=12, warmup_requests=4)
+    result, records = measured(Slots(8, 0.02), load, tmp_path)
+    assert result.levels[0].saturated_rps is None
+    assert not [each for each in records if each["type"] == "unsent"]
+
+
+def test_a_level_lasts_as_long_as_was_asked_for(tmp_path: Path) -> None:
+    result, _ = measured(Slots(4, 0.02), Load(concurrency=(4,), requests=8, interval_s=1.5), tmp_path)
+    (level,) = result.levels
+    assert 1.4 < (level.duration_s or 0) < 2.2
+    assert 150 < (level.requests or 0) < 320, "four at a time, fifty a second each"
+
+
+def test_a_warm_up_goes_on_while_the_server_is_cold(tmp_path: Path) -> None:
+    load = Load(concurrency=(2,), requests=12, warmup_requests=4, until_flat=True)
+    result, records = measured(Slots(2, 0.02, cold=14), load, tmp_path)
+    warm = [each for each in records if each["type"] == "request" and each["phase"] == "warmup"]
+    assert 16 <= len(warm) < 32
+    assert result.levels[0].latency("ttft_ms", "max") < 100, "no cold request is measured"
+
+
+def test_a_warm_up_of_a_rate_ends_early_too_and_the_rate_is_kept(tmp_path: Path) -> None:
+    load = Load(request_rate=(50.0,), requests=40, warmup_requests=16, until_flat=True, distribution="constant")
+    result, records = measured(Slots(4, 0.02), load, tmp_path)
+    requests = [each for each in records if each["type"] == "request"]
+    warm = [each for each in requests if each["phase"] == "warmup"]
+    assert 16 <= len(warm) < 40
+    due = sorted(each["scheduled_ns"] for each in requests)
+    gaps_ms = [(later - earlier) / 1e6 for earlier, later in pairwise(due)]
+    assert max(gaps_ms) == pytest.approx(20, abs=0.1)
+    assert min(gaps_ms) == pytest.approx(20, abs=0.1)
+    assert (result.levels[0].requests, result.levels[0].failures) == (40, 0)
+
+
+def test_repeats_go_on_until_intervals_are_narrow(tmp_path: Path) -> None:
+    stop = StopRule(precisions={"e2e_p50": 0.2}, max_repeats=9)
+    result, _ = measured(Slots(2, 0.02), Load(concurrency=(2,), requests=6), tmp_path, stop=stop)
+    assert 5 <= len(result.levels[0].repeats) <= 9
+    assert result.conditions.level(2, None)["repeats"] == "until e2e_p50 within 0.2"
+
+
+def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path) -> None:
+    """Two places of 0.03 s: 67/s at most; 90 ms from the schedule are kept for most requests up to somewhat below."""
+    objectives = Objectives({"e2e": 90.0})
+    load = Load(concurrency=(2,), requests=40, warmup_requests=4)
+    result, _ = measured(Slots(2, 0.03), load, tmp_path, find_rate=0.9, objectives=objectives)
+    found = result.highest_rate
+    assert found is not None
+    assert found.rate is not None
+    assert 20 < found.rate < 75
+    assert len(result.levels) == 1, "rates that were tried are no levels"
+    shares = [each["share"] for _, each in sorted(found.tried.items(), key=lambda item: float(item[0]))]
+    assert shares[0] >= 0.9 > shares[-1]
+    assert LoadResult.read(json.loads(json.dumps(result.to_json()))).highest_rate == found
+    assert [each.check for each in result.findings if each.check == "rate_search"] == ["rate_search"]
+
+
+def test_turns_follow_the_answers_before_them(tmp_path: Path) -> None:
+    talks = tuple(
+        Prompt(f"{talk}, turn {turn}", f"talk {talk} " + "and on " * turn, turn=turn)
+        for talk in range(6)
+        for turn in (1, 2, 3)
+    )
+    load = Load(concurrency=(3,), requests=18, warmup_requests=0, turn_delay_s=0.05)
+    result, records = measured(Slots(4, 0.02), load, tmp_path, prompts=talks)
+    requests = {each["prompt"]: each for each in records if each["type"] == "request"}
+    assert len(requests) == 18
+    for talk in range(6):
+        first, second, third = (requests[f"{talk}, turn {turn}"] for turn in (1, 2, 3))
+        assert first["slot"] == second["slot"] == third["slot"]
+        for before, after in ((first, second), (second, third)):
+            assert after["sent_ns"] - before["end_ns"] >= 50e6
+    assert "ttft_ms turn 3" in result.levels[0].details.summaries  # type: ignore[union-attr]
+
+
+def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:
+    from trtllm_pipeline.errors import ServerError
+
+    with pytest.raises(ServerError, match="no input min_tokens") as caught:
+        measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, exact_length=True)
+    assert "trtllm_serve" in str(caught.value.hint)
+
+
+class Powered(SimpleNamespace):
+    """NVML of one GPU that takes 100 W and is busy."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, _handle: int) -> str:  # noqa: N802
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetUUID(self, _handle: int) -> str:  # noqa: N802
+        return "GPU-1"
+
+    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
+        return 100_000
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=9 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=97)
+
+
+def test_tokens_per_joule_of_a_gpu_whose_power_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Powered())  # type: ignore[arg-type]
+    monkeypatch.setattr(counters, "SAMPLE_S", 0.02)
+    result, _ = measured(Slots(4, 0.05), Load(concurrency=(4,), requests=60, repeats=2), tmp_path)
+    (level,) = result.levels
+    assert level.gpu_use is not None
+    assert (level.gpu_use.power_w, level.gpu_use.memory_bytes) == (100.0, 9 << 30)
+    rates = [repeat.windows["whole"].output_tokens_per_s for repeat in level.repeats]  # type: ignore[union-attr]
+    for repeat, rate in zip(level.repeats, rates, strict=True):
+        assert repeat.tokens_per_joule == pytest.approx(rate / 100, rel=0.001), "tokens/s over watts"
+    again = LoadResult.read(json.loads(json.dumps(result.to_json()))).levels[0]
+    assert (again.tokens_per_joule, again.gpu_use) == (level.tokens_per_joule, level.gpu_use)
