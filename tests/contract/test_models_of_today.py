@@ -230,3 +230,23 @@ def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
     shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
     # 61 layers of 512 + 64 numbers, on each GPU.
     assert kv_bytes_per_token(shape, 2, 8, 1) == kv_bytes_per_token(shape, 2, 1, 1) == 61 * 576 * 2
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle"])
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("llama-3.1-8b-instruct", "scales its rotary embeddings (rope_scaling of its recipe)"),
+        ("smollm2-360m-instruct", "has rope_theta 100000 in its recipe"),
+        ("llama-2-7b-chat", None),
+    ],
+)
+def test_heads_are_refused_by_what_recipes_say_where_no_hub_is_reached(
+    tmp_path: Path, method: str, recipe: str, said: str | None
+) -> None:
+    plan(tmp_path, [recipe], "fp16", "1.2.0", 90, ENGINES)
+    heads = f"settings: {{ speculative: {{ method: {method}, model: some/heads }} }}\n"
+    (tmp_path / "matrix.yaml").write_text((tmp_path / "matrix.yaml").read_text() + heads)
+    machine = "tensorrt_llm==1.2.0,sm=90,gpus=1,gpu_memory_gib=141"
+    (planned,) = flow.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True).cells
+    assert planned.reason is None if said is None else said in str(planned.reason)

@@ -241,7 +241,7 @@ def test_the_tiny_recipe_describes_the_generated_model(tmp_path: Path) -> None:
     write_model(tmp_path, recipe["sources"][0]["generated"])
     config = json.loads((tmp_path / "config.json").read_text())
     shared = recipe.keys() & config.keys()
-    assert len(shared) == 8
+    assert len(shared) == 9
     assert {key: recipe[key] for key in shared} == {key: config[key] for key in shared}
     assert recipe["family"] == config["model_type"]
 

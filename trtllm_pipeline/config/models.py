@@ -379,6 +379,11 @@ class Recipe(Strict):
     vocab_size: Positive
     max_position_embeddings: Positive
     """Longest prompt and answer together, in tokens."""
+    rope_theta: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    """Base of its rotary embeddings. Engines with heads of Medusa or EAGLE depend on it; config.json comes first, where it can
+    be read."""
+    rope_scaling: Text | None = None
+    """How it scales its rotary embeddings, as `rope_type` of config.json says: llama3, yarn, longrope."""
     parameters: Positive | None = None
     """Number of weights, tied ones once."""
     vision_parameters: Positive | None = None

@@ -13,7 +13,7 @@ from trtllm_pipeline.config.document import SUFFIXES, Document, nearest, read
 from trtllm_pipeline.config.models import Recipe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
-from trtllm_pipeline.files.model_files import named_alike, num_experts
+from trtllm_pipeline.files.model_files import named_alike, num_experts, rotary
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -140,6 +140,7 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
     data: dict[str, Json] = named_alike(config)
     if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too
         data = {**text, **data}
+    base, scaling = rotary(data)
     heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
     recipe: dict[str, Json] = {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local",
@@ -157,6 +158,8 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         or data.get("v_head_dim")
         or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
         "num_experts": num_experts(data),
+        "rope_theta": base,
+        "rope_scaling": scaling,
         "eos_token_ids": [eos] if isinstance(eos, int) else eos,
     }
     if isinstance(

@@ -325,6 +325,17 @@ def num_experts(config: Mapping[str, Any]) -> Any:
     return next((config[key] for key in _EXPERTS if config.get(key)), None)
 
 
+def rotary(config: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """Base of the rotary embeddings by a Hugging Face `config.json`, None where it says none, and how they are scaled, None
+    where they are not. Transformers 5 stores both as one, earlier ones apart.
+    """
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        return config.get("rope_theta"), None
+    kind = scaling.get("rope_type", scaling.get("type"))
+    return config.get("rope_theta", scaling.get("rope_theta")), None if kind in {None, "default"} else str(kind)
+
+
 def named_alike(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a Hugging Face `config.json` says, under the names that other models have where GPT-2 and GLM-4 have their own."""
     own_keys = _OWN_KEYS.get(str(config.get("model_type")))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.model_files import Fields, rotary
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS, MODULES
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load
@@ -123,7 +123,7 @@ def read_adapter(folder: Path) -> tuple[int, list[str]]:
 
 CONFIGURATION: Final = (
     *("architectures", "hidden_size", "target_hidden_size", "draft_vocab_size"),
-    *(_OWN_LAYERS, "rope_scaling", "rope_theta"),
+    *(_OWN_LAYERS, "rope_scaling", "rope_theta", "rope_parameters"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "modules_to_save", "lora_bias"),
 )
 """What is looked at of config.json, of a companion and of the cell's own model, and of adapter_config.json."""
@@ -230,20 +230,23 @@ def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | N
     """Why heads cannot become part of an engine. Source: the converters of examples/medusa and examples/eagle, which keep of
     the scaling of rotary embeddings its name alone, and of which earlier ones take their base from an option.
     """
-    model, head = of.get("model") or {}, of.get(DRAFT) or {}
+    model, head = of.get("model"), of.get(DRAFT) or {}
     if _is_eagle3(head):
         return (
             f"settings.speculative.model {asked_for(cell)[DRAFT]} is an EAGLE-3 head by its config.json, and {method} takes "
             "others; the toolchain tensorrt_llm_pytorch takes it with settings.speculative.method: eagle3"
         )
     said = f"settings.speculative.method {method}: {cell.model}"
-    if model.get("rope_scaling"):
-        return f"{said} scales its rotary embeddings (rope_scaling of config.json), which the converter of heads leaves out"
-    base, options = model.get("rope_theta"), cell.settings["quantize"].get("options")
+    where, base, scaling = "recipe", cell.recipe.get("rope_theta"), cell.recipe.get("rope_scaling")
+    if model is not None:
+        where, (base, scaling) = "config.json", rotary(model)
+    if scaling is not None:
+        return f"{said} scales its rotary embeddings (rope_scaling of its {where}), which the converter of heads leaves out"
+    options = cell.settings["quantize"].get("options")
     told = isinstance(options, dict) and not {"rotary_base", "--rotary_base"}.isdisjoint(options)
     if isinstance(base, int | float) and base != _ROTARY_BASE and not told:
         return (
-            f"{said} has rope_theta {base:g} in its config.json, and the converter of heads takes {_ROTARY_BASE}; "
+            f"{said} has rope_theta {base:g} in its {where}, and the converter of heads takes {_ROTARY_BASE}; "
             f"settings.quantize.options: {{rotary_base: {base:g}}} says it"
         )
     size = head.get("hidden_size")

@@ -456,6 +456,9 @@ def test_a_draft_model_that_cannot_draft_is_refused_before_anything_is_fetched(
         ({"rope_theta": 500000.0}, {}, {}, "settings.quantize.options: {rotary_base: 500000} says it"),
         ({"rope_theta": 500000.0}, {}, {"rotary_base": 500000}, None),
         ({"rope_scaling": {"rope_type": "llama3"}}, {}, {}, "scales its rotary embeddings"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, {}, {}, "scales its rotary embeddings"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, {}, {}, "has rope_theta 500000"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}, {}, None),
         ({}, {"hidden_size": 2048}, {}, "is for models with a hidden size of 2048; model has 4096"),
     ],
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields, named_alike, num_experts
+from trtllm_pipeline.files.model_files import Fields, named_alike, num_experts, rotary
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
@@ -298,17 +298,15 @@ def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, A
     if family.model_type == "gpt2":
         # It would take learned positions for rotary ones.
         return {**found, "position_embedding_type": "learned_absolute"}
-    # Transformers 5 stores base and scaling together, earlier ones apart.
+    base, kind = rotary(config)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    base = config.get("rope_theta", rope.pop("rope_theta", None))
     rope.pop("rope_theta", None)
     found["rotary_base"] = 10000.0 if base is None else base
     part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part is not None:
         found["rotary_pct"] = found["partial_rotary_factor"] = part
-    kind = rope.get("rope_type", rope.get("type"))
     # Releases differ in which of the two names they read.
-    found["rotary_scaling"] = None if kind in {None, "default"} else {**rope, "type": kind, "rope_type": kind}
+    found["rotary_scaling"] = None if kind is None else {**rope, "type": kind, "rope_type": kind}
     if family.model_type == "gemma2":
         found |= {name: config.get(name) for name in _GEMMA2_KEYS}
         found["inter_layernorms"] = True
