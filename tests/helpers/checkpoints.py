@@ -16,7 +16,7 @@ from trtllm_pipeline.toolchains.model_optimizer import worker
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 torch = quantize_package("torch")
-load_file = quantize_package("safetensors.torch").load_file
+load_file, save_file = (getattr(quantize_package("safetensors.torch"), name) for name in ("load_file", "save_file"))
 Tensors = Mapping[str, Any]
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of 4-bit floats, by code. Source: OCP Microscaling Formats 1.0."""
@@ -63,13 +63,45 @@ def dequantized(tensors: Tensors, name: str) -> Any:
     return value if smoothing is None else value * smoothing.float()
 
 
-def dequantized_nvfp4(tensors: Tensors, name: str) -> Any:
-    """The projection `name` of a Hugging Face checkpoint: blocks of 16, a scale each, and one for all."""
-    weight = tensors[f"{name}.weight"].long()
-    codes = torch.stack([weight & 0xF, weight >> 4], dim=-1).flatten(1)
+def dequantized_folder(out: Path, model: Path, folder: Path) -> Path:
+    """A Hugging Face checkpoint in `out` as the folder of a model that is not quantized, with what its files say as weights: the
+    tensors of `model`, which it was made of, by name and shape.
+    """
+    tensors, original = load_file(out / "model.safetensors"), load_file(model / "model.safetensors")
+    for name in tensors:
+        if name.endswith("weight_scale"):  # of experts that saw no row, too
+            assert 0 < tensors[name.replace("weight_scale", "input_scale")] < float("inf"), name
+    found = {name: _plain(tensors, name) for name in tensors if not name.endswith(_SCALES)}
+    assert found.keys() == original.keys()
+    assert {name: each.shape for name, each in found.items()} == {name: each.shape for name, each in original.items()}
+    folder.mkdir()
+    save_file({name: each.contiguous() for name, each in found.items()}, folder / "model.safetensors")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((model / name).read_bytes())
+    return folder
+
+
+def _plain(tensors: Tensors, name: str) -> Any:
+    """float32. NVFP4 has two numbers a byte, the low one first, and blocks of 16 with a scale each and one for all."""
+    named = name if name.endswith("weight") else f"{name}_weight"  # what is no layer of its own has its name before it
+    weight, scale = tensors[name], tensors.get(f"{named}_scale")
+    if weight.dtype == torch.float8_e4m3fn:
+        assert scale is not None
+        return weight.float() * scale
+    if weight.dtype != torch.uint8:
+        assert scale is None
+        return weight.float()
+    assert scale is not None
+    inward = (
+        1 if weight.dim() == 3 else -1
+    )  # all experts of a layer of Llama 4 are one tensor, its inputs before its outputs
+    weight, scale = weight.movedim(inward, -1), scale.float().movedim(inward, -1)
+    codes = torch.stack([weight & 0xF, weight >> 4], dim=-1).flatten(-2).long()
     values = torch.tensor(E2M1)[codes & 7] * torch.where(codes > 7, -1.0, 1.0)
-    scales = tensors[f"{name}.weight_scale"].float() * tensors[f"{name}.weight_scale_2"].float()
-    return values * scales.repeat_interleave(16, dim=1)
+    return (values * (scale * tensors[f"{named}_scale_2"].float()).repeat_interleave(16, dim=-1)).movedim(-1, inward)
+
+
+_SCALES: Final = ("_scale", "_scale_2")
 
 
 # ------------------------------------------------------------------ a checkpoint for engines, as TensorRT-LLM reads it

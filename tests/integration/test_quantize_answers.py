@@ -23,12 +23,12 @@ transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from tests.helpers.checkpoints import dequantized_nvfp4, quantize, read_engine_checkpoint  # noqa: E402
+from tests.helpers.checkpoints import dequantized_folder, quantize, read_engine_checkpoint  # noqa: E402
 from trtllm_pipeline.files.tokenizer import read_tokenizer  # noqa: E402
 from trtllm_pipeline.machine.model import Machine  # noqa: E402
 from trtllm_pipeline.proof import answers, families, material  # noqa: E402
 from trtllm_pipeline.stages.calibration_rows import default_set  # noqa: E402
-from trtllm_pipeline.toolchains.embedded.reference import Array, Reference  # noqa: E402
+from trtllm_pipeline.toolchains.embedded.reference import Reference  # noqa: E402
 from trtllm_pipeline.toolchains.model_optimizer import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.integration
@@ -52,7 +52,6 @@ def cases() -> Iterator[Any]:
         for precision in ("bf16", "fp8"):
             if checkpoint.unwritten(family, precision) is None:
                 yield pytest.param(family, precision, 2, 2, marks=[pytest.mark.slow])
-    yield from (pytest.param(family, "nvfp4", 1, 1) for family in ("llama", "qwen2", "qwen3"))
 
 
 MOST_NATS = 0.05
@@ -71,22 +70,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_back(model: Path, out: Path, precision: str) -> Reference:
     """The float reference of the checkpoint in `out`."""
-    if precision != "nvfp4":
-        stored = load_file(out / "rank0.safetensors")["transformer.layers.0.mlp.proj.weight"].dtype
-        assert (stored == torch.bfloat16) == (precision == "bf16"), stored
-        return read_engine_checkpoint(out)
-    reference = Reference.from_folder(model)
-    tensors = load_file(out / "model.safetensors")
-    assert tensors["model.layers.0.mlp.down_proj.weight"].dtype == torch.uint8
-    changed: dict[str, Array] = {}
-    for name, weight in reference.weights.items():
-        if "proj" in name and name.endswith("weight"):
-            changed[name] = dequantized_nvfp4(tensors, name.removesuffix(".weight")).float().numpy()
-            assert changed[name].shape == weight.shape, name
-    assert len(changed) == 7 * reference.config.num_layers
-    return Reference(reference.config, {**reference.weights, **changed})
+    stored = load_file(out / "rank0.safetensors")["transformer.layers.0.mlp.proj.weight"].dtype
+    assert (stored == torch.bfloat16) == (precision == "bf16"), stored
+    return read_engine_checkpoint(out)
 
 
+FOR_PYTORCH = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "phi3")
 BY_CODE = [family for family in families.FAMILIES if families.code(family)]
 
 
@@ -169,16 +158,101 @@ def test_a_checkpoint_says_what_the_float_reference_says(
 ) -> None:
     model = folder / family
     params: dict[str, Any] = {"precision": precision, "family": family, "calibration": CALIBRATION, "tp": tp, "pp": pp}
-    if precision == "nvfp4":
-        params["checkpoint_format"] = "hugging_face"
     out = quantize(model, default_set(), tmp_path, **params)
-    read = read_back(model, out, precision)
+    check_answers(tmp_path, folder, family, read_back(model, out, precision))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("family", FOR_PYTORCH)
+def test_a_hugging_face_checkpoint_says_what_the_float_reference_says(
+    folder: Path, tmp_path: Path, family: str, precision: str
+) -> None:
+    params: dict[str, Any] = {"precision": precision, "family": family, "calibration": CALIBRATION}
+    out = quantize(folder / family, default_set(), tmp_path, checkpoint_format="hugging_face", **params)
+    stored = {str(each.dtype) for name, each in load_file(out / "model.safetensors").items() if "proj.weight" in name}
+    assert ("torch.float8_e4m3fn" if precision == "fp8" else "torch.uint8") in stored
+    plain = dequantized_folder(out, folder / family, tmp_path / "plain")
+    check_answers(tmp_path, folder, family, families.reference(plain))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4"])
+def test_of_a_model_that_takes_images_only_what_reads_text_is_quantized(
+    folder: Path, tmp_path: Path, precision: str
+) -> None:
+    """A tiny Llama 4, whose weights both formats hold as they are."""
+    model = write_llama_4(tmp_path / "llama4", folder / "llama")
+    params: dict[str, Any] = {"precision": precision, "family": "llama4", "calibration": CALIBRATION}
+    out = quantize(model, default_set(), tmp_path, checkpoint_format="hugging_face", **params)
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["Llama4ForConditionalGeneration"]
+    assert (out / "preprocessor_config.json").is_file()
+    told = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert {"vision_model*", "multi_modal_projector*", "language_model.lm_head"} <= {*told["exclude_modules"]}
+    stored, written = load_file(model / "model.safetensors"), load_file(out / "model.safetensors")
+    quantized = {name for name in stored if written[name].dtype != stored[name].dtype}
+    assert quantized == {
+        name for name in stored if ".layers." in name and name.startswith("language") and "proj" in name
+    }
+    plain = load_file(dequantized_folder(out, model, tmp_path / "plain") / "model.safetensors")
+    for name, value in stored.items():
+        torch.testing.assert_close(plain[name], value.float(), rtol=1e-5, atol=0, msg=name)
+
+
+def write_llama_4(folder: Path, tokenizer: Path) -> Path:
+    text = transformers.Llama4TextConfig(
+        hidden_size=128,
+        intermediate_size=128,
+        intermediate_size_mlp=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=1024,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+    )
+    vision = transformers.Llama4VisionConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+        vision_output_dim=64,
+        projector_input_dim=64,
+        projector_output_dim=64,
+    )
+    torch.manual_seed(0)
+    config = transformers.Llama4Config(text_config=text.to_dict(), vision_config=vision.to_dict())
+    made = transformers.Llama4ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, value in made.named_parameters():
+            # A power of two for each output, the first of its layer the largest.
+            sizes = torch.randint(
+                1, 4, (*value.shape[:-2], 1, value.shape[-1]) if value.dim() == 3 else value.shape[:1]
+            )
+            sizes.view(-1)[0] = 1
+            signs = torch.randint(0, 2, value.shape) * 2.0 - 1
+            value.copy_(signs * 0.5 ** (sizes if value.dim() != 2 else sizes[:, None]))
+            if "norm" in name:
+                value.fill_(1)
+    made.to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tokenizer / name).read_bytes())
+    (folder / "preprocessor_config.json").write_text("{}")
+    return folder
+
+
+def check_answers(work: Path, folder: Path, family: str, read: Reference) -> None:
+    model = folder / family
     tokenizer = read_tokenizer(model)
     rows = [json.loads(line) for line in (folder / f"{family}.jsonl").read_text().splitlines()]
     for row in rows:
         row["answer"] = tokenizer.decode(read.generate(tokenizer.encode(row["input"]).ids, material.MAX_TOKENS))
-    (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    found = answers.compare(tmp_path, model)
-    print(f"{family} {precision} tp{tp}pp{pp} on {'cuda' if torch.cuda.is_available() else 'cpu'}: {found}")
+    (work / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    found = answers.compare(work, model)
+    print(f"{family} on {'cuda' if torch.cuda.is_available() else 'cpu'}: {found}")
     assert found.unreadable == ()
     assert found.loss_nats <= MOST_NATS

@@ -9,7 +9,7 @@ from typing import Final
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import copy, find
 
-TOKENIZER_FILES: Final = (
+BESIDE_WEIGHTS: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -19,6 +19,10 @@ TOKENIZER_FILES: Final = (
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 """Whatever of these a model folder has goes with the weights of a Hugging Face checkpoint, which is served as a whole."""
 

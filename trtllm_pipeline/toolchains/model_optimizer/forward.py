@@ -165,4 +165,5 @@ def _fused_norms(decoder: Any) -> Iterator[None]:
 
 def _has_experts(model: Any) -> bool:
     # An expert gets its tokens in a list of its own, where their positions are lost: such batches go without padding.
-    return any(getattr(model.config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    config = model.config.get_text_config()
+    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

@@ -20,7 +20,7 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import Tokens, choose, default_set, read_rows
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.files import TOKENIZER_FILES
+from trtllm_pipeline.toolchains.files import BESIDE_WEIGHTS
 from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, kernel_warmup, memory
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
 
@@ -190,7 +190,7 @@ class Quantization:
         Raises StageError where it does not load or fit.
         """
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         from trtllm_pipeline.toolchains.model_optimizer import experts, fused
 
@@ -199,8 +199,9 @@ class Quantization:
         try:
             config = AutoConfig.from_pretrained(self.model, trust_remote_code=False)
             dtype = _dtype(config, self.asked.precision)
+            kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
             with nullcontext() if rehearse is None else kernel_warmup.beside(self.model, config, dtype, rehearse):
-                model = AutoModelForCausalLM.from_pretrained(
+                model = kind.from_pretrained(
                     self.model,
                     config=config,
                     dtype=dtype,
@@ -260,7 +261,7 @@ class Quantization:
                     from modelopt.torch.export import export_hf_checkpoint
 
                     export_hf_checkpoint(model, export_dir=out)
-        for name in TOKENIZER_FILES:
+        for name in BESIDE_WEIGHTS:
             source = model_files.find(self.model, name)
             if source is not None and not (out / name).exists():
                 model_files.copy(source, out / name)
@@ -277,8 +278,11 @@ def _dtype(config: Any, precision: str) -> torch.dtype:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json. Raises DownloadError where that or the tokenizer's files are not to be opened or read."""
-    for name in TOKENIZER_FILES:
+    """The model's config.json. With what it says of text at the top, of a model that takes images.
+
+    Raises DownloadError where that or files beside the weights are not to be opened or read.
+    """
+    for name in BESIDE_WEIGHTS:
         if model_files.find(folder, name) is not None and name.endswith(".json"):
             model_files.read_json(folder, name)
     config = Fields.read(folder, "config.json")
@@ -288,6 +292,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             failure=FailureClass.INFEASIBLE,
             hint="start from the unquantized model",
         )
+    config = Fields({**config.fields("text_config").values, **config.values}, folder / "config.json")
     for name in ("max_position_embeddings", "vocab_size"):
         config.optional_integer(name)
     return dict(config.values)
