@@ -123,6 +123,39 @@ def test_looks_right_and_complains_of_nothing(
     assert drawn_height > 2000
 
 
+def test_tables_fit_a_window_of_1440_and_goals_have_cards(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(40)
+    page = tmp_path / "40.html"
+    page.write_text(to_html(rows, record), encoding="utf-8")
+    load(clean, page, width=1440)
+    assert (
+        clean.evaluate(
+            "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        )
+        == 0
+    )
+    table, cards = texts(clean, "#take-table tbody a:first-child"), texts(clean, "#cards .card")
+    assert len(cards) == len(texts(clean, "#take-table tbody tr")) == 4
+    assert all(link in card for link, card in zip(table[::2], cards, strict=False))
+    fp16 = {
+        clean.evaluate(
+            f"(() => {{ const at = [...document.querySelectorAll('{each}')].find(e => e.textContent.includes('fp16')); return getComputedStyle(at.querySelector('.dot') ?? at).getPropertyValue('--mine'); }})()"
+        )
+        for each in ("#cells-table tbody th", ".legend span")
+    }
+    assert len(fp16) == 1, "one colour for a precision, wherever it is"
+
+
+def test_each_workload_has_plots_of_its_own(clean: Browser, pages: dict[int, Path]) -> None:
+    load(clean, pages[1000])
+    heads = texts(clean, "#pareto-plots h3")
+    assert len(heads) == len(texts(clean, "#curve-plots h3")) == 6
+    assert clean.evaluate("document.querySelectorAll('#pareto-plots svg').length") == 6
+    assert "The first 6 of" in texts(clean, "#pareto-note")[0]
+    set_value(clean, "words", "model-3 isl512")
+    assert not texts(clean, "#pareto-plots h3"), "one workload needs no name"
+
+
 def test_hostile_text_stays_text(clean: Browser, pages: dict[int, Path]) -> None:
     load(clean, pages[40])
     clean.evaluate(

@@ -414,23 +414,40 @@ def common(every: Sequence[Conditions]) -> dict[str, Json]:
 
 def system_words(each: Conditions) -> str:
     """A system in a line: "AMD EPYC, 2 cores, 24 GiB; server triton 2.51.0; ..."."""
+    return UNKNOWN if each.system is None else f"{machine_words(each)}; {version_words(each)}".removesuffix("; ")
+
+
+def machine_words(each: Conditions) -> str:
+    """What a measurement ran on: "AMD EPYC, 2 cores, 24 GiB; 1 x NVIDIA H200, 140 GiB"."""
     if each.system is None:
         return UNKNOWN
-    known = {field.name: field.shown(value) for field in FIELDS if (value := each.system.get(field.name)) is not None}
-    gpus = each.system.get("gpus")
+    known = _known(each.system)
     parts = [f"{known.get('cpu', '-')}, {known.get('cores', '-')} cores, {known.get('memory_gib', '-')}"]
+    gpus = each.system.get("gpus")
     parts += [_counted(gpus)] if isinstance(gpus, list) and gpus else []
     if each.system.get("server_on") == ELSEWHERE:
         parts[0] = f"the server on another machine, of which nothing is known; the client on {parts[0]}"
-    named = [field for field in FIELDS if field.about == "system" and field.name in known]
-    said = {"server_on", "cpu", "cores", "memory_gib", "gpus"}
-    plain = {"os", "kernel"}
-    parts += [
-        known[field.name] if field.name in plain else f"{field.label} {known[field.name]}"
-        for field in named
-        if field.name not in said
-    ]
     return "; ".join(parts)
+
+
+def version_words(each: Conditions) -> str:
+    """What software a measurement ran on: "server triton 2.51.0; installed Triton ...; Python 3.11.7"."""
+    if each.system is None:
+        return UNKNOWN
+    known = _known(each.system)
+    plain = {"os", "kernel"}
+    return "; ".join(
+        known[field.name] if field.name in plain else f"{field.label} {known[field.name]}"
+        for field in FIELDS
+        if field.about == "system" and field.name in known and field.name not in _HARDWARE
+    )
+
+
+_HARDWARE: Final = {"server_on", "cpu", "cores", "memory_gib", "gpus"}
+
+
+def _known(system: Mapping[str, Json]) -> dict[str, str]:
+    return {field.name: field.shown(value) for field in FIELDS if (value := system.get(field.name)) is not None}
 
 
 def _counted(names: Sequence[object]) -> str:

@@ -38,16 +38,17 @@ def text_of(judged: Judgement, form: Literal["json", "csv", "markdown"]) -> str:
 
 def to_table(judged: Judgement) -> Group:
     """Differences as one table for levels and one for cells, then what is beyond noise with its values, then the gate."""
-    return on_terminal([*_blocks(judged.comparison), *_gate(judged, space=True)])
+    return on_terminal([*blocks(judged.comparison), *_gate(judged, space=True)])
 
 
 def to_markdown(judged: Judgement) -> str:
     """For a pull request: what broke first, then the tables."""
-    head, *body = _blocks(judged.comparison)
+    head, *body = blocks(judged.comparison)
     return as_markdown([head, *_gate(judged), *body])
 
 
-def _blocks(comparison: Comparison) -> Iterator[Block]:
+def blocks(comparison: Comparison) -> Iterator[Block]:
+    """What is different, as tables and lists."""
     parts = shared_parts([pair.cell for pair in comparison.pairs])
     yield Heading(f"{comparison.new} compared with {comparison.base}")
     if parts:

@@ -1,10 +1,11 @@
-"""Text for people as a list of blocks, shown on a terminal or written as Markdown."""
+"""Text for people as a list of blocks, shown on a terminal or written as Markdown or HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -123,3 +124,52 @@ def _written(block: Block) -> Iterator[str]:
 def escaped(text: str) -> str:
     """`text` as it may stand in Markdown, on one line."""
     return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
+
+
+def as_html(blocks: Iterable[Block]) -> str:
+    """The blocks as HTML below a heading of the second level. Styles become classes: good, bad, quiet, caution."""
+    return "\n".join(line for block in blocks for line in _marked_up(block))
+
+
+def _marked_up(block: Block) -> Iterator[str]:
+    if isinstance(block, Heading):
+        yield f"<h3>{escape(block.text)}</h3>"
+    elif isinstance(block, TextLine):
+        yield f"<p{_class(block.style)}>{escape(block.text)}</p>" if block.text else ""
+    elif isinstance(block, ToPaste):
+        yield f"<pre>{escape(block.text)}</pre>"
+    elif isinstance(block, Grid):
+        classes = ["" if place in block.left else "number" for place in range(len(block.heads))]
+        yield f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(block.heads[0])}"><table><thead><tr>'
+        yield "".join(
+            f'<th scope="col" class="{kind}">{escape(head)}</th>'
+            for head, kind in zip(block.heads, classes, strict=True)
+        )
+        yield "</tr></thead><tbody>"
+        for row in block.rows:
+            (first, _), *rest = ((value, "") if isinstance(value, str) else value for value in row)
+            cells = (
+                f'<td class="{kind} {_STYLES.get(style, "")}">{escape(text)}</td>'
+                for (text, style), kind in zip(rest, classes[1:], strict=True)
+            )
+            yield f'<tr><th scope="row">{escape(first)}</th>{"".join(cells)}</tr>'
+        yield "</tbody></table></div>"
+    elif block.lines:
+        yield f"<details><summary>{escape(block.title.capitalize())}: {len(block.lines)}</summary><ul>"
+        yield from (f"<li{_class(line.style)}>{escape(line.text)}</li>" for line in block.lines)
+        yield "</ul></details>"
+
+
+_STYLES: Final = {
+    "green": "good",
+    "bold green": "good",
+    "bold red": "bad",
+    "red": "bad",
+    "dim": "quiet",
+    "yellow": "caution",
+}
+"""Style of rich -> class of the page."""
+
+
+def _class(style: str) -> str:
+    return f' class="{_STYLES[style]}"' if style in _STYLES else ""

@@ -186,7 +186,11 @@ def _stage(
         folder=folder,
         log="" if folder is None else _tail(folder / LOG, tail),
         server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / _SERVER_LOG, tail),
-        resources={name: int(resources.get(name) or 0) for name in ("cpus", "gpus", "downloads")},
+        # What runs in a service has its share of what that holds.
+        resources={
+            name: 0 if run.scope is Scope.IN_SERVICE else int(resources.get(name) or 0)
+            for name in ("cpus", "gpus", "downloads")
+        },
         exclusive=str(resources.get("exclusive") or Exclusive.NONE.value),
         gpus=tuple(map(str, job.get("gpus") or ())),
         # The page's head says what system it was.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.domain import CellId, Scope
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.planning.runs import NewestCells, newest_cells
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
@@ -17,7 +18,12 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.report.compare import Comparison
     from trtllm_pipeline.report.migration import Memory
+
+
+_EARLIER: Final = 20
+"""Runs among which the page looks for one to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ def write_results(
             finished=results.finished,
             limits=limits,
             forecast=results.forecast,
+            workspace=store.workspace,
+            comparison=compared_with_previous(results, store),
         )
         stream.write(clean(page))
     else:
@@ -117,6 +125,28 @@ def _memory(results: Results, store: Store) -> dict[CellId, Memory]:
     taken = store.index.taken_by(servers.values())
     known = {cell: taken[fingerprint] for cell, fingerprint in servers.items() if fingerprint in taken}
     return {cell: Memory(each.get("host") or None, each.get("gpu") or None) for cell, each in known.items()}
+
+
+def compared_with_previous(results: Results, store: Store) -> Comparison | None:
+    """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise."""
+    from trtllm_pipeline.planning.request import FILE, read_request
+    from trtllm_pipeline.planning.runs import run_folders
+    from trtllm_pipeline.report.compare import DEFAULT, compare
+    from trtllm_pipeline.report.measured import load, with_files
+
+    new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
+    measured = {cell.perf for cell in new.cells}
+    folders = run_folders(store)
+    for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
+        with suppress(PipelineError):  # one that cannot be read, or compared, is left out
+            if read_request(folder / FILE).matrix != read_request(results.runs.newest / FILE).matrix:
+                continue
+            base = load(folder.name, store)
+            if any(cell.levels and cell.perf not in measured for cell in base.cells):
+                found = compare(new, base, DEFAULT)
+                if found.pairs:
+                    return found
+    return None
 
 
 def _record(runs: NewestCells, store: Store) -> Record:

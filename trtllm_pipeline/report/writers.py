@@ -7,14 +7,22 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from trtllm_pipeline import terminal
-from trtllm_pipeline.bench.conditions import FIELDS, UNKNOWN, system_words, workload_words
+from trtllm_pipeline.bench.conditions import (
+    FIELDS,
+    UNKNOWN,
+    Conditions,
+    machine_words,
+    system_words,
+    version_words,
+    workload_words,
+)
 from trtllm_pipeline.bench.result import CLIENT_ERROR, LATENCIES, LENGTHS, LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import StateError, in_brackets
@@ -431,14 +439,21 @@ def client_error_of(rows: Sequence[CellResult]) -> str | None:
     return None if worst is None else worst.replace("info: e", "E", 1)
 
 
-def conditions_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+_CONDITIONS: Final = (("system", system_words), ("load", workload_words))
+CONDITIONS_IN_FULL: Final = (("machine", machine_words), ("versions", version_words), ("workload", workload_words))
+"""Label -> its words, for `conditions_of`."""
+
+
+def conditions_of(
+    rows: Sequence[CellResult], parts: Sequence[tuple[str, Callable[[Conditions], str]]] = _CONDITIONS
+) -> list[tuple[str, str]]:
     """When, on what and under which load it was measured; what only some cells have in common is said apart."""
     measured = [row for row in rows if row.levels]
     if not measured:
         return []
     times = sorted({text for row in measured if (text := moment(row.conditions.measured_s))})
     found = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
-    for name, words in (("system", system_words), ("load", workload_words)):
+    for name, words in parts:
         counts = Counter(words(row.conditions) for row in measured)
         found += [
             (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)

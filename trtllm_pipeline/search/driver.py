@@ -15,7 +15,7 @@ from typing import Final
 
 from trtllm_pipeline import flow
 from trtllm_pipeline.domain import ALONE, Cell, CellId, Json, Scope
-from trtllm_pipeline.errors import FailureClass, UsageError
+from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.files.writing import read_object, write_json
@@ -33,7 +33,6 @@ from trtllm_pipeline.store.store import Store
 
 CHOICE_FILE: Final = "search.json"
 """In the folder of a run: which cell was chosen, and why."""
-_MEASURES: Final = "perf"
 _SAYS_NOTHING: Final = frozenset(each.value for each in (FailureClass.TRANSIENT, FailureClass.LOST, FailureClass.USER))
 """Failures that say nothing of a cell: it may work as it is."""
 
@@ -171,11 +170,9 @@ def search(
 
 
 def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
-    """What a workspace knows of the cells, and what to do next. Raises as `flow.outlook`, and UsageError."""
+    """What a workspace knows of the cells, and what to do next. Raises as `flow.outlook`, and PlanError."""
     plan, seen = flow.outlook(request, store, Path() if store is None else store.workspace)
     flow.check_feasible(plan)
-    if not any(run.stage.name == _MEASURES for run in plan.stage_runs.values()):
-        raise UsageError("nothing in this matrix is measured", hint="a search needs settings.perf.enabled")
     measured = () if store is None else with_files("", rows(plan, store), outline(plan), store).cells
     tried = {cell.id: cell for cell in measured if _was_tried(cell.status, cell.failure)}
     groups: dict[str, list[Cell]] = {}
@@ -199,7 +196,7 @@ def _was_tried(status: CellStatus, failure: str | None) -> bool:
 
 def _workload(cell: Cell) -> str:
     """What is asked of a cell: only cells of the same are compared."""
-    return json.dumps([cell.model, cell.isl, cell.osl, cell.settings[_MEASURES]], sort_keys=True)
+    return json.dumps([cell.model, cell.isl, cell.osl, cell.settings["perf"]], sort_keys=True)
 
 
 def _option(cell: Cell, plan: Plan, seen: Forecast) -> Option:

@@ -7,15 +7,19 @@ import hashlib
 import html
 import json
 import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.planning.needs import HOST, TIME
+from trtllm_pipeline.report.compare import compare
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast
 from trtllm_pipeline.report.html.page import to_html
+from trtllm_pipeline.report.measured import Measured, Side
 from trtllm_pipeline.report.rows import CellStatus
 
 
@@ -191,10 +195,15 @@ def test_the_head_and_each_cell_say_on_what_and_under_which_load() -> None:
     text = to_html([rows[0], moved, *rows[2:]], record, plots=False)
     head = html.unescape(text[text.index("<header>") : text.index("</header>")])
     assert "<dt>measured</dt><dd>2026-09-21 14:13:20 UTC</dd>" in head
-    assert "<dt>system of 3 cells</dt><dd>AMD EPYC 9654, 16 cores, 128 GiB; 1 x NVIDIA H200, 140 GiB; driver" in head
-    assert "<dt>load</dt><dd>24 prompts, digest abababababab; max_tokens 64; temperature 0; grpc; concurrency 1" in head
+    assert "<dt>model</dt><dd>model-0</dd>" in head
+    assert "<dt>machine of 3 cells</dt><dd>AMD EPYC 9654, 16 cores, 128 GiB; 1 x NVIDIA H200, 140 GiB</dd>" in head
+    assert "<dt>versions</dt><dd>driver" in head
+    assert (
+        "<dt>workload</dt><dd>24 prompts, digest abababababab; max_tokens 64; temperature 0; grpc; concurrency 1"
+        in head
+    )
     assert "output mean 250.5, at most 256" in head
-    assert "<dt>system of 1 cell</dt>" in head
+    assert "<dt>machine of 1 cell</dt>" in head
     assert HOSTILE not in text
     data = data_of(text)
     told = [data["under"][cell["under"]] for cell in data["cells"]]
@@ -203,3 +212,51 @@ def test_the_head_and_each_cell_say_on_what_and_under_which_load() -> None:
     assert data["cells"][0]["measured"] == "2026-09-21 14:13:20 UTC"
     assert len({cell["workload"] for cell in data["cells"]}) == 2, "and so apart: no cell is held against it"
     assert data["apart"] == ["CPU"]
+
+
+def test_only_what_occurs_is_defined() -> None:
+    rows, record = run(2)
+    terms = set(re.findall(r"<dt>(\w+)", page(2).partition('id="definitions"')[2]))
+    assert terms >= {"ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s", "steady", "headline"}
+    assert not terms & {"itl_ms", "icl_ms", "acceptance", "whole", "chrf", "first_divergence"}
+    bare = [
+        dataclasses.replace(row, levels=(), accuracy={}, accuracy_intervals={}, accuracy_drift=None) for row in rows
+    ]
+    text = to_html(bare, dataclasses.replace(record, stages=()), plots=False)
+    assert set(re.findall(r"<dt>(\w+)", text.partition('id="definitions"')[2])) <= {"engine_size_bytes"}
+
+
+def test_each_cell_that_works_has_the_command_that_serves_it(tmp_path: Path) -> None:
+    rows, record = run(12)
+    cells = data_of(to_html(rows, record, plots=False, workspace=tmp_path / "my work"))["cells"]
+    (first, *_), lacking = cells, [cell for cell in cells if cell["launch"] is None]
+    assert first["launch"] == shlex.join(
+        [
+            "pipeline",
+            "launch",
+            "--matrix",
+            "/data/matrix.yaml",
+            "--cells",
+            first["id"],
+            "--workspace",
+            str(tmp_path / "my work"),
+        ]
+    )
+    assert lacking
+    assert all(cell["unfit"] is not None for cell in lacking)
+    assert {cell["launch"] for cell in data_of(to_html(rows, record, plots=False))["cells"]} == {None}
+
+
+def test_the_run_before_is_compared_with() -> None:
+    rows, record = run(2)
+    base = Side("run-0 <b>", tuple(map(Measured.of, rows)))
+    faster = dataclasses.replace(
+        rows[0], levels=tuple(dataclasses.replace(each, output_tokens_per_s=1e4) for each in rows[0].levels)
+    )
+    found = compare(Side("run-1", (Measured.of(faster), Measured.of(rows[1]))), base)
+    text = to_html(rows, record, plots=False, comparison=found)
+    told = text[text.index('<section id="compared">') :].partition("</section>")[0]
+    assert "run-1 compared with run-0 &lt;b&gt;" in told
+    assert re.search(r"<td[^>]*>\+\d+", told)
+    assert Tags(text).open == []
+    assert '<section id="compared">' not in page(2)

@@ -25,17 +25,22 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import FIELDS
-from trtllm_pipeline.bench.result import LevelResult, load_words
-from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.bench.result import LATENCIES, RATES, LevelResult, MetricDefinition, load_words
+from trtllm_pipeline.domain import CellId, Scope
 from trtllm_pipeline.evaluate.drift import Drift
+from trtllm_pipeline.evaluate.scores import METRICS as SCORES
 from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import METRICS, columns
+from trtllm_pipeline.report.compare import Comparison
+from trtllm_pipeline.report.compare_writers import blocks as blocks_of
+from trtllm_pipeline.report.document import as_html
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import label_of, words, workloads
 from trtllm_pipeline.report.writers import (
+    CONDITIONS_IN_FULL,
     client_error_of,
     conditions_of,
     failures_of,
@@ -81,15 +86,20 @@ def to_html(
     limits: Mapping[str, float | str] | None = None,
     plots: bool = True,
     forecast: ForecastCheck | None = None,
+    workspace: Path | None = None,
+    comparison: Comparison | None = None,
 ) -> str:
-    """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves plots out."""
+    """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves plots out.
+
+    With the `workspace`, the page has the command that serves each cell. `comparison` is with the run before.
+    """
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
     library = vega() if plots else ""
     style, script = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     parts = shared_parts([row.id for row in rows])
-    data = json.dumps(_data(rows, record, parts, limits or {}), ensure_ascii=False, separators=(",", ":"))
+    data = json.dumps(_data(rows, record, parts, limits or {}, workspace), ensure_ascii=False, separators=(",", ":"))
     jinja = Environment(
         loader=FileSystemLoader(_ASSETS),
         autoescape=True,
@@ -115,11 +125,12 @@ def to_html(
         symbols=_SYMBOLS,
         failures=failures_of(rows),
         tested=client_error_of(rows),
-        conditions=conditions_of(rows),
+        conditions=[*_models(rows), *conditions_of(rows, CONDITIONS_IN_FULL)],
+        compared=None if comparison is None else Markup(as_html(blocks_of(comparison))),  # noqa: S704 - escaped there
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
         stages=_stage_summary(record),
         environment=_environment(record),
-        metrics=[metric for metric in METRICS if metric.formula],
+        metrics=_occurring(rows, record),
         version=__version__,
         written=moment(time.time()),
     )
@@ -158,7 +169,11 @@ def _policy(scripts: Sequence[str], style: str) -> str:
 
 
 def _data(
-    rows: Sequence[CellResult], record: Record, parts: Sequence[str], limits: Mapping[str, float | str]
+    rows: Sequence[CellResult],
+    record: Record,
+    parts: Sequence[str],
+    limits: Mapping[str, float | str],
+    workspace: Path | None,
 ) -> dict[str, Any]:
     of_cell: dict[CellId, list[int]] = {row.id: [] for row in rows}
     for place, stage in enumerate(record.stages):
@@ -183,6 +198,7 @@ def _data(
                 "tokens": lengths_of(row.levels),
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
+                "launch": _launch(row, record, workspace),
             }
             for row, workload in zip(rows, asked, strict=True)
         ],
@@ -191,6 +207,19 @@ def _data(
         "runs": of_cell,
         "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
     }
+
+
+def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | None:
+    """The command line that serves a cell; None where it failed, or no server of ours serves it."""
+    served = any(stage.scope is Scope.SERVICE and row.id in stage.cells for stage in record.stages)
+    if workspace is None or row.unfit is not None or not served:
+        return None
+    asked = record.request
+    words = ["pipeline", "launch", "--matrix", str(asked.get("matrix"))]
+    sets = asked.get("sets")
+    words += [word for value in (sets if isinstance(sets, list) else ()) for word in ("--set", str(value))]
+    words += [] if asked.get("toolchain") is None else ["--toolchain", str(asked["toolchain"])]
+    return shlex.join([*words, "--cells", row.id, "--workspace", str(workspace)])
 
 
 _CELL: Final = (
@@ -280,6 +309,40 @@ _STAGE: Final = (
 # What stands in the page itself
 
 
+def _models(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    models = list(dict.fromkeys(str(row.axes.get("model")) for row in rows))
+    more = f" and {len(models) - 4} more" if len(models) > 4 else ""
+    return [("model", ", ".join(models[:4]) + more)] if models else []
+
+
+def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinition]:
+    """The metrics that the page shows a value of, and the terms of their formulas."""
+    levels = [level for row in rows for level in row.levels]
+    latencies = {name for level in levels for name, values in level.latencies.items() if values}
+    scores = {name for row in rows for name in row.accuracy}
+    drifts = any(row.accuracy_drift is not None for row in rows)
+    windows = {level.window for level in levels}
+    occurs = {
+        **dict.fromkeys(LATENCIES, False),
+        **dict.fromkeys(latencies, True),
+        **dict.fromkeys(RATES.values(), bool(levels)),
+        "goodput": any(level.goodput is not None for level in levels),
+        "acceptance": any(level.acceptance is not None for level in levels),
+        **dict.fromkeys(("n", "input_tokens", "headline", "percentiles"), bool(levels)),
+        "steady": "steady" in windows,
+        "whole": bool(windows - {"steady", None}),
+        **dict.fromkeys(SCORES, False),
+        **dict.fromkeys(scores, True),
+        "normalisation": bool(scores),
+        "interval": any(row.accuracy_intervals for row in rows),
+        **dict.fromkeys(("agreement", "difference"), drifts),
+        "first_divergence": False,  # the page shows none
+        "engine_size_bytes": any(row.engine_size_bytes is not None for row in rows),
+        "seconds": any(stage.made_s is not None for stage in record.stages),
+    }
+    return [metric for metric in METRICS if metric.formula and occurs.get(metric.name, True)]
+
+
 def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, str]]:
     facts = []
     if record.started_s is not None:
@@ -316,7 +379,11 @@ def _environment(record: Record) -> list[tuple[str, str]]:
         facts.append(("command", shlex.join(about.command)))
         if about.ended_s is not None:
             facts.append(("ended", f"{moment(about.ended_s)}, exit code {about.exit_code}"))
-    facts += [(name, str(value)) for name, value in record.request.items() if value not in (None, [], "")]
+    facts += [
+        (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in record.request.items()
+        if value not in (None, [], "", False)
+    ]
     known: dict[str, list[str]] = {}
     for stage in record.stages:
         identity = stage.key.get("identity")

@@ -4,13 +4,17 @@
   const $ = (id) => document.getElementById(id);
   const ROWS_AT_FIRST = 200;
   const CURVES = 8;
+  const WORKLOADS = 6; // that have plots of their own
   const FEW = 100; // requests below which a high percentile says little
+  const GLYPHS = "●■▲◆✚▼▶◀"; // of the shapes, for legends
   const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"];
+  const DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [10, 4], [1, 3], [6, 2, 1, 2]];
   const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => `var(--s${n})`);
   const NAMES = { ttft_ms: "TTFT", tpot_ms: "TPOT", itl_ms: "ITL", icl_ms: "ICL", e2e_ms: "End-to-end latency" };
   const LIMITS = { ttft_ms: "ttft", tpot_ms: "tpot", e2e_ms: "e2e" };
   let data;
   let cells;
+  let palette; // precision -> place of its colour, the same everywhere on the page
   let order = { column: null, down: false };
   let shownRows = ROWS_AT_FIRST;
 
@@ -55,7 +59,30 @@
   const unique = (values) => [...new Set(values)];
   const breakable = (name) => name.split("/").flatMap((part, n) => (n ? ["/", make("wbr"), part] : [part]));
   const group = (cell) => cell.workload; // what is asked for other answers, of other models, or on another system, is not compared
+  const numeric = (a, b) => a.localeCompare(b, undefined, { numeric: true });
+  const colourOf = (precision) => COLOURS[palette.get(String(precision)) ?? 0];
+  const tint = (cell) => `k${(palette.get(String(cell.axes.precision)) ?? 0) + 1}`;
   const link = (cell) => make("a", { href: `#cell=${encodeURIComponent(cell.id)}` }, ...breakable(cell.name));
+
+  function copying(words, text, fallback) {
+    const button = make("button", { type: "button" }, words);
+    button.addEventListener("click", async () => {
+      try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch {
+        if (fallback) getSelection().selectAllChildren(fallback);
+        button.textContent = fallback ? "Selected: press Ctrl+C" : "Copying was refused: open the cell";
+      }
+    });
+    return button;
+  }
+
+  // One place for each workload, with its name above it where there are several; what is drawn there stays.
+  function places(id, names, inside) {
+    const box = $(id);
+    const wanted = JSON.stringify(names);
+    if (box.dataset.names === wanted) return;
+    box.dataset.names = wanted;
+    box.replaceChildren(...names.flatMap((name, n) => [...(names.length > 1 ? [make("h3", {}, name)] : []), ...inside(n ? `-${n}` : "")]));
+  }
 
   function fill(table, heads, rows) {
     // heads: [text, is a number]; rows: {values, mark}; the first column is the row's head.
@@ -113,6 +140,7 @@
       ["Highest accuracy, then throughput", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null],
     ].slice(0, groups.length > 3 ? 1 : 4);
     const rows = [];
+    const cards = [];
     for (const one of groups) {
       goals.forEach(([goal, compare, possible], place) => {
         const ranked = good.filter((point) => group(point.cell) === one && possible(point)).sort(compare);
@@ -121,6 +149,7 @@
         const next = ranked.find((point) => point.cell !== first.cell);
         const { repeats } = first.level;
         const spread = repeats.length > 1 ? ` (${number(Math.min(...repeats))}–${number(Math.max(...repeats))})` : "";
+        cards.push(card(groups.length > 1 ? `${one}: ${goal}` : goal, first, compare === cheaper ? "out" : goal.startsWith("Lowest") ? "ttft_ms" : "score", gpus));
         rows.push({
           mark: place === 0 && goals.length > 1,
           values: [
@@ -131,6 +160,7 @@
         });
       });
     }
+    $("cards").replaceChildren(...cards);
     const at = statistic();
     fill($("take-table"), [["goal", false], ["configuration", false], ["tok/s", true], ...(gpus ? [["per GPU", true]] : []), [`TTFT ms ${at}`, true], [`TPOT ms ${at}`, true], ...(scored ? [[$("score").value, true]] : []), ["runner-up", false]], rows);
     const lost = {};
@@ -152,6 +182,23 @@
     $("take-why").textContent = text;
     $("take-table").parentElement.hidden = !rows.length;
     return good;
+  }
+
+  // The best of a goal at a glance: what it is the best at, large.
+  function card(goal, point, metric, gpus) {
+    const at = statistic();
+    const shown = {
+      out: [number(gpus ? point.perGpu : point.out), gpus ? "tok/s per GPU" : "tok/s"],
+      ttft_ms: [number(point.latency.ttft_ms), `ms TTFT ${at}`],
+      tpot_ms: [number(point.latency.tpot_ms), `ms TPOT ${at}`],
+      score: [point.score === null ? "" : point.score.toFixed(2), $("score").value],
+    };
+    const rest = Object.entries(shown).filter(([name, [value]]) => name !== metric && value !== "").map(([, [value, unit]]) => `${value} ${unit}`);
+    return make("article", { className: `card ${tint(point.cell)}` }, make("h3", {}, goal),
+      make("div", { className: "figure" }, shown[metric][0], " ", make("small", {}, shown[metric][1])),
+      make("div", {}, make("span", { className: "dot hue" }), link(point.cell), ` at ${point.at}`),
+      make("div", { className: "quiet" }, rest.join(" · ")),
+      point.cell.launch ? copying("Copy launch command", point.cell.launch) : null);
   }
 
   // Whether a cell's accuracy is kept: not clearly below that of the unquantized cell, by the paired 95 % interval of the
@@ -302,22 +349,40 @@
     const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept && point.point.cell.unfit === null)));
     const on = new Set(fronts);
     for (const point of known) point.rank = on.has(point) ? "front" : point.holds ? "holds" : "misses";
-    $("pareto-plot").hidden = !known.length;
-    const kinds = unique(known.map((point) => point.kind)).sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
     const latency = `${NAMES[key]}, ms (${statistic()})`;
     const speed = `Output tokens/s${gpus ? " per GPU" : ""}`;
-    const most = key in LIMITS ? limit(LIMITS[key]) : null;
+    const groups = unique(known.map((point) => point.group));
+    places("pareto-plots", groups.length ? groups.slice(0, WORKLOADS) : [""], (n) => [make("div", { className: "plot", id: `pareto-plot${n}` })]);
+    $("pareto-plot").hidden = !known.length;
+    groups.slice(0, WORKLOADS).forEach((one, n) => {
+      const of = (point) => point.group === one;
+      scatter(n ? `pareto-plot-${n}` : "pareto-plot", known.filter(of), fronts.filter(of), axis, latency, speed, key in LIMITS ? limit(LIMITS[key]) : null);
+    });
+    fill($("front"), [["cell", false], ["load", false], [speed, true], [latency, true], ["meets the SLOs", false]],
+      fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), one.point.at, number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
+    $("pareto-note").textContent = [
+      known.some((point) => !point.kept) ? "Hollow points: accuracy not preserved, excluded from the Pareto front." : "",
+      known.some((point) => point.point.cell.unfit !== null) ? "Faint points: failed or unfinished cells, excluded from the Pareto front." : "",
+      groups.length > 1 ? `Only cells with the same workload and system are compared: one plot per ${data.apart.join(", ")}.` : "",
+      groups.length > WORKLOADS ? `The first ${WORKLOADS} of ${groups.length} workloads are drawn; filter the cells to see others.` : "",
+    ].join(" ");
+  }
+
+  function scatter(id, known, fronts, axis, latency, speed, most) {
+    const kinds = unique(known.map((point) => point.kind)).sort(numeric);
     const rule = most !== null;
     const xs = known.map((point) => point.x).concat(rule ? [most] : []);
     const plain = ({ point, ...rest }) => rest;
     const x = { field: "x", type: "quantitative", title: latency, scale: scale(xs) };
     const y = { field: "y", type: "quantitative", title: speed, scale: { zero: true, nice: true } };
-    const colour = kinds.length > 1 ? { color: { field: "kind", type: "nominal", scale: { domain: kinds, range: COLOURS } }, shape: { field: "kind", type: "nominal", scale: { domain: kinds, range: SHAPES } } } : { color: { value: COLOURS[0] } };
-    plot("pareto-plot", `Scatter plot of ${counted(known.length, "point")}: ${speed} against ${latency}. ${counted(fronts.length, "point")} on the Pareto front, listed in the table below.`, {
+    const hues = axis === "precision" ? kinds.map(colourOf) : COLOURS;
+    const shapes = axis === "precision" ? kinds.map((kind) => SHAPES[palette.get(kind)]) : SHAPES;
+    const colour = kinds.length > 1 || axis === "precision" ? { color: { field: "kind", type: "nominal", scale: { domain: kinds, range: hues } }, shape: { field: "kind", type: "nominal", scale: { domain: kinds, range: shapes } } } : { color: { value: COLOURS[0] } };
+    plot(id, `Scatter plot of ${counted(known.length, "point")}: ${speed} against ${latency}. ${counted(fronts.length, "point")} on the Pareto front, listed in the table below.`, {
       height: 380,
       layer: [
-        ...(fronts.length ? [{ data: { values: fronts.map(plain) }, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.5, strokeDash: [5, 3], opacity: 0.8, color: "var(--quiet)" }, encoding: { x, y, detail: { field: "group" }, order: { field: "x" } } }] : []),
-        { data: { values: known.map(plain) }, mark: { type: "point", cursor: "pointer", strokeWidth: 1.5 }, encoding: { x, y, ...colour, ...(kinds.length > 1 ? { fill: colour.color } : { fill: { value: COLOURS[0] } }), tooltip: { field: "said" },
+        ...(fronts.length ? [{ data: { values: fronts.map(plain) }, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.5, strokeDash: [5, 3], opacity: 0.8, color: "var(--quiet)" }, encoding: { x, y, order: { field: "x" } } }] : []),
+        { data: { values: known.map(plain) }, mark: { type: "point", cursor: "pointer", strokeWidth: 1.5 }, encoding: { x, y, ...colour, fill: colour.color, tooltip: { field: "said" },
           size: { condition: { test: "datum.rank == 'front'", value: 110 }, value: 55 }, fillOpacity: { condition: { test: "datum.kept", value: 1 }, value: 0 },
           opacity: { condition: [{ test: "datum.rank == 'front'", value: 1 }, { test: "datum.rank == 'holds'", value: 0.55 }], value: 0.18 } } },
         ...(rule ? [
@@ -326,46 +391,61 @@
         ] : []),
       ],
     });
-    fill($("front"), [["cell", false], ["load", false], [speed, true], [latency, true], ["meets the SLOs", false]],
-      fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), one.point.at, number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
-    $("pareto-note").textContent = [
-      known.some((point) => !point.kept) ? "Hollow points: accuracy not preserved, excluded from the Pareto front." : "",
-      known.some((point) => point.point.cell.unfit !== null) ? "Faint points: failed or unfinished cells, excluded from the Pareto front." : "",
-      unique(known.map((point) => point.group)).length > 1 ? `Only cells with the same workload and system are compared: one front per ${data.apart.join(", ")}.` : "",
-    ].join(" ");
   }
 
   function curves(inOrder) {
-    const chosen = inOrder.filter((cell) => cell.levels.length).slice(0, CURVES);
-    $("curves").hidden = !window.vegaEmbed || !chosen.some((cell) => cell.levels.length > 1);
-    const measured = inOrder.filter((cell) => cell.levels.length).length;
+    const measured = inOrder.filter((cell) => cell.levels.length);
+    $("curves").hidden = !window.vegaEmbed || !measured.some((cell) => cell.levels.length > 1);
     if ($("curves").hidden) return;
-    $("curves-note").textContent = measured > CURVES ? `The first ${CURVES} of ${measured} cells in table order; sort or filter the table to see others.` : "All cells in the table.";
-    $("curve-legend").replaceChildren(...chosen.map((cell, n) => make("span", { className: `k${n + 1}` }, link(cell), cell.unfit === null ? "" : ` (${cell.status})`)));
-    const at = statistic();
-    const names = chosen.map((cell) => cell.name);
+    const groups = unique(measured.map(group));
+    const drawn = groups.slice(0, WORKLOADS);
+    const of = drawn.map((one) => measured.filter((cell) => group(cell) === one));
+    const most = Math.max(...of.map((members) => members.length));
+    $("curves-note").textContent = [
+      most > CURVES ? `The first ${CURVES} of ${counted(most, "cell")}${drawn.length > 1 ? " at most" : ""} in table order; sort or filter the table to see others.` : "All cells in the table.",
+      groups.length > WORKLOADS ? `The first ${WORKLOADS} of ${groups.length} workloads.` : "",
+    ].join(" ");
     // Closed loops where there are any, else open ones: the two share no axis.
-    const [load, of_load] = chosen.some((cell) => cell.levels.some((level) => level.rate === null)) ? ["concurrency", "concurrency"] : ["requests/s", "rate"];
+    const load = measured.some((cell) => cell.levels.some((level) => level.rate === null)) ? "concurrency" : "requests/s";
     $("curves-head").textContent = `Scaling with ${load}`;
+    places("curve-plots", drawn, (n) => [
+      make("div", { className: "grid" }, ...["ttft", "tpot", "out"].map((name) => make("div", { className: "plot", id: `curve-${name}${n}` }))),
+      make("div", { className: "legend", id: `curve-legend${n}` }),
+    ]);
+    of.forEach((members, n) => lines(members.slice(0, CURVES), load, n ? `-${n}` : ""));
+  }
+
+  // A line for each cell: the colour is its precision's, the shape and the dashes tell cells of one precision apart.
+  function lines(chosen, load, suffix) {
+    const twin = (cell, n) => chosen.slice(0, n).filter((other) => other.axes.precision === cell.axes.precision).length;
+    $(`curve-legend${suffix}`).replaceChildren(...chosen.map((cell, n) => make("span", { className: tint(cell) }, make("b", { className: "dot", ariaHidden: "true" }, `${GLYPHS[twin(cell, n)]} `), link(cell), cell.unfit === null ? "" : ` (${cell.status})`)));
+    const at = statistic();
+    const of_load = load === "concurrency" ? load : "rate";
+    const names = chosen.map((cell) => cell.name);
+    const kind = (range) => ({ field: "name", type: "nominal", scale: { domain: names, range }, legend: null });
     const draw = (id, title, of) => {
       const values = chosen.flatMap((cell) => cell.levels.filter((level) => level[of_load] !== null).map((level) => ({ c: level[of_load], v: of(level), at: level.at, name: cell.name, cell: cell.id })).filter((one) => one.v !== null && one.v !== undefined));
       for (const one of values) one.said = `${one.name}\n${one.at}\n${title}: ${number(one.v)}`;
       $(id).hidden = !values.length;
       if (!values.length) return;
       const steps = unique(values.map((one) => one.c)).sort((a, b) => a - b);
+      const color = kind(chosen.map((cell) => colourOf(cell.axes.precision)));
       plot(id, `${title} by ${load} ${steps.join(", ")} for ${counted(chosen.length, "cell")}: ${chosen.map((cell) => `${cell.name}: ${values.filter((one) => one.cell === cell.id).map((one) => number(one.v)).join(", ")}`).join("; ")}.`, {
         data: { values }, height: 240,
-        mark: { type: "line", point: { size: 45, filled: true }, strokeWidth: 2 },
         encoding: {
           x: { field: "c", type: "quantitative", title: load, scale: { ...(steps[0] > 0 && steps.length > 2 ? { type: "log", base: 2 } : { zero: false }), nice: false, padding: 10 }, axis: { values: steps, format: "~g" } },
           y: { field: "v", type: "quantitative", title, scale: scale(values.map((one) => one.v), wide(values.map((one) => one.v)) ? {} : { zero: true }) },
-          color: { field: "name", type: "nominal", scale: { domain: names, range: COLOURS }, legend: null }, tooltip: { field: "said" },
+          color, tooltip: { field: "said" },
         },
+        layer: [
+          { mark: { type: "line", strokeWidth: 2 }, encoding: { strokeDash: kind(chosen.map((cell, n) => DASHES[twin(cell, n)])) } },
+          { mark: { type: "point", size: 55, filled: true, opacity: 1 }, encoding: { shape: kind(chosen.map((cell, n) => SHAPES[twin(cell, n)])) } },
+        ],
       });
     };
-    draw("curve-ttft", `TTFT, ms (${at})`, (level) => level.ttft_ms?.[at]);
-    draw("curve-tpot", `TPOT, ms (${at})`, (level) => level.tpot_ms?.[at]);
-    draw("curve-out", "Output tokens/s", (level) => level.out);
+    draw(`curve-ttft${suffix}`, `TTFT, ms (${at})`, (level) => level.ttft_ms?.[at]);
+    draw(`curve-tpot${suffix}`, `TPOT, ms (${at})`, (level) => level.tpot_ms?.[at]);
+    draw(`curve-out${suffix}`, "Output tokens/s", (level) => level.out);
   }
 
   function precision(shown) {
@@ -397,12 +477,14 @@
     for (const line of lines) line.said = `${line.kind}${many ? `, ${line.model}` : ""}\n${metric} ${line.mean.toFixed(3)}, ${counted(line.n, "cell")}${line.low === null ? "" : `\n95 % interval of ${counted(line.questions, "question")}: ${range([line.low, line.high])}`}`;
     const y = { field: "kind", type: "nominal", title: null, sort: unique(lines.map((line) => line.kind)) };
     const few = many && models.length <= COLOURS.length;
-    const tell = few ? { color: { field: "model", type: "nominal", scale: { domain: models, range: COLOURS } }, yOffset: { field: "model" } } : { color: { value: COLOURS[0] } };
+    const color = { field: "kind", type: "nominal", scale: { domain: y.sort, range: y.sort.map(colourOf) }, legend: null };
+    const tell = { color, ...(few ? { yOffset: { field: "model" } } : {}) };
+    const shape = few ? { shape: { field: "model", type: "nominal", scale: { domain: models, range: SHAPES } } } : {};
     plot("accuracy-plot", `${metric} per precision: ${lines.slice(0, 12).map((line) => `${line.kind} ${line.mean.toFixed(2)}`).join(", ")}. The table below has all.`, {
       data: { values: lines }, height: Math.max(70, y.sort.length * (few ? 10 + 12 * models.length : 30)),
       layer: [
         { mark: { type: "rule", strokeWidth: 2, opacity: 0.5 }, encoding: { y, x: { field: "low", type: "quantitative" }, x2: { field: "high" }, ...tell, tooltip: { field: "said" } } },
-        { mark: { type: "point", filled: true, size: 90 }, encoding: { y, x: { field: "mean", type: "quantitative", title: `${metric}${lines.some((line) => line.low !== null) ? ", with 95 % interval" : ""}`, scale: { domain: [0, 1] } }, ...tell, tooltip: { field: "said" } } },
+        { mark: { type: "point", filled: true, size: 90 }, encoding: { y, x: { field: "mean", type: "quantitative", title: `${metric}${lines.some((line) => line.low !== null) ? ", with 95 % interval" : ""}`, scale: { domain: [0, 1] } }, ...tell, ...shape, tooltip: { field: "said" } } },
         ...(limit("accuracy") === null ? [] : [{ data: { values: [{ least: limit("accuracy") }] }, mark: { type: "rule", strokeWidth: 2, color: "var(--bad)" }, encoding: { x: { field: "least", type: "quantitative" } } }]),
       ],
     });
@@ -479,6 +561,10 @@
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
     for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.accuracy_total} questions)`);
     body.push(about);
+    if (cell.launch) {
+      const text = make("pre", { tabIndex: 0, ariaLabel: "Command that starts its server" }, cell.launch);
+      body.push(make("h3", {}, "Start its server"), text, copying("Copy launch command", cell.launch, text));
+    }
     if (cell.levels.length) {
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
       const table = make("table", {}, make("caption", {}, "Measurements by concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n requests."), make("thead"), make("tbody"));
@@ -512,11 +598,7 @@
     if (stage.message) box.append(make("p", { className: "warn said" }, stage.message + (stage.hint ? `\ntry: ${stage.hint}` : "")));
     for (const command of stage.commands) {
       const text = make("pre", { tabIndex: 0, ariaLabel: `Command of ${stage.stage}` }, command);
-      const copy = make("button", { type: "button" }, "Copy");
-      copy.addEventListener("click", async () => {
-        try { await navigator.clipboard.writeText(command); copy.textContent = "Copied"; } catch { getSelection().selectAllChildren(text); copy.textContent = "Selected: press Ctrl+C"; }
-      });
-      box.append(text, copy);
+      box.append(text, copying("Copy", command, text));
     }
     for (const [name, text] of [["log", stage.log], ["server log", stage.server_log]]) {
       if (text === null) box.append(make("p", { className: "quiet" }, `The ${name} is omitted because the logs are too long together. See: pipeline logs ${stage.id}`));
@@ -596,6 +678,8 @@
     data = JSON.parse(await unpack("data"));
     const rows = [...$("cells-table").tBodies[0].rows];
     cells = data.cells.map((cell, n) => ({ ...cell, row: rows[n], text: `${cell.id} ${cell.status} ${cell.axes.toolchain ?? ""}`.toLowerCase() }));
+    palette = new Map(unique(cells.map((cell) => String(cell.axes.precision))).sort(numeric).map((kind, n) => [kind, n % COLOURS.length]));
+    for (const cell of cells) cell.row.cells[0].prepend(make("span", { className: `dot hue ${tint(cell)}` }));
     const measured = cells.some((cell) => cell.levels.length);
     document.querySelectorAll(".needs-script").forEach((node) => { node.hidden = false; });
     if (measured) bestColumn();
