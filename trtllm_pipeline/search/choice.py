@@ -15,7 +15,7 @@ from typing import Final
 
 from trtllm_pipeline.bench.conditions import GROUPS
 from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import RATES, load_words
+from trtllm_pipeline.bench.result import HIGHER_IS_BETTER, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.planning.names import about
@@ -169,7 +169,7 @@ def _surely_missed(slo: Objective, value: float | None, larger: bool, queues: bo
     """
     if value is None or slo.share(value) < _CLEARLY:
         return False
-    if slo.metric in RATES:
+    if slo.metric in HIGHER_IS_BETTER:
         return not larger
     return larger and (not queues or slo.metric.startswith(("tpot", "itl")))
 
@@ -281,7 +281,7 @@ def _promises(
             fits = 1.0
             for column, slo in enumerate(goals.slos, at + 1):
                 room = (math.log(slo.limit) - mean[index, column]) / error[index, column]
-                fits *= _below(-room if slo.metric in RATES else room)
+                fits *= _below(-room if slo.metric in HIGHER_IS_BETTER else room)
             share = _improvement(sign * mean[index, at] - reached, error[index, at]) * fits * works[index]
             low, high = (math.exp(mean[index, at] + side * error[index, at]) for side in (-1, 1))
             at_levels.append(Promise(float(share), key, low, high, fits))

@@ -25,10 +25,9 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import FIELDS
-from trtllm_pipeline.bench.result import LATENCIES, RATES, LevelResult, MetricDefinition, load_words
+from trtllm_pipeline.bench.result import LevelResult, MetricDefinition, load_words
 from trtllm_pipeline.domain import CellId, Scope
 from trtllm_pipeline.evaluate.drift import Drift
-from trtllm_pipeline.evaluate.scores import METRICS as SCORES
 from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import METRICS, columns
@@ -318,29 +317,25 @@ def _models(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
 def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinition]:
     """The metrics that the page shows a value of, and the terms of their formulas."""
     levels = [level for row in rows for level in row.levels]
-    latencies = {name for level in levels for name, values in level.latencies.items() if values}
-    scores = {name for row in rows for name in row.accuracy}
-    drifts = any(row.accuracy_drift is not None for row in rows)
     windows = {level.window for level in levels}
-    occurs = {
-        **dict.fromkeys(LATENCIES, False),
-        **dict.fromkeys(latencies, True),
-        **dict.fromkeys(RATES.values(), bool(levels)),
-        "goodput": any(level.goodput is not None for level in levels),
-        "acceptance": any(level.acceptance is not None for level in levels),
+    known = {name for level in levels for name, values in level.latencies.items() if values}
+    known |= {name for row in rows for name in row.accuracy}
+    terms = {
         **dict.fromkeys(("n", "input_tokens", "headline", "percentiles"), bool(levels)),
         "steady": "steady" in windows,
         "whole": bool(windows - {"steady", None}),
-        **dict.fromkeys(SCORES, False),
-        **dict.fromkeys(scores, True),
-        "normalisation": bool(scores),
+        "normalisation": any(row.accuracy for row in rows),
         "interval": any(row.accuracy_intervals for row in rows),
-        **dict.fromkeys(("agreement", "difference"), drifts),
-        "first_divergence": False,  # the page shows none
+        **dict.fromkeys(("agreement", "difference"), any(row.accuracy_drift is not None for row in rows)),
         "engine_size_bytes": any(row.engine_size_bytes is not None for row in rows),
         "seconds": any(stage.made_s is not None for stage in record.stages),
     }
-    return [metric for metric in METRICS if metric.formula and occurs.get(metric.name, True)]
+    known |= {name for name, occurs in terms.items() if occurs}
+
+    def measured(name: str) -> bool:
+        return any(getattr(level, name, None) is not None for level in levels)
+
+    return [metric for metric in METRICS if metric.formula and (metric.name in known or measured(metric.name))]
 
 
 def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, str]]:
