@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -19,7 +20,7 @@ from trtllm_pipeline.files.user_files import decode
 from trtllm_pipeline.machine.gpus import Nvml, nvml, of_process
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.bench.events import GpuDevice, GpuRecord, TritonRecord
+    from trtllm_pipeline.bench.events import GaugesRecord, GpuDevice, GpuRecord, TritonRecord
 
 TRITON: Final = {
     "nv_inference_request_success": "requests",
@@ -33,6 +34,7 @@ TRITON: Final = {
 }
 """Triton's counters -> what we call them. Source: Triton user guide, "Metrics"."""
 SAMPLE_S: Final = 0.1
+GAUGES_S: Final = 1.0
 _UNSEEN_NS: Final = 1_000_000_000
 """How long at either end GPUs need not have been sampled."""
 TIMEOUT_S: Final = 10.0
@@ -41,6 +43,7 @@ _CLOCK_SM: Final = 1
 _TEMPERATURE_GPU: Final = 0
 """As in nvml.h."""
 _LINE: Final = re.compile(r"(\w+)\{([^}]*)\} +(\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?)", re.ASCII)
+_ENGINE_GAUGE: Final = re.compile(r'(?:request_type|kv_cache_block_type)="(\w+)"')
 _MODEL: Final = re.compile(r'(?:^|,)model="([^"]*)"')
 
 Counters = dict[str, dict[str, float]]
@@ -106,6 +109,61 @@ async def metrics_page(address: str, *, timeout_s: float) -> str | None:
         return (await fetch(address, "/metrics", timeout_s=timeout_s))[1].decode(errors="replace")
     except (OSError, HttpError, ValueError):
         return None
+
+
+def gauges(text: str) -> tuple[float | None, float | None, float | None]:
+    """Of a metrics page of Triton: requests that TensorRT-LLM's engines work on, requests that wait, and the share of KV cache
+    blocks in use; None for what it does not tell. Triton itself tells only how many wait at each model.
+    """
+    engine: dict[tuple[str, str], float] = {}
+    pending: list[float] = []
+    for name, labels, value in samples(text):
+        if name == "nv_inference_pending_request_count":
+            pending.append(value)
+        elif kind := _ENGINE_GAUGE.search(labels):
+            at = (name, kind[1])
+            engine[at] = engine.get(at, 0.0) + value
+    requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+    used, most = engine.get((blocks, "used")), engine.get((blocks, "max"))
+    waiting = engine.get((requests, "waiting"), max(pending, default=None))
+    return engine.get((requests, "active")), waiting, None if used is None or not most else used / most
+
+
+@contextmanager
+def watching(address: str | None) -> Iterator[list[list[float | None]]]:
+    """Look at the gauges of a metrics endpoint once a second while the block runs: time ns, and what `gauges` tells. In a
+    thread, since the load's own loop must not wait for it. Empty without an endpoint.
+    """
+    found: list[list[float | None]] = []
+    if address is None:
+        yield found
+        return
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(GAUGES_S):
+            page = asyncio.run(metrics_page(address, timeout_s=TIMEOUT_S))
+            told = gauges(page or "")
+            if told != (None, None, None):
+                found.append([time.monotonic_ns(), *told])
+
+    thread = threading.Thread(target=look, name="gauges", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join(TIMEOUT_S)
+
+
+def gauges_summary(record: GaugesRecord) -> dict[str, float]:
+    """Mean and maximum of each gauge of a record, as far as it was told."""
+    summary: dict[str, float] = {}
+    for name, column in zip(("in_flight", "waiting", "kv_cache_use"), (1, 2, 3), strict=True):
+        values = [value for sample in record["samples"] if (value := sample[column]) is not None]
+        if values:
+            summary |= {name: round(fmean(values), 3), f"{name}_max": round(max(values), 3)}
+    return summary
 
 
 @contextmanager

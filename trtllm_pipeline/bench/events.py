@@ -182,6 +182,23 @@ class ClientRecord(_OfLevel):
     lag_ns: list[Ns]
 
 
+class GaugeSample(NamedTuple):
+    """One look at what a server does."""
+
+    time_ns: Ns
+    in_flight: Growth | None = None
+    waiting: Growth | None = None
+    kv_cache_use: Growth | None = None
+    """Share of the blocks."""
+
+
+class GaugesRecord(_OfLevel):
+    """Gauges of Triton during a level."""
+
+    type: Literal["gauges"]
+    samples: list[GaugeSample]
+
+
 class UnsentRecord(_OfLevel):
     """Requests of an open loop that a process did not send any more, since the server had fallen behind."""
 
@@ -285,6 +302,7 @@ _Known = (
     | SpeculationRecord
     | UnsentRecord
     | ProbedRecord
+    | GaugesRecord
 )
 _IN_ORDER: Final = ("scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns")
 _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
@@ -297,13 +315,26 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("concurrency", "request_rate", "repeat"),
     "speculation": ("concurrency", "request_rate", "repeat"),
     "unsent": ("concurrency", "request_rate", "repeat", "worker"),
+    "gauges": ("concurrency", "request_rate", "repeat"),
     "probed": ("concurrency", "request_rate", "repeat"),
     "probe": ("pair", "send"),
 }
 """Type of record -> the keys of which no two have the same values."""
 _KINDS: Final = (
     *("header", "prompt", "request", "conditions", "server"),
-    *("client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe", "speculation", "unsent", "probed"),
+    *(
+        "client",
+        "triton",
+        "gpu",
+        "settings",
+        "roofline",
+        "reused_blocks",
+        "probe",
+        "speculation",
+        "unsent",
+        "probed",
+        "gauges",
+    ),
 )
 """Types of records that `Records` holds, in its order."""
 
@@ -333,6 +364,7 @@ class Records:
     speculation: Sequence[SpeculationRecord] = ()
     unsent: Sequence[UnsentRecord] = ()
     probed: Sequence[ProbedRecord] = ()
+    gauges: Sequence[GaugesRecord] = ()
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:

@@ -190,6 +190,10 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         ),
         triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
         gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
+        gauges=[
+            {"repeat": each["repeat"], "ours": _in_flight(level, each["repeat"]), "of": counters.gauges_summary(each)}
+            for each in level.gauges
+        ],
     )
     return replace(result, details=details)
 
@@ -200,6 +204,15 @@ def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
     for request in good:
         turns.setdefault(request.record.get("turn", 1), []).append(request.ttft_ms)
     return {f"ttft_ms turn {turn}": summary(turns[turn]) for turn in sorted(turns)} if len(turns) > 1 else {}
+
+
+def _in_flight(level: LevelRun, repeat: int) -> float | None:
+    """Requests in flight on average, from the first sending to the last end: their times together over that time."""
+    spans = [(request.sent_ns, request.record["end_ns"]) for request in level.repeats.get(repeat, ())]
+    if not spans:
+        return None
+    whole = max(end for _, end in spans) - min(start for start, _ in spans)
+    return round(sum(end - start for start, end in spans) / whole, 3) if whole else None
 
 
 def _acceptance(level: LevelRun) -> float | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_pipeline.bench.events import (
     ClientRecord,
+    GaugesRecord,
     GpuRecord,
     Records,
     RequestRecord,
@@ -168,6 +169,7 @@ class LevelRun:
     triton: Sequence[TritonRecord]
     gpus: Sequence[GpuRecord]
     speculation: Sequence[SpeculationRecord] = ()
+    gauges: Sequence[GaugesRecord] = ()
     unsent: int = 0
     """Requests of an open loop that were due and not sent any more."""
 
@@ -244,6 +246,7 @@ class LoadRun:
                 [each for each in told.triton if level_of(each) == level],
                 [each for each in told.gpus if level_of(each) == level],
                 [each for each in told.speculation if level_of(each) == level],
+                [each for each in told.gauges if level_of(each) == level],
                 sum(each["requests"] for each in told.unsent if level_of(each) == level),
             )
             for level, repeats in levels.items()

@@ -295,13 +295,15 @@ class LevelDetails:
     triton: list[dict[str, Any]]
     """For each repeat, `of` each model: requests and milliseconds by Triton's own counters."""
     gpu: list[dict[str, Any]]
+    gauges: list[dict[str, Any]] = field(default_factory=list)
+    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the mean in flight by the client's own times."""
 
     def to_json(self) -> dict[str, Json]:
         """As in perf.json, but for the reason of the window; what does not apply is left out."""
         whole = {"as": self.other_tools, **asdict(self), **_plain(self.summaries)}
         for name in ("window_reason", "summaries", "other_tools"):
             del whole[name]
-        optional = ("cached_input_tokens", "schedule", "objectives", "triton", "gpu")
+        optional = ("cached_input_tokens", "schedule", "objectives", "triton", "gpu", "gauges")
         return {name: value for name, value in whole.items() if name not in optional or value not in (None, [], ())}
 
 

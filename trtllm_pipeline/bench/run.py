@@ -86,6 +86,7 @@ def record(
             load = target
             if claim.drafts and isinstance(client, Client) and client.model.tells_drafts:
                 load = replace(target, options={**target.options, PERF_METRICS: True})
+            metrics = target.service.metrics
             left = deque(plan)
             while left or (rounds.open_end and (left := deque(rounds.next(seen())))):
                 level = left.popleft()
@@ -94,15 +95,17 @@ def record(
                 if level not in plan:
                     total += len(level.planned)
                 workers_count = workers.wanted(level) if processes is None else processes
-                before = await counters.triton(target.service.metrics)
+                before = await counters.triton(metrics)
                 if drafting:
                     await counters.speculation(target.service.http)  # what was before is not of this level
-                with counters.gpus(target.service.pid) as gpus:
+                with counters.gpus(target.service.pid) as gpus, counters.watching(metrics) as gauges:
                     if workers_count == 1:
                         await run_level(client, level, load.generation, events, count)
                     else:
                         await workers.run(load, level, events.path, count, workers=workers_count)
-                after = await counters.triton(target.service.metrics)
+                after = await counters.triton(metrics)
+                if gauges:
+                    events.write("gauges", **level.key, samples=gauges)
                 if before is not None and after is not None:
                     events.write("triton", **level.key, models=counters.growth(before, after))
                 drafts = await counters.speculation(target.service.http) if drafting else None

@@ -104,6 +104,8 @@ def _level(level: LevelResult) -> Iterator[str]:
     for record in details.triton:
         for model, times in record["of"].items():
             yield f"Triton's own times, repeat {record['repeat']}, {model}: {_words(times)}"
+    for record in details.gauges:
+        yield f"Triton's gauges, repeat {record['repeat']}: {_words(record['of'])}; in flight by the client {cell(record['ours'])}"
     for record in details.gpu:
         for device in record["of"]:
             yield f"GPU, repeat {record['repeat']}: {_words(device)}"

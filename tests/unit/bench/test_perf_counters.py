@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.helpers import metrics_pages
 from trtllm_pipeline.bench import counters
-from trtllm_pipeline.bench.events import GpuDevice, GpuRecord, GpuSample
+from trtllm_pipeline.bench.events import GaugeSample, GpuDevice, GpuRecord, GpuSample
 from trtllm_pipeline.bench.result import GpuUse
 
 BEFORE = """\
@@ -125,6 +126,42 @@ def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) 
     assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
     assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
     assert len(devices[0]["samples"]) > 2
+
+
+def test_gauges_of_a_page_with_an_engine_and_of_triton_alone() -> None:
+    page = metrics_pages.triton(3)
+    assert counters.gauges(page) == (6.0, 2.0, 0.25)
+    alone = "\n".join(line for line in page.splitlines() if not line.startswith("nv_trt_llm"))
+    assert counters.gauges(alone) == (None, 2.0, None)
+    assert counters.gauges("") == (None, None, None)
+
+
+def test_gauges_are_looked_at_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "GAUGES_S", 0.005)
+    steps = iter(range(10_000))
+
+    async def page(_address: str, *, timeout_s: float) -> str | None:
+        assert timeout_s > 0
+        return metrics_pages.triton(1) if next(steps) % 2 else None
+
+    monkeypatch.setattr(counters, "metrics_page", page)
+    with counters.watching("here:1") as found:
+        deadline = time.monotonic() + 30
+        while len(found) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert len(found) >= 3
+    told = counters.gauges_summary({"samples": [GaugeSample(*sample) for sample in found]})  # type: ignore[arg-type, typeddict-item]
+    assert told == {
+        "in_flight": 6.0,
+        "in_flight_max": 6.0,
+        "waiting": 2.0,
+        "waiting_max": 2.0,
+        "kv_cache_use": 0.25,
+        "kv_cache_use_max": 0.25,
+    }
+    with counters.watching(None) as none:
+        pass
+    assert none == []
 
 
 def test_only_gpus_of_the_servers_process_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
