@@ -32,9 +32,9 @@ _VOCABULARY: Final = 114
 """Bytes of an entry of the vocabulary in llama.cpp."""
 STEP_TOKENS: Final = 64
 """`runtime.CHUNK_TOKENS`, which a plan does not load."""
-_SERVER: Final = 212_000_000
+_SERVER: Final = 222_000_000
 """Triton and its Python models, before the engine and the tokenizer."""
-_SERVED_TOKEN: Final = 2500
+_SERVED_TOKEN: Final = 3000
 """An entry of the vocabulary in the tokenizers of all models."""
 _SERVER_SHARED: Final = 4 << 20
 """Of /dev/shm: a region for each Python model, which grows with its tensors."""
