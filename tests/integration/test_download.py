@@ -148,6 +148,13 @@ def test_only_the_needed_files_come_and_they_are_whole(hub: FakeHub, tmp_path: P
 
 
 @HUBS
+def test_a_model_that_somebody_else_serves_comes_without_its_weights(hub: FakeHub, tmp_path: Path, kind: str) -> None:
+    out = get(kind, tmp_path, form="tokenizer")
+    files = hub.repositories[MODEL].files
+    assert contents(out) == {name: files[name] for name in WANTED if "safetensors" not in name}
+
+
+@HUBS
 def test_code_comes_only_when_it_is_named_with_its_digest(hub: FakeHub, tmp_path: Path, kind: str) -> None:
     files = hub.repositories[MODEL].files
     files["config.json"] = json.dumps({"model_type": "tiny", "auto_map": {"AutoConfig": "modeling_tiny.C"}}).encode()

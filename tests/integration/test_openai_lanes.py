@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.needed import quantize_package
-from tests.helpers.trtllm_runs import cells, eventually
+from tests.helpers.trtllm_runs import Lane, cells, eventually
 
 pytestmark = pytest.mark.integration
 STAND_IN = Path(__file__).parents[1] / "standins" / "openai_server.py"
@@ -177,6 +177,43 @@ def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) in {0, 130}
+
+
+@pytest.mark.slow
+def test_engines_pytorch_vllm_and_sglang_stand_in_one_report(tmp_path: Path) -> None:
+    machine = Lane(tmp_path / "machine", "1.2.0")
+    others = tmp_path / "others"
+    others.mkdir()
+    servers = Servers(others)
+    for name in ("vllm", "sglang"):
+        servers.stand_in(name)
+    machine.environment["PATH"] = f"{servers.programs}:{machine.environment['PATH']}"
+    machine.matrix.write_text(
+        """\
+name: migration
+axes:
+  model: [tiny]
+  precision: [fp16]
+  parallel: [tp2]
+  max_batch_size: [2]
+  lengths: ["512,16"]
+  toolchain: [tensorrt_llm, tensorrt_llm_pytorch, vllm, sglang]
+settings:
+  perf: { exclusive: none, concurrency: [1], requests: 4, repeats: 3 }
+override:
+  - where: { toolchain: [tensorrt_llm, tensorrt_llm_pytorch] }
+    settings: { serve: { frontend: trtllm_serve } }
+"""
+    )
+    rows = {name.rpartition("/")[2]: row for name, row in machine.run().items()}
+    assert {row["status"] for row in rows.values()} == {"done"}
+    (log,) = (path for path in machine.workspace.glob("work/*/server.log") if "vllm serves" in path.read_text())
+    visible = log.read_text().partition("CUDA_VISIBLE_DEVICES=")[2].split()[0]
+    assert len(visible.split(",")) == 2, "a GPU is leased for each of two ranks"
+    told = machine.pipeline("report", "--workspace", str(machine.workspace), "--format", "migration")
+    assert all(f"| `{name}` | done |" in told for name in rows)
+    assert "pays back against tensorrt_llm_pytorch" in told
+    assert "**Take " in told
 
 
 @pytest.mark.slow

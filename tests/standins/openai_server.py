@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import http.server
+import itertools
 import json
 import os
 import signal
@@ -100,7 +101,7 @@ def main(name: str, words: Sequence[str]) -> None:
                 self._generate(asked, tokens)
 
         def _generate(self, asked: dict[str, Any], tokens: int) -> None:
-            parts = [f" {word}" for word in ANSWER.split()][: asked["max_tokens"]]
+            parts = [f" {word}" for word in itertools.islice(itertools.cycle(ANSWER.split()), asked["max_tokens"])]
             for stop in [asked["stop"]] if isinstance(asked.get("stop"), str) else asked.get("stop") or ():
                 upto = "".join(parts).partition(stop)[0]
                 parts = [f" {word}" for word in upto.split()]
@@ -134,7 +135,7 @@ def main(name: str, words: Sequence[str]) -> None:
 
     server = http.server.ThreadingHTTPServer((given["host"], given["port"]), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(f"{name} serves {model}", flush=True)
+    print(f"{name} serves {model}, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
 
 

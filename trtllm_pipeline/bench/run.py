@@ -78,7 +78,7 @@ def record(
             )
         async with target.client() as client:
             system = conditions.system(target, claim.engine, settings.get("exclusive"))
-            system["server"] = await client.server()
+            system["server"] = await client.server() or target.service.version
             workload = conditions.workload(target, prompts, plan, synthetic=synthetic, repeats=repeats)
             events.write("conditions", system=system, workload=workload)
             await server_checks.look(client, target, claim, events, "start")

@@ -25,6 +25,8 @@ class Service:
     """What an OpenAI server is asked: `completions`, or `chat` where it has nothing else."""
     lists_models: bool = True
     """An OpenAI server that lists its models lists `model` among them."""
+    version: str | None = None
+    """Of the server, as whoever started it knows it."""
     started: bool = True
     """A stage of ours started it, or nobody said otherwise."""
 
@@ -43,6 +45,7 @@ class Service:
                 raw.get("kind", "triton"),
                 raw.get("endpoint", "completions"),
                 raw.get("lists_models", True),
+                (raw.get("server") or {}).get("version"),
                 raw.get("started", True),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -24,9 +24,15 @@ _PYTHON: Final = re.compile(r"[A-Za-z0-9_][\w.-]*\.py")
 _NAMES_CODE: Final = "auto_map"
 _CONFIGURATIONS: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 MODEL: Final = "model"
-CONFIGURATION: Final = {MODEL: "config.json", "draft": "config.json", "adapter": "adapter_config.json"}
-"""Form of a folder of weights -> the file that says what it is: a model with its tokenizer, a draft model, which may come
-without one, or a LoRA adapter, which is no model by itself."""
+TOKENIZER: Final = "tokenizer"
+CONFIGURATION: Final = {
+    MODEL: "config.json",
+    "draft": "config.json",
+    "adapter": "adapter_config.json",
+    TOKENIZER: "config.json",
+}
+"""Form of a folder -> the file that says what it is: a model with its tokenizer, a draft model, which may come without one, a
+LoRA adapter, which is no model by itself, or all of a model but its weights."""
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 
@@ -63,7 +69,8 @@ def description_files(names: Collection[str]) -> list[str]:
 
 def described(names: Collection[str], form: str) -> list[str]:
     """The same, with the configuration of that form."""
-    return sorted({*description_files(names), *({CONFIGURATION[form]} & {*names})})
+    found = {*description_files(names), *({CONFIGURATION[form]} & {*names})}
+    return sorted(found - {INDEX} if form == TOKENIZER else found)
 
 
 def lacking(form: str, names: Collection[str]) -> str:
@@ -80,11 +87,13 @@ def is_licence(name: str) -> bool:
     return _LICENCE.fullmatch(name) is not None
 
 
-def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
-    """The safetensors files that hold the weights, sorted; `folder` holds the index if the model has one.
+def weight_files(folder: Path, names: Collection[str], model: str, form: str = MODEL) -> list[str]:
+    """The safetensors files that hold the weights, sorted, of a form that has any; `folder` holds the index if the model has one.
 
     Raises DownloadError when there are none, or the index names files that are not among `names`.
     """
+    if form == TOKENIZER:
+        return []
     if INDEX in names:
         shards = sorted(set(read_index(folder).values()))
         for shard in shards:

@@ -30,7 +30,7 @@ def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Pa
     names = model_files.names(folder)
     if CONFIGURATION[form] not in names:
         raise UnavailableError(f"{model}: {folder} {lacking(form, names)}")
-    wanted = sorted({*described(names, form), *weight_files(folder, names, model)})
+    wanted = sorted({*described(names, form), *weight_files(folder, names, model, form)})
     return {name: path for name in wanted if (path := model_files.find(folder, name)) is not None}
 
 

@@ -262,7 +262,7 @@ def fetch(
     with _transfer(repository, kept, progress=progress, max_workers=max_workers, others=others) as transfer:
         transfer.fetch([files[name] for name in small if not (others and is_licence(name))])
         # The index, if there is one, is among the small files and tells which the others are.
-        weights = weight_files(kept, files, model)
+        weights = weight_files(kept, files, model, form)
         trusted = listed_code(pinned, files, model)
         wanted = {*small, *weights, *trusted_code(pinned)}
         if content is not None:

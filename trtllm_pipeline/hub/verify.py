@@ -12,7 +12,7 @@ from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode
-from trtllm_pipeline.hub.files import CONFIGURATION, INDEX, MODEL, described, read_index, weight_files
+from trtllm_pipeline.hub.files import CONFIGURATION, INDEX, MODEL, TOKENIZER, described, read_index, weight_files
 
 # Source: https://github.com/huggingface/safetensors (format and limits)
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -31,7 +31,7 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.
 def check_folder(folder: Path, model: str, *, form: str = MODEL) -> None:
     """Check a model's folder: configuration, tokenizer, every safetensors header, the index against the shards.
 
-    `form` is one of `files.CONFIGURATION`: only a model needs a tokenizer. Raises DownloadError that names the first invalid file.
+    `form` is one of `files.CONFIGURATION`: only a model, or what goes before its weights, needs a tokenizer. Raises DownloadError that names the first invalid file.
     """
     present = model_files.names(folder)
     small = described(present, form)
@@ -39,7 +39,7 @@ def check_folder(folder: Path, model: str, *, form: str = MODEL) -> None:
         check_not_pointer(folder, name, model)
     Fields.read(folder, CONFIGURATION[form])
     if (
-        form == MODEL
+        form in {MODEL, TOKENIZER}
         and not present.intersection(_TOKENIZERS)
         and not any(name.endswith(".tiktoken") for name in present)
     ):
@@ -48,10 +48,10 @@ def check_folder(folder: Path, model: str, *, form: str = MODEL) -> None:
         if name.endswith(".json"):
             model_files.read_json(folder, name)
     shards = {}
-    for name in weight_files(folder, present, model):
+    for name in weight_files(folder, present, model, form):
         check_not_pointer(folder, name, model)
         shards[name] = tensors(folder, name)
-    if INDEX in present:
+    if INDEX in small:
         placed = read_index(folder)
         for tensor, shard in placed.items():
             if tensor not in shards[shard].tensors:

@@ -202,8 +202,9 @@ Precisions = dict[StopMetric, float]
 """Metric of a level -> half the width of its interval that is narrow enough, as a share of its value."""
 
 
-Form = Literal["model", "draft", "adapter"]
-"""What a folder of weights is: a model with its tokenizer, a draft model, which may come without one, or a LoRA adapter."""
+Form = Literal["model", "draft", "adapter", "tokenizer"]
+"""What a folder is: a model with its tokenizer, a draft model, which may come without one, a LoRA adapter, or all of a model but
+its weights."""
 LoraNames = Annotated[
     tuple[str, ...],
     Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.openai_cells import H100S, PORTS, cell, started
+from tests.helpers.trtllm_cells import RECIPE
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.fingerprint import canonical
@@ -108,6 +109,15 @@ def test_a_server_that_runs_already_is_given_nothing() -> None:
     assert (took.gpus, took.exclusive.value) == (0, "machine")
     assert stages[1:] == ["launch", "smoke", "perf", "accuracy"]
     assert "not started by us" in toolchains.caveats([one])[0]
+
+
+def test_of_a_model_that_runs_elsewhere_only_what_counts_tokens_is_downloaded() -> None:
+    files = {"config.json": "1" * 64, "tokenizer.json": "2" * 64, "model.safetensors": "3" * 64}
+    for url, names in ((None, {*files}), ("http://a", {"config.json", "tokenizer.json"})):
+        one = cell(openai__url=url, recipe={**RECIPE, "files": files})
+        asked = toolchains.load("vllm").stage("download").read(one)
+        assert {*asked.content} == names
+        assert asked.form == (None if url is None else "tokenizer")
 
 
 def test_gpus_are_leased_as_for_our_own() -> None:

@@ -16,11 +16,12 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.files.model_parts import ModelPart, part_of
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import ASSUMED
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
-from trtllm_pipeline.stages.params import LaunchOpenAi, PerfParams, SmokeParams, load
+from trtllm_pipeline.stages.params import DownloadParams, LaunchOpenAi, PerfParams, SmokeParams, load
 from trtllm_pipeline.toolchains import embedded
 from trtllm_pipeline.toolchains.base import EMBEDDED, OPENAI, SERVERS, Toolchain
 from trtllm_pipeline.toolchains.common_stages import (
@@ -203,6 +204,29 @@ def _identity(machine: Machine) -> Mapping[str, Json]:
     return {**embedded.TOOLCHAIN.identity(machine), "gpu": probe.identity(machine)["gpu"]}
 
 
+def _reads_weights(cell: Cell) -> bool:
+    return command.uses(cell, command.MODEL) or command.uses(cell, GGUF)
+
+
+def _download(cell: Cell) -> DownloadParams:
+    """The whole model, or, of one on a hub whose weights nothing here reads, what prompts are counted with."""
+    asked: DownloadParams = DOWNLOAD.read(cell)
+    if _reads_weights(cell) or asked.content is None or asked.folder is not None:
+        return asked
+    content = {name: digest for name, digest in asked.content.items() if part_of(name) is not ModelPart.WEIGHTS}
+    return replace(asked, form="tokenizer", content=content, quantization=None)
+
+
+def _downloading(cell: Cell, machine: Machine) -> Needs:
+    assert DOWNLOAD.needs is not None
+    return DOWNLOAD.needs(cell, machine) if _reads_weights(cell) else Needs()
+
+
+def _download_s(cell: Cell, machine: Machine) -> float:
+    assert DOWNLOAD.takes is not None
+    return DOWNLOAD.takes(cell, machine) if _reads_weights(cell) else 0.0
+
+
 def _smoke(cell: Cell) -> SmokeParams:
     """As of every cell, with the limit of prompts where the server is known to refuse longer ones."""
     asked: SmokeParams = SMOKE.read(cell)
@@ -230,6 +254,9 @@ def _caveat(cell: Cell) -> str | None:
 
 def _toolchain(name: str) -> Toolchain:
     known = KNOWN.get(name)
+    download = replace(
+        DOWNLOAD, read=_download, contents=lambda cell: _download(cell).content, needs=_downloading, takes=_download_s
+    )
     convert = replace(embedded.CONVERT, applies=lambda cell, _machine: command.uses(cell, GGUF), of=EMBEDDED)
     serve = launch(
         LaunchOpenAi,
@@ -254,7 +281,7 @@ def _toolchain(name: str) -> Toolchain:
         name=name,
         summary=known.summary if known else "any server that speaks OpenAI's API, by its URL or its command line",
         stages=(
-            DOWNLOAD,
+            download,
             convert,
             serve,
             _asking(SMOKE, read=_smoke),
