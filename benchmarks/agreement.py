@@ -94,8 +94,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agreement-") as scratch:
         folder = Path(scratch)
-        engine, repository = build(args.cells, Path(args.workspace or folder / "workspace"))
-        load = Load(prompts(engine, folder), args.requests, args.max_tokens, engine)
+        model, engine, repository = build(args.cells, Path(args.workspace or folder / "workspace"))
+        load = Load(prompts(model, folder), args.requests, args.max_tokens, model)
         rows: list[Row] = []
         with triton(repository, folder) as url:
             rows += compare(
@@ -137,11 +137,11 @@ def compare(server: str, mine: Measure, other: Measure, rounds: int) -> Iterator
             yield Row(server, level, name, *medians, medians[0] / medians[1], *ends)
 
 
-def prompts(engine: Path, folder: Path) -> Path:
+def prompts(model: Path, folder: Path) -> Path:
     """Beginnings of ordinary text: a model goes on with them, where it may find nothing to say to a question."""
     from tokenizers import Tokenizer
 
-    texts = made(Tokenizer.from_file(str(engine / "tokenizer.json")), Workload(input_tokens=PROMPT_TOKENS, prompts=48))
+    texts = made(Tokenizer.from_file(str(model / "tokenizer.json")), Workload(input_tokens=PROMPT_TOKENS, prompts=48))
     path = folder / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"id": prompt.id, "input": prompt.text}) for prompt in texts))
     return path
@@ -150,8 +150,8 @@ def prompts(engine: Path, folder: Path) -> Path:
 # Servers
 
 
-def build(cells: str, workspace: Path) -> tuple[Path, Path]:
-    """Engine and model repository of one cell."""
+def build(cells: str, workspace: Path) -> tuple[Path, Path, Path]:
+    """Model, engine and model repository of one cell."""
     matrix = str(ROOT / "matrices" / "quickstart.yaml")
     words = ("--cells", cells, "--until", "repository", "--workspace", str(workspace), "--progress", "quiet")
     done = subprocess.run([*PIPELINE, "run", "--matrix", matrix, *words], stdout=sys.stderr, check=False)
@@ -160,7 +160,7 @@ def build(cells: str, workspace: Path) -> tuple[Path, Path]:
     plan = [*PIPELINE, "plan", "--matrix", matrix, "--cells", cells, "--workspace", str(workspace), "--format", "json"]
     runs = json.loads(subprocess.run(plan, capture_output=True, text=True, check=True).stdout)["stage_runs"]
     made = {run["stage"]: workspace / "store" / run["stage"] / run["fingerprint"] / "out" for run in runs}
-    return made["build"], made["repository"]
+    return made["download"], made["build"], made["repository"]
 
 
 @contextmanager

@@ -264,6 +264,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         cell(lora__adapter={"sql": "a/b", "chat": "a/c"}, perf__lora="none"),
         on(),
     ),
+    "TLM731": Example(
+        cell(lane=PYTORCH, perf__workload="isl_osl"),
+        cell(lane=PYTORCH, **TRTLLM_SERVE, perf__workload="isl_osl"),
+        on(),
+    ),
 }
 
 

@@ -94,6 +94,7 @@ METRICS: Final = (
     MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
     MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
     MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
+    MetricDefinition("highest_rate", "requests/s", DEFINITIONS["highest_rate"]),
     MetricDefinition("tokens_per_joule", "tokens/J", DEFINITIONS["tokens_per_joule"]),
     MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
     *(

@@ -79,6 +79,9 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column(
             f"accept {last}", lambda row: _share(row.levels[-1].acceptance) if row.levels else None, 3, "acceptance"
         ),
+        Column(
+            "SLO req/s", lambda row: _number(row.highest_rate.rate) if row.highest_rate else None, 2, "highest_rate"
+        ),
         Column(f"tok/J {high}", _at(-1, lambda level: level.tokens_per_joule), 3, "tokens_per_joule"),
         Column(f"GPU W {high}", _at(-1, lambda level: level.gpu_use.power_w if level.gpu_use else None), 7),
         *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import NAME as PERF
-from trtllm_pipeline.bench.result import LevelResult, LoadResult, levels_of
+from trtllm_pipeline.bench.result import HighestRate, LevelResult, LoadResult, levels_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.evaluate import drift
@@ -88,6 +88,8 @@ class CellResult:
     """Bytes of the engine's files, each hard link counted once."""
     levels: tuple[LevelResult, ...] = ()
     """By rising concurrency, then by rising request rate."""
+    highest_rate: HighestRate | None = None
+    """That keeps the objectives, where it was looked for."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """Metric -> mean score, 0 to 1."""
     accuracy_total: int | None = None
@@ -134,6 +136,7 @@ class CellResult:
         written: dict[str, Json] = {
             "status": self.status.value,
             "perf": [level.to_json() for level in self.levels],
+            "highest_rate": None if self.highest_rate is None else asdict(self.highest_rate),
             "accuracy_drift": None if self.accuracy_drift is None else self.accuracy_drift.to_json(),
             "conditions": self.conditions.to_json(),
         }
@@ -149,6 +152,7 @@ class CellResult:
             changes=tuple(data.get("changes", ())),
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
+            highest_rate=HighestRate.read(data.get("highest_rate")),
             accuracy_drift=None if (drifted := data.get("accuracy_drift")) is None else Drift.from_json(drifted),
             findings=tuple(data["findings"]),
             conditions=Conditions.read(data.get("conditions")),
@@ -156,7 +160,7 @@ class CellResult:
 
 
 _PLAIN_FIELDS: Final = frozenset(CellResult.__dataclass_fields__) - {
-    *("status", "levels", "accuracy_drift", "findings", "conditions", "changes")
+    *("status", "levels", "highest_rate", "accuracy_drift", "findings", "conditions", "changes")
 }
 
 
@@ -282,6 +286,7 @@ def _row(
         seconds={stage: artifact.duration_s for stage, artifact in made.items()},
         engine_size_bytes=made[_ENGINE_STAGE].size_bytes if _ENGINE_STAGE in made else None,
         levels=levels,
+        highest_rate=perf.highest_rate if perf.valid else None,
         accuracy=accuracy.scores,
         accuracy_total=accuracy.total,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},

@@ -141,6 +141,7 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
         {name: getattr(row, name) for name in ("failed_stage", "failure", "reason", "log")},
         {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
         {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
+        {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
         {f"accuracy_{name}": score for name, score in row.accuracy.items()},
         scores,
         {"drift_reference": drift.reference, "drift_agreement": drift.agreement} if drift else {},

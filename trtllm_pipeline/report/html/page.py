@@ -191,6 +191,7 @@ def _data(
                 "status": row.status.value.replace("_", " "),
                 "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
                 "levels": [_level(level) for level in row.levels],
+                "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
                 "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
                 "measured": moment(row.conditions.measured_s),

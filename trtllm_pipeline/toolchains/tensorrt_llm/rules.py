@@ -1289,6 +1289,21 @@ def lora_names(case: Case) -> str | None:
     return None
 
 
+@rule("TLM731", "settings.serve.frontend: trtllm_serve has both", toolchains=_BOTH)
+def exact_lengths(case: Case) -> str | None:
+    """`settings.perf.workload: isl_osl` where nothing can ask for answers of an exact length. Source: inputs of the Triton model
+    `llmapi`, which have neither `min_tokens` nor `ignore_eos`; the OpenAI front end of Triton's images ignores both.
+    """
+    if case.cell.settings["perf"]["workload"] != "isl_osl":
+        return None
+    frontend = case.cell.settings["serve"]["frontend"]
+    if frontend == backends.TRITON_OPENAI:
+        return f"settings.perf.workload: {frontend} cannot be asked for answers of an exact length"
+    if case.cell.toolchain == PYTORCH and case.in_triton:
+        return "settings.perf.workload: Triton's LLM API model cannot be asked for answers of an exact length"
+    return None
+
+
 def _without_pages(case: Case, setting: str) -> str | None:
     """Words for a setting that is true and takes use_paged_context_fmha, which the engine will not have."""
     if case.repository(setting) is not True or case.paged_context_fmha:

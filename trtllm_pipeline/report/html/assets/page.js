@@ -559,6 +559,7 @@
     pair(about, "hint", cell.hint);
     pair(about, "log", cell.log);
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
+    pair(about, "highest rate", cell.highest_rate);
     for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.accuracy_total} questions)`);
     body.push(about);
     if (cell.launch) {
