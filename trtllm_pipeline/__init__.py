@@ -3,6 +3,24 @@
 The flow, each arrow one function with one plain type on either side (`flow.py` shows them in order):
 
     matrix + recipes -> cells -> plan -> schedule -> stage runs -> artifacts -> report
+
+`load_report(path)` reads results back: rows with types, and a frame of pandas.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.report.loaded import load_report as load_report
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`load_report`, imported when it is asked for: every command imports this module."""
+    if name != "load_report":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module("trtllm_pipeline.report.loaded").load_report

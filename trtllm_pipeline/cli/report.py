@@ -1,9 +1,10 @@
-"""`pipeline report`: results as a table, JSON, CSV, Markdown, JUnit XML or a page of HTML."""
+"""`pipeline report`: results as a table, a page of HTML, and in the formats of other programs."""
 
 from __future__ import annotations
 
 import sys
 from io import StringIO
+from pathlib import Path
 from typing import Annotated, Literal
 
 from trtllm_pipeline.cli import options
@@ -15,11 +16,12 @@ def report(
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: Annotated[
-        Literal["table", "json", "csv", "markdown", "html", "junit", "migration"],
+        Literal["table", "json", "csv", "markdown", "html", "junit", "migration", "openmetrics", "mlflow", "wandb"],
         options.option(
             "--format",
             None,
-            "Format of the report; junit has a test case for each stage run, migration the toolchains of each model.",
+            "Format of the report; junit has a test case for each stage run, migration the toolchains of each model; "
+            "mlflow and wandb are logged to the server of their environment variables, or written as files.",
         ),
     ] = "table",
     output: Annotated[
@@ -50,6 +52,7 @@ def report(
       pipeline report --run latest~1 --format markdown --output report.md
       pipeline report --format migration
       pipeline report --format csv | cut -d, -f1,10
+      pipeline report --format openmetrics | curl -T - -X POST http://127.0.0.1:9091/metrics/job/nightly
     """
     from trtllm_pipeline.report.results import page_limits, read_results, write_results
 
@@ -60,6 +63,11 @@ def report(
     results = read_results(store, run)
     if not results.finished:
         note(f"run {results.runs.newest.name} has not ended by itself: this is what is there now")
+    if format in {"mlflow", "wandb"}:
+        from trtllm_pipeline.report.tracking import track
+
+        emit(track(format, results, None if output is None else Path(output)))
+        return
     if output is None and format == "html":
         output = str(results.runs.newest / "report.html")
         emit(output)

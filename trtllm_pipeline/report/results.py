@@ -82,6 +82,10 @@ def write_results(
 
         side = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
         print_blocks(list(migration.blocks(migration.migrations(side, _memory(results, store)))), stream)
+    elif form == "openmetrics":
+        from trtllm_pipeline.report.openmetrics import to_openmetrics
+
+        stream.write(to_openmetrics(results.rows, results.runs.newest.name))
     elif form == "html":
         from trtllm_pipeline.report.html.page import to_html
 

@@ -109,13 +109,18 @@ def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
 
 
 def to_csv(rows: Sequence[CellResult]) -> str:
-    """One line for each cell and level, units in the heads; a cell without measurements has one line."""
+    """`flat` as CSV."""
+    return f"{csv_table(flat(rows)) or 'cell'}\n"
+
+
+def flat(rows: Sequence[CellResult]) -> list[dict[str, object]]:
+    """One mapping for each cell and level, with the same keys, units in them; a cell without measurements has one."""
     lines = [(*_of_cell(row), *_of_level(row, level)) for row in rows for level in row.levels or (None,)]
     # Part by part, so that heads are in the same order whatever the first cell lacks.
     names = dict.fromkeys(name for parts in zip(*lines, strict=True) for part in parts for name in part)
-    flat = ({name: value for part in line for name, value in part.items()} for line in lines)
-    table = [{**dict.fromkeys(names), **line} for line in flat]
-    return f"{csv_table(table) or 'cell'}\n"
+    return [
+        {**dict.fromkeys(names), **{name: value for part in line for name, value in part.items()}} for line in lines
+    ]
 
 
 def _of_cell(row: CellResult) -> list[Mapping[str, object]]:

@@ -1,0 +1,160 @@
+"""Results for other programs: OpenMetrics, Python and pandas, experiment trackers."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import trtllm_pipeline
+from tests.helpers.fabricated_run import HOSTILE, run
+from trtllm_pipeline.errors import StateError, UsageError
+from trtllm_pipeline.report import tracking
+from trtllm_pipeline.report.openmetrics import to_openmetrics
+from trtllm_pipeline.report.rows import CellResult
+from trtllm_pipeline.report.writers import NAME, to_csv, to_json
+
+
+def families(rows: tuple[CellResult, ...]) -> dict[str, Any]:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    return {family.name: family for family in parser.text_string_to_metric_families(to_openmetrics(rows, "run-1"))}
+
+
+def test_openmetrics_have_every_level_in_base_units() -> None:
+    rows = run(3)[0]
+    found = families(rows)
+    ttft = {
+        (sample.labels["cell"], sample.labels["concurrency"]): sample.value
+        for sample in found["pipeline_cell_ttft_seconds"].samples
+        if sample.labels["statistic"] == "p50"
+    }
+    assert ttft == {
+        (row.id, str(level.concurrency)): pytest.approx((level.latency("ttft_ms", "p50") or math.nan) / 1000)
+        for row in rows
+        for level in row.levels
+    }
+    (first, *_) = found["pipeline_cell_output_tokens_per_second"].samples
+    assert first.labels["precision"] == "fp16"
+    assert first.value == rows[0].levels[0].output_tokens_per_s
+    assert {sample.labels["stage"] for sample in found["pipeline_cell_stage_seconds"].samples} == {"build", "perf"}
+    assert "pipeline_cell_itl_seconds" not in found, "nobody measured it"
+
+
+def test_openmetrics_of_hostile_cells_and_of_axes_over_settings_can_be_read() -> None:
+    rows, _ = run(1, hostile=True)
+    odd = dataclasses.replace(rows[0], axes={**rows[0].axes, "kv.share": 'a"b\\c\nd'})
+    found = families((*rows, odd))
+    labels = [sample.labels for sample in found["pipeline_cell_status"].samples]
+    assert HOSTILE in {each["model"] for each in labels}
+    assert 'a"b\\c\nd' in {each.get("kv_share") for each in labels}
+
+
+def test_openmetrics_of_nothing_end() -> None:
+    assert to_openmetrics(()) == "# EOF\n"
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    folder = tmp_path / "run-1"
+    folder.mkdir()
+    (folder / NAME).write_text("\n".join(to_json(run(4)[0], "run-1", "my.yaml")), encoding="utf-8")
+    return folder
+
+
+def test_a_report_is_loaded_with_types(report: Path) -> None:
+    loaded = trtllm_pipeline.load_report(report)
+    assert loaded == trtllm_pipeline.load_report(str(report / NAME))
+    assert (loaded.run, loaded.matrix) == ("run-1", "my.yaml")
+    first = run(4)[0][0]
+    assert loaded.cells[first.id].levels[0].latency("ttft_ms", "p99") == first.levels[0].latency("ttft_ms", "p99")
+
+
+def test_a_frame_has_the_columns_of_the_csv(report: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    loaded = trtllm_pipeline.load_report(report)
+    frame = loaded.frame()
+    assert list(frame.columns) == list(pandas.read_csv(io.StringIO(to_csv(loaded.rows))).columns)
+    assert len(frame) == sum(len(row.levels) or 1 for row in loaded.rows)
+    best = frame.groupby("precision").output_tokens_per_s.max()
+    assert best["fp8"] == max(
+        level.output_tokens_per_s or 0 for row in loaded.rows for level in row.levels if row.axes["precision"] == "fp8"
+    )
+
+
+def test_without_pandas_it_says_what_to_install(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pandas") as caught:
+        trtllm_pipeline.load_report(report).frame()
+    assert caught.value.hint == "pip install 'trtllm-pipeline[frame]'"
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"schema": 1, "run": {}, "cells": [{}]}'])
+def test_what_is_no_report_is_told(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(StateError, match="not a report"):
+        trtllm_pipeline.load_report(path)
+
+
+def test_the_package_has_nothing_else_that_is_late() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        trtllm_pipeline.nothing  # noqa: B018
+
+
+def test_a_tracker_gets_each_level_as_a_step() -> None:
+    rows = run(11)[0]
+    cells = {cell.name: cell for cell in tracking.tracked(rows)}
+    first, failed = cells[rows[0].id], cells[rows[10].id]
+    assert list(first.levels) == [1, 2, 4, 8, 16]
+    assert first.levels[4]["ttft_p50_ms"] == rows[0].levels[2].latency("ttft_ms", "p50")
+    assert first.once["accuracy_exact"] == 0.82
+    assert first.params["precision"] == "fp16"
+    assert first.params["max_batch_size"] == "8"
+    assert not set(first.params) & (set(first.once) | set(first.levels[1]))
+    assert (failed.levels, failed.params["status"]) == ({}, "failed")
+
+
+def results(rows: tuple[CellResult, ...], folder: Path) -> Any:
+    return SimpleNamespace(rows=rows, matrix="matrices/my.yaml", runs=SimpleNamespace(newest=folder / "run-1"))
+
+
+@pytest.mark.parametrize("form", ["mlflow", "wandb"])
+def test_a_tracker_that_is_not_installed_is_named(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, form, None)
+    with pytest.raises(UsageError, match=f"--format {form} needs the package {form}") as caught:
+        tracking.track(form, results(run(1)[0], tmp_path), tmp_path / "out")
+    assert caught.value.hint == f"pip install 'trtllm-pipeline[{form}]'"
+
+
+@pytest.mark.slow
+def test_mlflow_reads_what_was_written_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    rows = run(3)[0]
+    said = tracking.track("mlflow", results(rows, tmp_path), None)
+    assert said.startswith("3 cells logged: mlflow ui --backend-store-uri sqlite:///")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/run-1/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name("my")
+    runs = {each.info.run_name: each for each in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {row.id for row in rows}
+    one = runs[rows[1].id]
+    assert one.data.params["precision"] == "fp8"
+    assert [each.step for each in client.get_metric_history(one.info.run_id, "output_tokens_per_s")] == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.slow
+def test_wandb_leaves_runs_to_send_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    said = tracking.track("wandb", results(run(2)[0], tmp_path), tmp_path / "out")
+    assert said == f"2 cells logged: wandb sync {tmp_path}/out/wandb/offline-run-*"
+    assert len(list((tmp_path / "out").glob("wandb/offline-run-*/*.wandb"))) == 2

@@ -1,0 +1,86 @@
+"""Results as OpenMetrics text: gauges for a push gateway, or a file that node_exporter's textfile collector reads.
+
+https://prometheus.io/docs/specs/om/open_metrics_spec/ says what the text is. It is also Prometheus' own text format, which a
+push gateway takes: the lines that only OpenMetrics has are comments there. There are no times, which a gateway refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from trtllm_pipeline.bench.result import LATENCIES, METRICS, LevelResult
+from trtllm_pipeline.report.rows import CellResult
+
+_PREFIX: Final = "pipeline_cell"
+_FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
+_OF_LEVEL: Final = {
+    "output_tokens_per_s": "output_tokens_per_second",
+    "input_tokens_per_s": "input_tokens_per_second",
+    "requests_per_s": "requests_per_second",
+    "tokens_per_joule": "tokens_per_joule",
+    "acceptance": "acceptance_ratio",
+}
+"""Field of a level -> name of its gauge."""
+_Labels = Mapping[str, object]
+_Sample = tuple[_Labels, float | None]
+
+
+def to_openmetrics(rows: Sequence[CellResult], run: str = "") -> str:
+    """The gauges of all cells. Latencies are in seconds, shares 0 to 1; what was not measured has no line."""
+    lines = []
+    for name, help_, samples in _families(rows, run):
+        known = [(labels, value) for labels, value in samples if value is not None]
+        if known:
+            lines += [f"# TYPE {_PREFIX}_{name} gauge", f"# HELP {_PREFIX}_{name} {_escaped(help_)}"]
+            lines += [f"{_PREFIX}_{name}{_shown(labels)} {float(value)!r}" for labels, value in known]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, list[_Sample]]]:
+    """Name, help and samples of each gauge."""
+    of_cell = [({"cell": row.id, **{_label(name): value for name, value in row.axes.items()}}, row) for row in rows]
+    of_level = [({**cell, **_load(level)}, level) for cell, row in of_cell for level in row.levels]
+    told: list[_Sample] = [({**cell, "status": row.status.value, "run": run}, 1.0) for cell, row in of_cell]
+    yield "status", "always 1; the label says how far the cell got", told
+    for latency in LATENCIES:
+        samples: list[_Sample] = [
+            ({**labels, "statistic": key}, None if value is None else value / 1000)
+            for labels, level in of_level
+            for key, value in level.latencies.get(latency, {}).items()
+            if key != "n"
+        ]
+        yield f"{latency.removesuffix('_ms')}_seconds", _FORMULAS[latency], samples
+    for field, name in _OF_LEVEL.items():
+        yield name, _FORMULAS[field], [(labels, getattr(level, field)) for labels, level in of_level]
+    goodputs: list[_Sample] = [(labels, level.goodput.share) for labels, level in of_level if level.goodput is not None]
+    yield "goodput_ratio", _FORMULAS["goodput"], goodputs
+    scores: list[_Sample] = [
+        ({**cell, "metric": name}, score) for cell, row in of_cell for name, score in row.accuracy.items()
+    ]
+    yield "accuracy_ratio", "mean score", scores
+    yield "engine_bytes", "sum of the engine's files", [(cell, row.engine_size_bytes) for cell, row in of_cell]
+    times: list[_Sample] = [
+        ({**cell, "stage": stage}, seconds) for cell, row in of_cell for stage, seconds in row.seconds.items()
+    ]
+    yield "stage_seconds", "wall-clock time a stage took when its artifact was made", times
+
+
+def _load(level: LevelResult) -> _Labels:
+    if level.request_rate is not None:
+        return {"request_rate": level.request_rate}
+    return {"concurrency": level.concurrency}
+
+
+def _label(name: str) -> str:
+    """A name as labels may be called. Axes over settings have dots."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _shown(labels: _Labels) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
