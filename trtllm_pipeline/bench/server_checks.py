@@ -148,7 +148,11 @@ async def probe(
 
     A first token that takes as long again ends it: the gate finds a cache only where every prompt was faster.
     """
-    longest = None if claim.engine is None else Engine.read(claim.engine).longest_prompt(PROBE_ANSWER_TOKENS)
+    longest = None
+    if claim.engine is not None:
+        told = claim.declared.get("max_seq_len")
+        engine = Engine.read(claim.engine, max_seq_len=told if isinstance(told, int) else None)
+        longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
     session = client.session()
     for pair, text in enumerate(probes([prompt.text for prompt in prompts], tokenizer, longest=longest)):

@@ -34,7 +34,7 @@ def toolchains() -> list[str]:
     """Names of toolchains."""
     from trtllm_pipeline.toolchains import base
 
-    return list(base.names())
+    return list(base.every_name())
 
 
 def recipes() -> list[str]:

@@ -167,6 +167,11 @@ def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
 
     Every byte of its artifacts is read. Nobody needs to have measured its speed: the card says so then.
     """
+    if served.cell.toolchain in SERVERS:
+        raise UsageError(
+            f"{served.cell.id}: a server of others is not exported: {served.cell.toolchain} has images and charts of its own",
+            hint="pipeline plan --format json has its command line",
+        )
     result = served.result(store)
     problem = result.unfit if result.failed_stage is not None else None
     run = next(run for run in _runs(served) if run.stage.name == "repository")
@@ -201,11 +206,6 @@ def describe(
 ) -> Deployment:
     """The deployment of a checked cell. Raises UsageError for what cannot be deployed like that."""
     cell, machine = served.cell, served.plan.machine
-    if cell.toolchain in SERVERS:
-        raise UsageError(
-            f"{cell.id}: a server of others is not exported: {cell.toolchain} has images and charts of its own",
-            hint="pipeline plan --format json has its command line",
-        )
     kind = _kind(served)
     world_size = 0 if kind == EMBEDDED else cell.tp * cell.pp
     release = machine.tensorrt_llm.release if kind != EMBEDDED and machine.tensorrt_llm else None

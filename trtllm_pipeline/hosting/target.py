@@ -109,6 +109,11 @@ def of_request(request: Request, store: Store, model_folder: Path | None) -> Ser
 def of_cell(found: flow.ServedCell) -> ServeTarget:
     """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""
     cell, machine = found.cell, found.plan.machine
+    if cell.toolchain in toolchains.SERVERS and (url := cell.settings["openai"]["url"]):
+        raise UsageError(
+            f"{cell.id} is served at {url} already",
+            hint=f"pipeline gateway {cell.model}={str(url).rstrip('/').removesuffix('/v1')}/v1",
+        )
     _check_runs(cell.toolchain, machine)
     stages = {found.plan.stage_runs[run].stage.name for run in found.launch.inputs.values()}
     return ServeTarget(
@@ -282,9 +287,13 @@ def _of(
 
 
 def write_repository(target: ServeTarget, out: Path) -> Path:
-    """The repository of a target; one that has an engine alone is written into the empty folder `out`. Raises StageError."""
+    """The repository of a target; one that has an engine alone is written into the empty folder `out`, which stays empty where
+    the server reads none. Raises StageError.
+    """
     if "repository" in target.inputs:
         return target.inputs["repository"]
+    if "repository" not in target.launch.inputs:
+        return out
     from trtllm_pipeline.worker import run_program
 
     stage = toolchains.load(target.toolchain).stage("repository")

@@ -18,7 +18,7 @@ from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.evaluate import drift
 from trtllm_pipeline.evaluate.drift import ScoredAnswer
-from trtllm_pipeline.planning.names import size
+from trtllm_pipeline.planning.names import about, size
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Payback, compare_by
 from trtllm_pipeline.report.compare_writers import percent
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, Value
@@ -28,7 +28,6 @@ from trtllm_pipeline.report.tables import number
 AXIS: Final = "toolchain"
 _METRICS: Final = ("output_tps", "ttft_p50", "tpot_p50", "accuracy")
 _THROUGHPUT, _LATENCIES, _ACCURACY = _METRICS[0], _METRICS[1:3], _METRICS[3]
-_HOUR_S: Final = 3600
 _END: Final = re.compile(r"[\W_]+\Z")
 
 
@@ -114,7 +113,7 @@ def _common(cells: Sequence[Measured]) -> str:
 
 
 def _against(base: Measured, cells: Sequence[Measured]) -> Comparison:
-    return compare_by(Side("", tuple(cells)), AXIS, str(base.axes[AXIS]), (*_METRICS, "build_s"))
+    return compare_by(Side("", tuple(cells)), AXIS, str(base.axes[AXIS]), _METRICS)
 
 
 def _level(cells: Sequence[Measured]) -> str | None:
@@ -174,8 +173,8 @@ def _deltas(found: Comparison, cell: Measured, level: str | None) -> dict[str, D
 def _advice(compared: Sequence[Lane], lanes: Sequence[Lane], level: str | None) -> str:
     """One sentence: which lane to take, or that it cannot be said, and why."""
     if len(compared) < 2 or level is None:
-        why = "; ".join(f"{lane.name}: {lane.apart}" for lane in lanes if lane.apart is not None)
-        return f"Not comparable: {why or 'the lanes have no load in common'}."
+        why = [f"{lane.name}: {lane.apart}" for lane in lanes if lane.apart is not None]
+        return _sentence_of("Not comparable", *(why or ["the lanes have no load in common"]))
     against = {lane.name: _against(lane.cell, [each.cell for each in compared]) for lane in compared}
 
     def delta(lane: Lane, other: Lane, metric: str) -> Delta | None:
@@ -196,9 +195,9 @@ def _advice(compared: Sequence[Lane], lanes: Sequence[Lane], level: str | None) 
         if is_(lane, other, _THROUGHPUT, *unknown) or delta(lane, other, _THROUGHPUT) is None
     ]:
         names = " and ".join(lane.name for lane in undecided[0])
-        return (
-            f"Not decided: the difference between {names} at {_load(level)} has no interval; measure with "
-            f"settings.perf.repeats: 3, or more requests{_dropped(worse)}."
+        no_interval = f"the difference between {names} at {_load(level)} has no interval"
+        return _sentence_of(
+            "Not decided", no_interval, "measure with settings.perf.repeats: 3, or more requests", *_dropped(worse)
         )
     unbeaten = [
         lane for lane in sound if not any(is_(lane, other, _THROUGHPUT, ChangeVerdict.WORSE) for other in sound)
@@ -212,16 +211,26 @@ def _advice(compared: Sequence[Lane], lanes: Sequence[Lane], level: str | None) 
         for text in _reasons(other, delta(best, other, _THROUGHPUT), best, against[other.name], level)
     ]
     slower = [
-        f"its {metric.partition('_')[0].upper()} is {found.change * 100:.3g} % longer than that of {other.name}"
+        f"its {metric.partition('_')[0].upper()} is {number(found.change * 100)} % longer than that of {other.name}"
         for other in sound
         for metric in _LATENCIES
         if (found := delta(best, other, metric)) is not None
         and found.verdict is ChangeVerdict.WORSE
         and found.change is not None
     ]
-    told = [*reasons, *_prepared(best, sound), *slower]
+    unscored = [
+        other.name
+        for other in sound
+        if other is not best and ((found := delta(best, other, _ACCURACY)) is None or found.verdict in unknown)
+    ]
+    blind = [f"whether it answers as well as {' and '.join(unscored)} is not known"] if unscored else []
     alone = [f"{lane.name} is not compared ({lane.apart})" for lane in lanes if lane.apart is not None]
-    return f"Take {best.name} at {_load(level)}: {'; '.join([*told, *alone])}{_dropped(worse)}."
+    told = (*reasons, *_prepared(best, sound), *slower, *blind, *alone, *_dropped(worse))
+    return _sentence_of(f"Take {best.name} at {_load(level)}", *told)
+
+
+def _sentence_of(head: str, *reasons: str) -> str:
+    return f"{head}: {'; '.join(reasons)}."
 
 
 def _load(level: str) -> str:
@@ -234,17 +243,17 @@ def _reasons(other: Lane, delta: Delta | None, best: Lane, against: Comparison, 
     if delta.verdict is ChangeVerdict.BETTER and delta.change is not None and delta.interval is not None:
         low, high = delta.interval
         yield (
-            f"{delta.change * 100:.3g} % more output tokens/s than {other.name} (95 % interval {low * 100:.3g} to "
-            f"{high * 100:.3g} %)"
+            f"{number(delta.change * 100)} % more output tokens/s than {other.name} (95 % interval {number(low * 100)} to "
+            f"{number(high * 100)} %)"
         )
         paid = next((each for each in against.paybacks if (each.cell, each.level) == (best.cell.id, level)), None)
         if paid is not None and paid.tokens is not None and other.cell.preparation_s is None:
             rate = best.cell.level(level)
             assert rate is not None
-            hours = paid.tokens / (rate.output_tokens_per_s or 1.0) / _HOUR_S
+            took_s = paid.tokens / (rate.output_tokens_per_s or 1.0)
             yield (
                 f"its {number(paid.preparation_s)} s of preparation pay back after {_tokens(paid.tokens)} output tokens, "
-                f"{number(hours)} h at that load"
+                f"{about(took_s)} at that load"
             )
     else:
         yield f"no difference in output tokens/s to {other.name} beyond noise"
@@ -256,10 +265,9 @@ def _prepared(best: Lane, sound: Sequence[Lane]) -> Iterator[str]:
         yield f"nothing has to be built for it, as for {' and '.join(lane.name for lane in others)}"
 
 
-def _dropped(worse: Sequence[Lane]) -> str:
-    if not worse:
-        return ""
-    return f"; {' and '.join(lane.name for lane in worse)} answers worse than another lane, beyond noise"
+def _dropped(worse: Sequence[Lane]) -> Iterator[str]:
+    for lane in worse:
+        yield f"{lane.name} answers worse than another lane, beyond noise"
 
 
 def _tokens(count: float) -> str:
@@ -285,7 +293,7 @@ def blocks(found: Sequence[Migration]) -> Iterator[Block]:
             [TextLine(f"{lane}: {_sentence(deltas)}") for lane, deltas in each.deltas.items() if deltas],
         )
         yield Items("not compared", [TextLine(f"{lane.name}: {lane.apart}") for lane in each.lanes if lane.apart])
-        yield Items("notes", [TextLine(text, "dim") for text in (*each.notes, *_findings(each))])
+        yield Items("notes", [TextLine(text, "dim") for text in (*each.notes, *_findings(each))], folded=True)
 
 
 def _findings(each: Migration) -> list[str]:

@@ -47,7 +47,7 @@ def test_an_engine_that_is_faster_is_taken_and_pays_back_after_so_many_tokens() 
     assert pytorch.payback is None
     assert vllm.payback is None
     assert found.advice.startswith("Take tensorrt_llm at concurrency 8: 20 % more output tokens/s than ")
-    assert "its 300 s of preparation pay back after 1.8 million output tokens, 0.417 h at that load" in found.advice
+    assert "its 300 s of preparation pay back after 1.8 million output tokens, 25 min at that load" in found.advice
     assert "33.3 % more output tokens/s than vllm" in found.advice
 
 
@@ -75,6 +75,13 @@ def test_what_answers_worse_is_not_taken_however_fast() -> None:
     found = of(bad, lane("vllm", 1000.0), lane("sglang", 900.0))
     assert found.advice.startswith("Take vllm")
     assert "tensorrt_llm answers worse than another lane, beyond noise" in found.advice
+    alone = of(bad, lane("vllm", 1000.0))
+    assert alone.advice == "Take vllm at concurrency 8: tensorrt_llm answers worse than another lane, beyond noise."
+
+
+def test_without_scores_it_says_that_they_are_not_known() -> None:
+    found = of(lane("sglang", 1200.0, accuracy={}, accuracy_intervals={}), lane("vllm", 1000.0))
+    assert "whether it answers as well as vllm is not known" in found.advice
 
 
 def test_other_conditions_are_not_compared() -> None:

@@ -183,6 +183,12 @@ def test_the_version_is_that_of_the_package_that_the_program_belongs_to(tmp_path
     assert command.version_of(["/nowhere/server"], ()) is None
 
 
+def test_by_hand_a_known_server_has_its_own_defaults() -> None:
+    words = command.of_itself(command.KNOWN["vllm"])
+    assert words == ["vllm", "serve", "{model}", "--host", "{host}", "--port", "{port}"]
+    assert command.placeholders(command.of_itself(command.KNOWN["llama_cpp"])) == {"gguf", "host", "port"}
+
+
 def test_by_hand_a_placeholder_without_a_value_is_an_error() -> None:
     asked = LaunchOpenAi(command="vllm serve {model} --port {port} --tensor-parallel-size {tp}")
     with pytest.raises(StageError, match=r"\{model\}") as error:

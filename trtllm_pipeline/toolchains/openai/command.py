@@ -69,6 +69,17 @@ KNOWN: Final = _read()
 assert tuple(KNOWN) == OPENAI_SERVERS
 
 
+def of_itself(known: KnownServer) -> list[str]:
+    """The command line of a known server without the options that a cell would fill: it has its own defaults."""
+    words: list[str] = []
+    for word in known.command:
+        if placeholders([word]) - {*AT_START}:
+            words.pop()
+        else:
+            words.append(word)
+    return words
+
+
 def settings(cell: Cell) -> Mapping[str, Any]:
     """The section of a cell's settings that is about its server."""
     return cell.settings["openai"]

@@ -79,7 +79,7 @@ def _settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
         known = KNOWN[asked.server]
         asked = replace(
             asked,
-            command=asked.command or shlex.join(known.command),
+            command=asked.command or shlex.join(command.of_itself(known)),
             ready_path=asked.ready_path or known.ready,
             served_name=asked.served_name or known.served_name,
             lists_models=known.lists_models,
