@@ -192,6 +192,7 @@ def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path:
         (("--deep", "--family", "mamba"), "there is no 'mamba'"),
         (("--deep", "--precision", "fp16,"), "there is no ''"),
         (("--deep", "--toolchain", "tensorrt_llm"), "TensorRT-LLM is not installed"),
+        (("--deep", "--toolchain", "vllm"), "there is no 'vllm'"),
     ],
 )
 def test_what_cannot_be_examined_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -48,16 +48,17 @@ def examine(
     """Examine this machine in `workspace`, and leave the result there.
 
     Without `precisions` it does what there is time for in about ten minutes, see `budget`. How long it is expected to take
-    is said to `tell` before it begins. What an earlier examination made is not made again. Raises UsageError for unknown names, PlanError where no toolchain
-    can be used or no cell can work.
+    is said to `tell` before it begins. What an earlier examination made is not made again. Raises UsageError for unknown
+    names, PlanError where no toolchain can be used or no cell can work.
     """
     from trtllm_pipeline.machine.probe import machine as this_machine
 
     _check("--family", families, material.FAMILIES)
     if precisions is not None:
         _check("--precision", precisions, (*PRECISIONS, ALL))
+    asked = toolchains.names() if toolchain is None else (toolchain,)
+    _check("--toolchain", asked, toolchains.names())
     machine = this_machine()
-    asked = toolchains.names() if toolchain is None else (toolchains.load(toolchain).name,)
     missing = {name: lacks for name in asked if (lacks := toolchains.load(name).missing(machine)) is not None}
     usable = [name for name in asked if name not in missing]
     if not usable:
