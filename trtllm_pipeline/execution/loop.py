@@ -502,7 +502,9 @@ class _Execution:
             return []
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
-        if error is None:
+        if (
+            error is None and held.ready_s is not None
+        ):  # what was stopped while it loaded has not taken all that it takes
             self._store.index.add_peak(attempt.id, self._peak(held, event.usage, 0))
         stopped = held.stop_asked and error is not None
         self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)

@@ -327,6 +327,21 @@ def test_an_interrupt_ends_the_run_and_keeps_what_is_done(store: Store) -> None:
     assert executor.stages() == ["make", "serve", "look"]
 
 
+def test_a_service_that_is_stopped_before_it_was_ready_measured_nothing(store: Store) -> None:
+    executor = PretendExecutor()
+
+    def interrupt(job: Job) -> None:
+        if job.stage == "serve":
+            executor.events.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    executor.on_submit = interrupt
+    assert run(plan_of(), store, executor).exit_code == 130
+    assert {peak.label.partition("/")[0] for peak in store.index.peaks()} == {"get", "make"}
+    run(plan_of(), store, PretendExecutor())
+    assert {peak.label.partition("/")[0] for peak in store.index.peaks()} >= {"get", "make", "serve"}
+
+
 def test_a_signal_that_is_ignored_stays_ignored(store: Store) -> None:
     executor = PretendExecutor()
     executor.on_submit = lambda _job: os.kill(os.getpid(), signal.SIGHUP)
