@@ -289,6 +289,8 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {"--build-arg", "--format", "--require-hashes"}
     if page.name == "openai-servers.md":  # it has options of those servers
         known |= {"--enforce-eager", "--max-num-batched-tokens", "--no-", "--served-model-name"}
+    if page.name == "performance.md":  # it has options of trtllm-bench
+        known |= {"--backend", "--dataset", "--engine_dir", "--report_json"}
     if page.name == "security.md":  # it has options of tritonserver
         known |= {"--model-control-mode", "--http-restricted-api", "--grpc-restricted-protocol", "--allow-vertex-ai"}
     if page.name == "observing.md":  # it has options of Prometheus and Grafana

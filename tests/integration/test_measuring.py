@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.bench import counters, self_test
+from trtllm_pipeline.bench.engine_report import write_dataset
 from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import NONE, Objectives
@@ -182,6 +183,15 @@ def test_turns_follow_the_answers_before_them(tmp_path: Path) -> None:
         for before, after in ((first, second), (second, third)):
             assert after["sent_ns"] - before["end_ns"] >= 50e6
     assert "ttft_ms turn 3" in result.levels[0].details.summaries  # type: ignore[union-attr]
+
+
+def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
+    measured(Slots(4, 0.01), Load(concurrency=(1, 4), requests=10, repeats=2), tmp_path)
+    assert write_dataset(tmp_path / "events.jsonl", tmp_path / "dataset.jsonl") == 10
+    rows = [json.loads(line) for line in (tmp_path / "dataset.jsonl").read_text().splitlines()]
+    assert [row["task_id"] for row in rows] == list(range(10))
+    assert {row["prompt"] for row in rows} == {prompt.text for prompt in PROMPTS[:10]}
+    assert {row["output_tokens"] for row in rows} == {TOKENS}
 
 
 def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:

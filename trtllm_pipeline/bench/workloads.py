@@ -108,7 +108,7 @@ def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ())
         prefix = shared[number % len(shared)]
         if prefix and input_tokens > workload.shared_prefix_tokens:
             of = replace(of, text=f"{prefix}{_BETWEEN}{of.text}", shared=len(prefix))
-        of = replace(of, max_tokens=output_tokens, messages=(), references=(), turn=1)
+        of = replace(of, max_tokens=output_tokens, messages=(), references=(), stop_words=(), turn=1)
         prompts += _turns(writer, of, input_tokens, workload.turns)
     return tuple(prompts)
 

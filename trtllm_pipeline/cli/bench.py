@@ -179,6 +179,12 @@ Slo = Annotated[
         "(ttft_p99=500ms,output_tps=100).",
     ),
 ]
+TrtllmBench = _results(
+    "--trtllm-bench",
+    "FILE",
+    "A report (JSON) of trtllm-bench about the throughput of the same engine, to be shown beside it.",
+)
+TrtllmDataset = _results("--trtllm-dataset", "FILE", "Write the requests there as a data set for trtllm-bench.")
 EventFile = _results(
     "--event-file", "FILE", "Record everything that is observed there (default: perf-DATE-TIME-PID.jsonl)."
 )
@@ -349,6 +355,8 @@ def analyze(
     events: Annotated[Path, options.argument("FILE", "The events.jsonl of a perf stage, or an --event-file.")],
     tokenizer: TokenCounter = None,
     slo: Slo = None,
+    trtllm_bench: Annotated[Path | None, TrtllmBench] = None,
+    trtllm_dataset: Annotated[Path | None, TrtllmDataset] = None,
     format: options.TableOrCsv = "table",
 ) -> None:
     """Recompute every metric of a load run from its event file.
@@ -357,7 +365,9 @@ def analyze(
 
     examples:
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
+      pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
+    from trtllm_pipeline.bench.engine_report import Beside, EngineReport, write_dataset
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
     from trtllm_pipeline.bench.result import LoadResult
@@ -367,7 +377,18 @@ def analyze(
 
     check(events)
     result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
-    emit_as(format, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
+    beside = None if trtllm_bench is None else Beside.of(result, EngineReport.read(trtllm_bench))
+    if trtllm_dataset is not None:
+        if trtllm_dataset.exists():
+            raise UsageError(f"--trtllm-dataset {trtllm_dataset}: already exists", hint="choose another name")
+        note(f"{write_dataset(events, trtllm_dataset)} requests: {trtllm_dataset}")
+    emit_as(
+        format,
+        result,
+        table=lambda result: "\n".join([load_tables.to_text(result), *load_tables.beside_engine(beside)]),
+        csv=load_tables.to_csv,
+        json=lambda result: {**LoadResult.to_json(result), **({"trtllm_bench": beside.to_json()} if beside else {})},
+    )
     raise typer.Exit(0 if result.valid else 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.bench import self_test
 from trtllm_pipeline.bench.conditions import system_words, workload_words
+from trtllm_pipeline.bench.engine_report import Beside
 from trtllm_pipeline.bench.result import RATES, LevelDetails, LevelResult, LoadResult, load_words
 from trtllm_pipeline.bench.stats import STATISTICS
 from trtllm_pipeline.report.tables import cell, csv_table, plain_table
@@ -37,6 +38,13 @@ def to_csv(result: LoadResult) -> str:
 def to_text(result: LoadResult) -> str:
     """What people read: conditions, an overview, every level in full, findings."""
     return "\n".join(_lines(result))
+
+
+def beside_engine(found: Beside | None) -> Iterator[str]:
+    """A report of trtllm-bench beside ours; nothing without one."""
+    if found is not None:
+        yield f"\n{found.title()}"
+        yield plain_table(found.rows())
 
 
 def overview(levels: Iterable[LevelResult]) -> str:

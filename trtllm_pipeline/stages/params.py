@@ -609,9 +609,12 @@ def conflicts(perf: Any) -> Iterator[str]:
     if not perf.temperature and (perf.top_k or perf.top_p):
         yield "top_k and top_p choose nothing at temperature 0, which is greedy"
     if perf.workload == "prompts":
-        for name in ("input_tokens", "input_tokens_stddev", "output_tokens_stddev", "shared_prefix_tokens"):
-            if getattr(perf, name):
+        names = ("input_tokens", "input_tokens_stddev", "output_tokens_stddev", "shared_prefix_tokens", "lengths_data")
+        for name in names:
+            if getattr(perf, name, None):
                 yield f"{name} needs workload: isl_osl"
+    elif perf.stop_words:
+        yield "stop_words end answers before the length that workload: isl_osl asks for"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,12 +42,36 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
         ({"repeats": 1_001}, "less than or equal to 1000"),
         ({"max_tokens": 10_000_001}, "less than or equal to 10000000"),
         ({"slo": {"ttft": 300.0}}, "slo"),
+        ({"find_rate": 0.95}, "find_rate needs slo"),
+        ({"top_p": 0.9}, "at temperature 0"),
+        ({"input_tokens": 9}, "input_tokens needs workload: isl_osl"),
+        ({"lengths_data": "lengths.jsonl"}, "lengths_data needs workload: isl_osl"),
+        ({"workload": "isl_osl", "stop_words": (".",)}, "stop_words end answers"),
+        ({"stop_when": {"output_tps": "300%"}}, "less than 1"),
+        ({"stop_when": {"output_tps": "much"}}, "stop_when"),
+        ({"stop_when": {"speed": 0.1}}, "stop_when"),
+        ({"measurement_interval_ms": 0.0}, "greater than 0"),
         ({"slo": {"ttft_ms": 0.0}}, "greater than 0"),
     ],
 )
 def test_what_means_nothing_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         Perf(**settings)
+
+
+def test_what_was_added_is_part_of_a_measurement_only_where_it_is_asked_for() -> None:
+    plain = params()
+    added = {"workload", "turns", "stop_words", "extra_inputs", "warmup", "max_repeats", "stop_when", "find_rate"}
+    assert not added & plain.keys()
+    assert params(workload="prompts", turns=1, warmup="count", max_repeats=20, stop_when={}) == plain
+    asked = params(workload="isl_osl", turns=2, stop_when={"output_tps": 0.03}, max_repeats=9)
+    assert (asked["workload"], asked["turns"], asked["input_tokens"]) == ("isl_osl", 2, 128)
+    assert (asked["stop_when"], asked["max_repeats"]) == ({"output_tps": 0.03}, 9)
+
+
+def test_how_narrow_is_a_percentage_or_a_share() -> None:
+    found: Any = Perf(stop_when={"output_tps": "3%", "ttft_p50": 0.05})  # type: ignore[call-arg]
+    assert found.stop_when == {"output_tps": 0.03, "ttft_p50": 0.05}
 
 
 def test_an_open_loop_alone() -> None:
