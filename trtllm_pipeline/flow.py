@@ -188,10 +188,13 @@ def _memory(store: Store | None, machine: Machine) -> Callable[[Cell], str | Non
 
 
 def _expanded(
-    request: Request, loaded: LoadedMatrix, machine: Machine, feasibility: Callable[[Cell], str | None] | None = None
+    request: Request,
+    loaded: LoadedMatrix,
+    machine: Machine,
+    feasibility: Callable[[Cell], str | None] = lambda _cell: None,
 ) -> tuple[Cell, ...]:
-    """The cells that the request selects, with the toolchains of `machine`; see `expand`."""
-    from trtllm_pipeline.config.expand import expand, select, with_control
+    """The cells that the request selects, with the toolchains of `machine`; see `expand`. What is not selected is not judged."""
+    from trtllm_pipeline.config.expand import expand, judged, select, with_control
 
     toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
     release = None if installed is None else installed.release
@@ -201,10 +204,9 @@ def _expanded(
         default_toolchain=toolchain,
         instead=None if told else lambda recipe: toolchains.load(toolchain).instead(recipe, machine),
         release=release,
-        feasibility=feasibility,
     )
-    cells = with_control(cells, len(machine.gpus))
-    return select(cells, request.cells) if request.cells else cells
+    cells = with_control(cells, len(machine.gpus), feasibility)
+    return tuple([judged(cell, feasibility) for cell in select(cells, request.cells)])
 
 
 def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:

@@ -14,16 +14,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.bench.load import Level
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.machine.probe import here
+
+if TYPE_CHECKING:  # a report knows conditions, and no client
+    from trtllm_pipeline.bench.load import Level
+    from trtllm_pipeline.bench.prompts import Prompt
+    from trtllm_pipeline.bench.target import Target
 
 GROUPS: Final = ("system", "workload")
 UNKNOWN: Final = "not recorded"

@@ -18,8 +18,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import NotRequired, TypedDict
 
-from trtllm_pipeline.bench.load import SCHEMA
-from trtllm_pipeline.client.session import most_tokens
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.user_files import JsonError, decode_mapping
 
@@ -425,6 +423,8 @@ def _reader() -> TypeAdapter[Mapping[str, Any]]:
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Number and record of each line that is not blank."""
+    from trtllm_pipeline.bench.load import SCHEMA  # reports have the types of records, and no client
+
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -479,6 +479,8 @@ def _fail(path: Path, line: int, message: str) -> NoReturn:
 
 def _impossible(request: RequestRecord) -> str | None:
     """What of one request cannot have happened."""
+    from trtllm_pipeline.client.session import most_tokens
+
     concurrency, rate = level_of(request)
     if (concurrency is None) == (rate is None):
         return "a level has a concurrency or a request_rate, one of the two"

@@ -84,32 +84,36 @@ def expand(
     default_toolchain: str,
     instead: Callable[[Mapping[str, Json]], str | None] | None = None,
     release: str | None = None,
-    feasibility: Feasibility | None = None,
 ) -> tuple[Cell, ...]:
     """The cells of a matrix, in the order of the axes, then the added ones.
 
     `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM. Without
     such an axis `instead` gives the toolchain of models, by their recipes, that the default one does not take.
-    `feasibility` says why a cell that the recipe allows cannot work, or None. Recipes and equal settings are shared between
-    cells. Raises MatrixError with all faults: rules that match nothing, values and cells that are there twice, too many
+    Recipes and equal settings are shared between cells. Raises MatrixError with all faults: rules that match nothing, values and cells that are there twice, too many
     cells or none.
     """
-    return tuple(_cells(_Grid(loaded, default_toolchain, release), feasibility, instead))
+    return tuple(_cells(_Grid(loaded, default_toolchain, release), instead))
 
 
-def with_control(cells: Sequence[Cell], gpus: int) -> tuple[Cell, ...]:
+def judged(cell: Cell, feasibility: Feasibility) -> Cell:
+    """`cell` with why it cannot work, as `feasibility` says it or None; its recipe may have ruled it out already."""
+    reason = None if cell.reason is not None else feasibility(cell)
+    return cell if reason is None else replace(cell, reason=reason)
+
+
+def with_control(cells: Sequence[Cell], gpus: int, feasibility: Feasibility = lambda _cell: None) -> tuple[Cell, ...]:
     """`cells`, and the first that is measured beside others a second time, alone on the machine.
 
     What both measured tells how much the others matter there. There is none where nothing can be measured side by side on
-    so many GPUs.
+    so many GPUs: what cannot work at all, by its recipe or as `feasibility` says it, is not.
     """
     beside = [
         cell
         for cell in cells
-        if cell.reason is None
+        if cell.settings["perf"]["exclusive"] == Exclusive.GPU
         and cell.toolchain != EMBEDDED
         and not cell.settings["openai"]["url"]
-        and cell.settings["perf"]["exclusive"] == Exclusive.GPU
+        and judged(cell, feasibility).reason is None
     ]
     first = next((cell for cell in beside if 2 * cell.tp * cell.pp <= gpus), None)
     if first is None or len(beside) < 2:
@@ -453,9 +457,7 @@ def _value_text(value: Json) -> str:
 # ------------------------------------------------------------------------------------------------------------ cells
 
 
-def _cells(
-    grid: _Grid, feasibility: Feasibility | None, instead: Callable[[Mapping[str, Json]], str | None] | None
-) -> Iterator[Cell]:
+def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | None) -> Iterator[Cell]:
     loaded, axes = grid.loaded, grid.axes
     recipes = {recipe.name: recipe for recipe in loaded.recipes.values()}
     # Notes are for people; what a stage reads must not change with them.
@@ -482,7 +484,7 @@ def _cells(
             reasons[asked] = infeasible(
                 recipes[model], toolchain=toolchain, precision=precision, parallel=layout, isl=isl, osl=osl
             )
-        cell = Cell(
+        yield Cell(
             id=CellId("/".join([known[point[position]] for known, position in zip(segments, positions, strict=True)])),
             model=model,
             toolchain=toolchain,
@@ -498,9 +500,6 @@ def _cells(
             base_dir=base_dir,
             reason=reasons[asked],
         )
-        if feasibility is not None and cell.reason is None and (reason := feasibility(cell)) is not None:
-            cell = replace(cell, reason=reason)
-        yield cell
 
 
 class _SettingsByCell:

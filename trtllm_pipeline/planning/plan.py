@@ -197,7 +197,7 @@ class _Graph:
             else:
                 assert name in stage.optional, f"{stage.name} has no {name}"
         reads: dict[str, tuple[str, ...]] = {}
-        selections: dict[str, Json] = {}
+        selections: dict[str, dict[str, Json]] = {}
         for name, parts_read in () if stage.parts is None else stage.parts(cell).items():
             if name in inputs and (contents := self.runs[inputs[name]].contents) is not None:
                 same_files = inputs[name], parts_read
@@ -214,10 +214,12 @@ class _Graph:
         same = None if exact is None or selections or files else (exact, *inputs.items())
         found = None if same is None else self.known.get(same)
         if found is None:
-            read: dict[str, Json] = {name: self.runs[run].fingerprint for name, run in inputs.items()}
+            read = {name: f'"{self.runs[run].fingerprint}"' for name, run in inputs.items()}
+            read.update((name, canonical(key)) for name, key in selections.items())
             of_files = f'"files":{canonical(digests)},' if digests else ""
-            of_inputs, of_params = canonical({**read, **selections}), self._params(params, exact)
-            key = f'{{{of_files}{form.before}"inputs":{of_inputs},"params":{of_params}{form.behind}'
+            of_inputs = ",".join([f'"{name}":{text}' for name, text in sorted(read.items())])
+            of_params = self._params(params, exact)
+            key = f'{{{of_files}{form.before}"inputs":{{{of_inputs}}},"params":{of_params}{form.behind}'
             hashed = fingerprint(key)
             run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
             found = self.runs.get(run_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -43,13 +44,13 @@ def digest(request: Request, loaded: LoadedMatrix, plan: Plan, present: Mapping[
     installed = plan.machine.tensorrt_llm
     asked = request.to_json(), loaded.document.data, loaded.recipes, installed and installed.release
     cells = [
-        (cell.id, cell.toolchain, cell.recipe.get("quantization"), cell.reason, cell.changes, plan.by_cell[cell.id])
-        for cell in plan.cells
+        (cell.id, cell.toolchain, cell.recipe.get("quantization"), cell.reason, cell.changes) for cell in plan.cells
     ]
-    found = (present.get(run.fingerprint) for run in plan.stage_runs.values())
-    there = [None if each is None else (each.fingerprint, each.published_s) for each in found]
-    text = json.dumps((__version__, asked, cells, there), default=repr)
-    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    runs = [run.fingerprint for run in plan.stage_runs.values()]
+    there = array("d", [-1.0 if (found := present.get(run)) is None else found.published_s for run in runs])
+    text = [json.dumps((__version__, asked, cells), default=repr), *map(" ".join, plan.by_cell.values()), *runs]
+    whole = "\n".join(text).encode(errors="surrogatepass")
+    return blake2b(whole + there.tobytes(), digest_size=16).hexdigest()
 
 
 def leave(folder: Path, found: str, *, idle: bool) -> None:
@@ -75,7 +76,7 @@ def forget(store: Store) -> None:
 def rows(earlier: Path) -> tuple[CellResult, ...] | None:
     """The rows of a run that finds what the `earlier` one left. None where they cannot be read."""
     with suppress(StateError):
-        found, _ = read_report(earlier / REPORT)
+        found, _ = read_report(earlier / REPORT, json.loads)
         return tuple(
             replace(row, status=CellStatus.UP_TO_DATE) if row.status is CellStatus.DONE else row for row in found
         )

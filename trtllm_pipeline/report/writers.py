@@ -91,17 +91,22 @@ def to_json(
     )
 
 
-def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
-    """Rows and `run` of a report file, its `forecast` read. Raises StateError when it is not one."""
+def read_report(
+    path: Path, decode: Callable[[bytes], dict[str, Any]] = decode_mapping
+) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
+    """Rows and `run` of a report file, its `forecast` read. Raises StateError when it is not one.
+
+    One that may be anybody's is decoded with care.
+    """
     try:
-        data = decode_mapping(path.read_bytes())
+        data = decode(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
         run = dict(data["run"])
         if (forecast := run.get("forecast")) is not None:  # older reports have none
             run["forecast"] = ForecastCheck.from_json(forecast)
         return tuple(CellResult.from_json(cell) for cell in data["cells"]), run
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(f"{path}: not a report: {error}", hint="`pipeline run` writes one when it ends") from error
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.helpers.matrix_files import RECIPE, Write
-from trtllm_pipeline.config.expand import expand, select, with_control, written_out
+from trtllm_pipeline.config.expand import expand, judged, select, with_control, written_out
 from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import MatrixError, UsageError
@@ -65,6 +65,7 @@ def test_the_first_that_is_measured_beside_others_is_measured_alone_as_well(writ
     assert ids(select((*cells, alone), ["fp16"])) == [cells[0].id]
     assert ids(select((*cells, alone), ["alone:*"])) == [alone.id]
     assert ids(select((*cells, alone), ["!alone:*"])) == ids(cells)
+    assert with_control(cells, 2, lambda cell: "no" if cell.precision == "fp16" else None) == cells, "one cannot work"
 
 
 @pytest.mark.parametrize(
@@ -443,7 +444,7 @@ def test_the_caller_may_know_more_reasons(write: Write) -> None:
         return "no GPU" if cell.precision == "int8_wo" else None
 
     loaded = load_matrix(write(axes={**ONE, "precision": ["fp16", "int8_wo", "fp8"]}))
-    cells = expand(loaded, default_toolchain="embedded", feasibility=feasibility)
+    cells = [judged(cell, feasibility) for cell in expand(loaded, default_toolchain="embedded")]
     assert [cell.reason for cell in cells][:2] == [None, "no GPU"]
     assert asked == ["fp16", "int8_wo"], "a cell the recipe rules out needs no second opinion"
 
