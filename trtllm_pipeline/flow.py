@@ -628,12 +628,8 @@ def _connections(plan: Plan) -> int:
 
 def exposed(plan: Plan) -> list[str]:
     """Warnings of the addresses that servers will listen on and that others reach."""
-    served = [
-        cell
-        for cell in plan.feasible
-        if any(plan.stage_runs[run].stage.scope is Scope.SERVICE for run in plan.by_cell[cell.id])
-    ]
-    hosts = {str(cell.settings["serve"]["host"]) for cell in served}
+    services = [run for run in plan.stage_runs.values() if run.stage.scope is Scope.SERVICE]
+    hosts = {str(run.first_cell.settings["serve"]["host"]) for run in services}
     return [warning for host in sorted(hosts) if (warning := reachable(host))]
 
 

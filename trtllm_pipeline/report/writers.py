@@ -435,6 +435,8 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
         found = [*row.changes, *row.warnings]
         if any(level.window == "whole" for level in row.levels):
             found.append("the steady window was too short: rates include ramp-up and drain")
+        if not found:
+            continue
         kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]
         cells.update(dict.fromkeys(kinds, 1))
         for kind, text in zip(kinds, found, strict=True):
