@@ -11,6 +11,11 @@ by a little more. Without, all take exactly as long as expected.
 The lower bound is explained at `bound`; the shortest schedule lies between it and the best of `--tries` random ones.
 First come first served starts, in the order of the matrix, whatever is ready and fits. One after another is what a shell
 loop does.
+
+    python benchmarks/makespan.py --together 10000 --plans 4
+
+Of random plans put together until they have so many stage runs, how much longer they take than what a plan of as many is
+expected to (`forecast.least_s`).
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import random
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
@@ -38,6 +44,7 @@ from trtllm_pipeline.execution.scheduler import (
     Start,
     Stop,
     Task,
+    work_s,
 )
 
 
@@ -263,6 +270,42 @@ def measure(
     }
 
 
+def together(rng: random.Random, gpus: int, rule: Exclusive, number: int) -> list[Task]:
+    """Plans as one, of at least `number` stage runs."""
+    tasks: list[Task] = []
+    while len(tasks) < number:
+        begun = len(tasks)
+
+        def named(task: StageRunId, begun: int = begun) -> StageRunId:
+            return StageRunId(f"{task}, {begun}")
+
+        tasks += [
+            replace(
+                task,
+                id=named(task.id),
+                needs=tuple(map(named, task.needs)),
+                service=None if task.service is None else named(task.service),
+            )
+            for task in plan(rng, gpus, rule)
+        ]
+    return tasks
+
+
+def over_expected(rng: random.Random, gpus: int, rule: Exclusive, number: int) -> float:
+    """Seconds that plans put together take, over those that they are expected to take where that is not simulated."""
+    tasks = together(rng, gpus, rule, number)
+    machine = Capacity(cpus=8 * gpus, gpus=tuple(f"g{gpu}" for gpu in range(gpus)))
+    takes = {task.id: task.expected_s for task in tasks}
+    seconds, needs = units(tasks, takes)
+    ends: dict[StageRunId, float] = {}
+    work: dict[Resources, float] = {}
+    for task in tasks:
+        if task.service is None:
+            ends[task.id] = seconds[task.id] + max((ends[need] for need in needs[task.id]), default=0.0)
+            work[task.resources] = work.get(task.resources, 0.0) + seconds[task.id]
+    return ours(tasks, takes, machine) / max(work_s(work, [machine]), *ends.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=300)
@@ -272,7 +315,14 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--exclusive", type=Exclusive, choices=list(Exclusive), default=Exclusive.MACHINE)
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--together", type=int, metavar="STAGE_RUNS", help="plans put together until they have so many")
     args = parser.parse_args()
+    if args.together is not None:
+        rng = random.Random(args.seed)
+        for gpus in args.gpus:
+            over = [over_expected(rng, gpus, args.exclusive, args.together) for _ in range(args.plans)]
+            print(f"gpus {gpus}  over_expected_least {min(over):.4f}  over_expected_worst {max(over):.4f}")
+        return
     rows = [
         measure(args.plans, args.seed, gpus, cold=args.cold, tries=args.tries, rule=args.exclusive)
         for gpus in args.gpus
