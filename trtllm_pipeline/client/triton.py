@@ -94,7 +94,10 @@ _RELOADING: Final = "has no available versions"
 _UNKNOWN: Final = "is not found"
 """Said of a model that is not in the repository; that does not pass."""
 _PASSING: Final = re.compile(
-    rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*{_UNKNOWN})|{_RELOADING}|Stub process .*is not healthy|stopped accepting new",
+    rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*{_UNKNOWN})|{_RELOADING}|Stub process .*is not healthy|stopped accepting new"
+    # gRPC calls all of these UNAVAILABLE, HTTP has no word for them.
+    "|the server closed the connection|the connection closed in the middle"
+    "|Connection reset by peer|Broken pipe|Connect call failed",
     re.DOTALL,
 )
 

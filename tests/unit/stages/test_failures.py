@@ -39,6 +39,7 @@ def test_a_load_run_on_a_server_that_was_started_again_is_repeated(
             "the request failed: UNAVAILABLE: 127.0.0.1:8001: the connection was closed",
             FailureClass.TRANSIENT,
         ),
+        ("answer", "the request failed: the server closed the connection", FailureClass.TRANSIENT),
         ("answer", "the request failed: no such tensor", FailureClass.BUG),
     ],
 )
