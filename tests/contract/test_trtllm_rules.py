@@ -311,7 +311,7 @@ SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
     (
         cell(speculative__method="lookahead"),
         "1.2.0",
-        "method lookahead: lookahead_window_size, lookahead_ngram_size, loo",
+        "method lookahead needs lookahead_window_size, lookahead_ngram_size, loo",
     ),
     (cell(**MEDUSA), "0.9.0", "trtllm-build of TensorRT-LLM 0.9.0 has no such mode"),
     (cell(**MEDUSA), "0.10.0", None),

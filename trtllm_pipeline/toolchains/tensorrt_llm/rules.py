@@ -753,7 +753,7 @@ def unpaged_inflight(case: Case) -> str | None:
     return "settings.build: the KV cache is not paged, which in-flight batching needs"
 
 
-@rule("TLM508", "give lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size")
+@rule("TLM508", "set them in settings.repository, such as 4 each")
 def lookahead_sizes(case: Case) -> str | None:
     """Lookahead decoding without its three sizes. Source: the backend reads them in that mode."""
     drafts = case.drafting is not None and case.drafting.method == "lookahead"
@@ -761,7 +761,7 @@ def lookahead_sizes(case: Case) -> str | None:
         return None
     lacking = ", ".join(name for name in LOOKAHEAD if case.repository(name) is None)
     what = "settings.speculative.method" if drafts else "settings.repository.decoding_mode"
-    return f"{what} lookahead: {lacking} missing" if lacking else None
+    return f"{what} lookahead needs {lacking}" if lacking else None
 
 
 @rule("TLM509", "name one for each rank, or remove it")
