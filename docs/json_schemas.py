@@ -63,6 +63,10 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
         "recommend --format json",
         "recommend --slo ttft_p99=100s --min-accuracy=-1% --format json",
     ),
+    "search": (
+        "search --matrix matrix.yaml --dry-run --format json",
+        "search --matrix matrix.yaml --set axes.max_batch_size=[2,4] --slo tpot_p50=0.001ms --dry-run --format json",
+    ),
     "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
     "doctor-deep": ("doctor --deep --toolchain embedded --precision fp16,fp8 --format json",),
     "store-list": ("store list --format json",),
@@ -93,7 +97,7 @@ _MAPS: Final = re.compile(
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
-    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_(attempts|partial)|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|favourites|expected_measured|questions|gpus|cpus|tp|pp|isl|osl|n|size|schema|\.line)$"
+    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_(attempts|partial)|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|favourites|expected_measured|questions|gpus|cpus|tp|pp|isl|osl|n|size|schema|budget|spent|\.line)$"
 )
 """Names of whole numbers; any other number may have a fraction."""
 _NEVER_SEEN: Final = {
@@ -118,7 +122,7 @@ _NEVER_SEEN: Final = {
 """A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
-    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""

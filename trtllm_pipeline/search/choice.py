@@ -232,7 +232,7 @@ class Promise:
 def _words(promise: Promise, option: Option, best: float | None, goals: Goals) -> str:
     per = 1e-6 if goals.objective == "size" else 1.0
     level = f" at {load_words(promise.level)}"
-    fits = f"; meets the objectives with {promise.fits:.0%}" if goals.slos else ""
+    fits = f"; {promise.fits:.0%} likely to meet the objectives" if goals.slos else ""
     than = "" if best is None else f"; the best so far has {number(abs(best) * per)}"
     expected = f"{number(promise.low * per)} to {number(promise.high * per)} {_UNIT[goals.objective]}"
     return f"expected {expected}{level}{than}{fits}; {_takes(option)}"

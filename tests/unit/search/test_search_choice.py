@@ -157,7 +157,7 @@ def test_it_says_what_it_expects() -> None:
     options = [Option(row.id, row.axes, 600.0, built=True) for row in rows]
     tried = {row.id: Measured.of(row) for row in rows[::9]}
     chosen = decide(options, tried, Goals("throughput", parse_slo(surface.slo)))
-    words = r"expected \d+ to \d+ tok/s per GPU or host at concurrency \d+; the best so far has \d+; meets the objectives with"
+    words = r"expected \d+ to \d+ tok/s per GPU or host at concurrency \d+; the best so far has \d+; \d+% likely to meet the objectives"
     assert chosen.cell not in tried
     assert re.match(words, chosen.why), chosen.why
     assert chosen.why.endswith("; about 10 min, its engine is there")
