@@ -1,6 +1,6 @@
 """How long plans take under the scheduler, beside a lower bound, first come first served, and one after another.
 
-    python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold] [--tries 60] [--gpus 1 2 4 8] [--exclusive gpu] [--format json]
+    python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold] [--tries 60] [--gpus 1 2 4 8] [--exclusive gpu] [--no-search] [--format json]
 
 Random plans in the shape of matrices: a few models, precisions and batch sizes; downloads, quantizing, builds of one to
 all GPUs, and servers, which seven of ten plans measure as `--exclusive` says, `settings.perf.exclusive` of a matrix: alone on
@@ -29,23 +29,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, product
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId
+from trtllm_pipeline.execution.order import favourable, play
 from trtllm_pipeline.execution.scheduler import (
     Capacity,
-    Event,
-    Finished,
     Scheduler,
-    ServiceEnded,
-    ServiceReady,
-    Start,
-    Stop,
     Task,
     work_s,
 )
+
+Numbers: TypeAlias = NDArray[Any]
 
 
 def plan(rng: random.Random, gpus: int, rule: Exclusive = Exclusive.MACHINE) -> list[Task]:
@@ -105,15 +104,54 @@ def units(
 
 
 def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity) -> float:
-    """Seconds that no schedule can undercut: the largest of `before + work + after` over sets of stage runs.
+    """Seconds that no schedule can undercut: the larger of two bounds.
+
+    One is of all that there is. In the other, work and measurements are apart: they are never done at the same time, so to what the
+    work takes by itself, as if nothing was measured, comes what all measurements take by themselves.
+    """
+    seconds, needs = units(tasks, takes)
+    what = {task.id: task.resources for task in tasks if task.service is None}
+    least = _bound(seconds, needs, what, machine)
+    measured = [unit for unit in what if what[unit].exclusive is not Exclusive.NONE]
+    work = seconds | dict.fromkeys(measured, 0.0)
+    took = np.array([seconds[unit] for unit in measured])
+    width = np.array([_width(what[unit], machine) for unit in measured], dtype=int)
+    return max(least, _bound(work, needs, what, machine) + _packed(took, width, len(machine.gpus)))
+
+
+def _width(need: Resources, machine: Capacity) -> int:
+    """GPUs that are of no use to others meanwhile."""
+    return len(machine.gpus) if need.exclusive is Exclusive.MACHINE else need.gpus
+
+
+def _packed(took: Numbers, width: Numbers, gpus: int) -> float:
+    """What these (seconds, GPUs of each) take on so many GPUs at least, whatever waits for what.
+
+    What takes all of them is alone; what takes more than half of them goes one after another. Of the rest, each taken as
+    so many of one GPU, some GPU gets k + 1 of the longest k x gpus + 1.
+    """
+    narrow = (width > 0) & (width < gpus)
+    ones = np.sort(np.repeat(took[narrow], width[narrow]))[::-1]
+    sums = np.concatenate(([0.0], np.cumsum(ones)))
+    most = np.arange((len(ones) + gpus - 1) // gpus)
+    crowded = float((sums[most * gpus + 1] - sums[most * gpus - most]).max(initial=0.0))
+    full = float(took[width == gpus].sum())
+    return max(float(took[2 * width > gpus].sum()), full + max(crowded, float(sums[-1]) / gpus))
+
+
+def _bound(
+    seconds: Mapping[StageRunId, float],
+    needs: Mapping[StageRunId, set[StageRunId]],
+    what: Mapping[StageRunId, Resources],
+    machine: Capacity,
+) -> float:
+    """The largest of `before + work + after` over sets of stage runs.
 
     A set has all that cannot begin before, and has as much after it. Its work is what it takes of a resource, over what
     there is of that; what must be alone takes all of it. What is measured side by side adds to that: it is never done
     beside other work.
     """
-    seconds, needs = units(tasks, takes)
-    what = {task.id: task.resources for task in tasks if task.service is None}
-    order = [task.id for task in tasks if task.service is None]  # topological
+    order = list(what)  # topological
     before: dict[StageRunId, float] = {}
     after: dict[StageRunId, float] = dict.fromkeys(order, 0.0)
     for unit in order:
@@ -135,33 +173,23 @@ def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Cap
             shares = np.where(alone, 1.0, [getattr(what[unit], name) / limit for unit in order])
             of_kind = np.maximum(of_kind, (late * (takes_s * shares * kind)) @ early.T.astype(float))
         there += of_kind
+    width = np.array([_width(what[unit], machine) for unit in order])
+    # Every choice of sets is a bound; all of them would take too long.
+    some = (np.unique(np.linspace(0, size - 1, 12, dtype=int)) for size in there.shape)
+    for row, column in product(*some):
+        chosen = late[row] & early[column]
+        packed = sum(
+            _packed(takes_s[chosen & kind], width[chosen & kind], len(machine.gpus)) for kind in (~measuring, measuring)
+        )
+        there[row, column] = max(there[row, column], packed)
     whole = there + np.unique(heads)[:, None] + np.unique(tails)[None, :]
     return max(longest, float(whole[there > 0].max(initial=0.0)))
 
 
-def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity) -> float:
-    """Seconds under the scheduler."""
-    scopes = {task.id: task.scope for task in tasks}
-    scheduler = Scheduler(tasks, machine)
-    ahead: list[tuple[float, int, Event]] = []
-    numbers = count()
-    now = 0.0
-    happened: tuple[Event, ...] = ()
-    while True:
-        for one in scheduler.advance(now, *happened):
-            if isinstance(one, Start):
-                service = scopes[one.id] is Scope.SERVICE
-                heappush(ahead, (now + takes[one.id], next(numbers), (ServiceReady if service else Finished)(one.id)))
-            elif isinstance(one, Stop):
-                heappush(ahead, (now, next(numbers), ServiceEnded(one.id)))
-        if scheduler.finished:
-            return now
-        happened = ()
-        if scheduler.wake_at is not None and (not ahead or scheduler.wake_at < ahead[0][0]):
-            now = max(now, scheduler.wake_at)
-        else:
-            now, _, event = heappop(ahead)
-            happened = (event,)
+def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, *, search: bool = False) -> float:
+    """Seconds under the scheduler, with the best order that is found in advance by `search`."""
+    favour = favourable(tasks, [machine]) if search else None
+    return play(tasks, Scheduler(tasks, machine, favour=favour), takes)
 
 
 def may_run_beside(one: Exclusive, other: Exclusive) -> bool:
@@ -224,7 +252,14 @@ def best_found(
 
 
 def measure(
-    number: int, seed: int, gpus: int, *, cold: bool = False, tries: int = 0, rule: Exclusive = Exclusive.MACHINE
+    number: int,
+    seed: int,
+    gpus: int,
+    *,
+    cold: bool = False,
+    tries: int = 0,
+    rule: Exclusive = Exclusive.MACHINE,
+    search: bool = False,
 ) -> dict[str, float]:
     """Ratios over `number` random plans on a machine of `gpus`."""
     names = tuple(f"GPU-{index}" for index in range(gpus))
@@ -240,12 +275,12 @@ def measure(
         of_kind = {kind: wrong(rng, 0.3, 0.9) for kind in dict.fromkeys(kinds.values())}
         factor = {task.id: of_kind[kinds[task.id]] * wrong(rng, 0.0, 0.3) if cold else 1.0 for task in tasks}
         takes = {task.id: task.expected_s * factor[task.id] for task in tasks}
-        made = ours(tasks, takes, machine)
+        made = ours(tasks, takes, machine, search=search)
         first = first_come(tasks, takes, machine, blocks=False)
         best = min(made, best_found(tasks, takes, machine, rng, tries))
         rows.append((made / bound(tasks, takes, machine), made / first, sum(takes.values()) / made, made / best))
         if any(task.resources.exclusive is not Exclusive.NONE for task in alone):
-            times.append((made, ours(alone, takes, machine)))
+            times.append((made, ours(alone, takes, machine, search=search)))
     over, first_ratio, serial, over_best = (sorted(column) for column in zip(*rows, strict=True))
 
     def at(column: Sequence[float], share: float) -> float:
@@ -314,6 +349,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=60, help="random schedules that the best of is compared with")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--exclusive", type=Exclusive, choices=list(Exclusive), default=Exclusive.MACHINE)
+    parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True, help="the best of many orders")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--together", type=int, metavar="STAGE_RUNS", help="plans put together until they have so many")
     args = parser.parse_args()
@@ -324,7 +360,7 @@ def main() -> None:
             print(f"gpus {gpus}  over_expected_least {min(over):.4f}  over_expected_worst {max(over):.4f}")
         return
     rows = [
-        measure(args.plans, args.seed, gpus, cold=args.cold, tries=args.tries, rule=args.exclusive)
+        measure(args.plans, args.seed, gpus, cold=args.cold, tries=args.tries, rule=args.exclusive, search=args.search)
         for gpus in args.gpus
     ]
     if args.format == "json":

@@ -9,12 +9,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
+from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.hub.sources import kept_bytes
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.needs import TIME, Corrections, Estimate, Need, of_plan
@@ -232,29 +232,7 @@ def simulate(
     if len(among) > _MOST_SIMULATED:
         return least_s(plan, takes, on, among)
     known = list(tasks(plan, among, lambda run: takes[run.id]))
-    scopes = {task.id: task.scope for task in known}
-    scheduler = scheduling.Scheduler(known, *on)
-    now = 0.0
-    due: list[tuple[float, int, scheduling.Event]] = []
-    events: list[scheduling.Event] = []
-    number = 0
-    while True:
-        for instruction in scheduler.advance(now, *events):
-            event: scheduling.Event
-            if isinstance(instruction, scheduling.Start):
-                is_service = scopes[instruction.id] is Scope.SERVICE
-                event = (scheduling.ServiceReady if is_service else scheduling.Finished)(instruction.id)
-                wait = takes[instruction.id]
-            else:  # nothing fails here, so this stops a service
-                event, wait = scheduling.ServiceEnded(instruction.id), 0.0
-            number += 1
-            heappush(due, (now + wait, number, event))
-        if not due:
-            return now
-        now, _, event = heappop(due)
-        events = [event]
-        while due and due[0][0] == now:
-            events.append(heappop(due)[2])
+    return play(known, scheduling.Scheduler(known, *on))
 
 
 def least_s(

@@ -23,6 +23,7 @@ from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution import views
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.forecast import Durations, guess_s, section, tasks
+from trtllm_pipeline.execution.order import favourable
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
@@ -216,11 +217,13 @@ class _Execution:
             durations = Durations(self._durations, self._plan.machine, corrections)
             more = {run: durations.expected(self._plan.stage_runs[run]) for run in untold}
             self._expected = {**self._expected, **more}
+        known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id]))
         self._scheduler = scheduling.Scheduler(
-            tasks(self._plan, self._to_run, lambda run: self._expected[run.id]),
+            known,
             *self._nodes,
             keep_going=self._keep_going,
             observe=self._changed,
+            favour=favourable(known, self._nodes),
         )
 
     # The loop.

@@ -217,7 +217,8 @@ class _TaskNode:
     waiting: int = 0  # needs not there yet; of a service, also those of the tasks inside it
     dependents: list[_TaskNode] = field(default_factory=list)
     service: _Service | None = None
-    priority: float = 0.0
+    priority: float = 0.0  # the longest path that it begins
+    rank: float = 0.0  # the same, as it is favoured
     failures: int = 0
     failure: StageError | None = None
     cause: _TaskNode | None = None  # the failed node that blocks this one; itself if it failed
@@ -244,7 +245,7 @@ _Entry: TypeAlias = tuple[float, int, int, _TaskNode]
 
 
 def _entry(node: _TaskNode) -> _Entry:
-    return (-node.priority, node.task.order, node.index, node)
+    return (-node.rank, node.task.order, node.index, node)
 
 
 def _fits(amounts: _Amounts, free: Sequence[int]) -> bool:
@@ -308,7 +309,8 @@ class Scheduler:
     """The state machine over one plan.
 
     All tasks are run, but services in which none is. `keep_going` False starts nothing new after the first failure; what
-    runs then is left to finish. `observe` is called with (id, old, new) at every change of status. Raises ValueError for a list that is no plan: ids twice or missing,
+    runs then is left to finish. `observe` is called with (id, old, new) at every change of status. `favour` has factors by which
+    the paths of some count more, or less, when the best is chosen (`order.py`). Raises ValueError for a list that is no plan: ids twice or missing,
     needs in a circle.
     """
 
@@ -318,6 +320,7 @@ class Scheduler:
         *nodes: Capacity,
         keep_going: bool = True,
         observe: Callable[[StageRunId, StageStatus, StageStatus], None] | None = None,
+        favour: Mapping[StageRunId, float] | None = None,
     ) -> None:
         self._keep_going = keep_going
         self._observe = observe
@@ -354,6 +357,8 @@ class Scheduler:
         self._link_services()
         required = self._link()
         self._rank(required)
+        for node in required:
+            node.rank = node.priority * (1.0 if favour is None else favour.get(node.task.id, 1.0))
         self._count_work(node for node in required if node.service is None)
         for node in required:
             if node.service is None and (reason := self._excess(node.task.resources)):
@@ -365,6 +370,12 @@ class Scheduler:
         self._steer()
 
     # Questions.
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that no schedule undercuts: the longest path, or all work and then all measurements without a gap."""
+        longest = max((node.priority for node in self._shares), default=0.0)
+        return max(longest, _whole_s(self._work)) if self._work else longest
 
     @property
     def finished(self) -> bool:
@@ -841,8 +852,11 @@ class Scheduler:
                 heappop(heads)
 
     def _is_critical(self, node: _TaskNode) -> bool:
-        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left."""
-        return node.priority >= _whole_s(self._work)
+        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left.
+
+        What is favoured counts as such sooner.
+        """
+        return node.rank >= _whole_s(self._work)
 
     def _reservation(self, head: _Amounts) -> _Reservation | None:
         """Where and when `head` can start first if all that runs ends as expected.

@@ -47,3 +47,10 @@ def test_measuring_side_by_side_saves_time_the_more_gpus_there_are(makespan: Mod
     two, eight = (makespan.measure(24, 1, gpus, rule=Exclusive.GPU) for gpus in (2, 8))
     assert eight["over_machine_total"] < two["over_machine_total"] - 0.1 < 0.8
     assert max(two["over_machine_worst"], eight["over_machine_worst"]) <= 1.02
+
+
+def test_an_order_that_is_looked_for_takes_no_longer_and_most_plans_come_near_the_bound(makespan: ModuleType) -> None:
+    plain, searched = (makespan.measure(4, 3, 8, rule=Exclusive.GPU, search=search) for search in (False, True))
+    assert searched["over_bound_median"] <= plain["over_bound_median"]
+    assert searched["over_bound_p95"] <= plain["over_bound_p95"]
+    assert searched["within_5_percent"] >= 0.75
