@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline import chat
 from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import Fault, MatrixError
+from trtllm_pipeline.files import tables
 from trtllm_pipeline.files.user_files import RowError, check, decode, read_json_lines
 
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
@@ -65,7 +66,7 @@ def read(
     most: int | None = None,
     fits: Callable[[Prompt], bool] | None = None,
 ) -> tuple[Prompt, ...]:
-    """The prompts in `path`, at least one. A line is an object with
+    """The prompts in `path`, at least one. A line, or a row of a CSV or Parquet file, is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
     `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
@@ -76,16 +77,15 @@ def read(
     With `turns`, up to so many of a conversation follow one another, with the answers that the row has in between. At most
     `most` rows are taken, of which all turns are what `fits`. Raises MatrixError with every faulty line.
     """
-    taken: list[int] = []
+    taken = 0
 
-    def keep(of_row: tuple[Prompt, ...]) -> tuple[Prompt, ...]:
+    def keep(of_row: tuple[Prompt, ...], _row: dict[str, Any]) -> tuple[Prompt, ...]:
+        nonlocal taken
         fitting = of_row if fits is None else tuple(takewhile(fits, of_row))
-        taken.extend([1] * bool(fitting))
+        taken += bool(fitting)
         return fitting
 
-    rows = _read(
-        path, render, turns, lambda prompts, _row: keep(prompts), lambda: most is not None and len(taken) >= most
-    )
+    rows = _read(path, render, turns, keep, lambda: most is not None and taken >= most)
     prompts = tuple(prompt for of_row in rows for prompt in of_row)
     if not prompts:
         raise MatrixError(
@@ -124,7 +124,14 @@ def _read(
             known.add(prompt.id)
         return make(prompts, row)
 
+    if tables.is_table(path):
+        return tables.read(path, lambda row, number: parse(_filled(row), number))
     return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE)
+
+
+def _filled(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table without its empty cells."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
-from trtllm_pipeline.files import user_files
+from trtllm_pipeline.errors import Fault, MatrixError
+from trtllm_pipeline.files import tables, user_files
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.params import Selection
 
@@ -26,9 +25,6 @@ Tokens = Sequence[int]
 Messages = list[dict[str, Any]]
 _TEXT_KEYS: Final = ("text", "input", "text_input")
 _KEYS: Final = (*_TEXT_KEYS, "messages", "input_ids")
-_LONGEST: Final = 1 << 24
-"""Characters of a cell of a CSV file."""
-_MOST_FAULTS: Final = 20
 MOST: Final = 512
 """Rows taken of a larger set where nobody says how many: as many as TensorRT-LLM's quantize.py takes."""
 _EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
@@ -69,9 +65,8 @@ def read_lines(path: Path, parse: Callable[[Any], T], column: str | None = None)
     def row(value: Any, _number: int) -> T:
         return parse(value if column is None else _of_column(value, column))
 
-    tables = {".csv": _csv_rows, ".parquet": _parquet_rows}
-    if (rows := tables.get(path.suffix.lower())) is not None:
-        return _read_table(path, rows(path, column), row)
+    if tables.is_table(path):
+        return tables.read(path, row, lambda names: _columns(path, names, column))
     hint = 'one JSON object a line, for example {"text": "Water boils at ..."}'
     return user_files.read_json_lines(path, row, nothing="it has no rows", hint=hint)
 
@@ -87,26 +82,6 @@ def _of_column(value: Any, column: str) -> dict[str, Any]:
     return {"messages" if found and isinstance(found[0], dict) else "input_ids": found}
 
 
-def _read_table(path: Path, rows: Iterator[Any], parse: Callable[[Any, int], T]) -> list[T]:
-    found: list[T] = []
-    faults: list[Fault] = []
-    try:
-        for number, value in enumerate(rows, 1):
-            try:
-                found.append(parse(value, number))
-            except ValueError as error:
-                faults.append(Fault(os.fspath(path), None, f"row {number}", str(error)))
-                if len(faults) == _MOST_FAULTS:
-                    break
-    except (OSError, ValueError, NotImplementedError) as error:
-        faults.append(Fault(os.fspath(path), None, "", f"cannot be read: {error}"))
-    if not found and not faults:
-        faults.append(Fault(os.fspath(path), None, "", "it has no rows"))
-    if faults:
-        raise MatrixError(tuple(faults))
-    return found
-
-
 def _columns(path: Path, names: Sequence[str], column: str | None) -> list[str]:
     """The columns that are read. Raises MatrixError where there are none."""
     read = [name for name in names if name in (_KEYS if column is None else (column,))]
@@ -115,35 +90,6 @@ def _columns(path: Path, names: Sequence[str], column: str | None) -> list[str]:
         fault = Fault(os.fspath(path), None, "", f"has {wanted}; it has {', '.join(names) or 'none at all'}")
         raise MatrixError((fault,), hint="name one with settings.quantize.calibration.column, or --calibration-column")
     return read
-
-
-def _csv_rows(path: Path, column: str | None) -> Iterator[Any]:
-    csv.field_size_limit(_LONGEST)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            rows = csv.DictReader(file, strict=True)
-            _columns(path, list(rows.fieldnames or ()), column)
-            yield from rows
-        except csv.Error as error:
-            raise ValueError(f"line {rows.line_num}: {error}") from error
-
-
-def _parquet_rows(path: Path, column: str | None) -> Iterator[Any]:
-    with _parquet_file(path) as file:
-        for batch in file.iter_batches(columns=_columns(path, file.schema_arrow.names, column)):
-            yield from batch.to_pylist()
-
-
-def _parquet_file(path: Path) -> Any:
-    """An open Parquet file. Raises UsageError without pyarrow, and ValueError for what is none."""
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise UsageError(
-            f"{path}: reading Parquet needs the package pyarrow ({error})",
-            hint="pip install 'trtllm-pipeline[parquet]', or give the rows as JSONL or CSV",
-        ) from error
-    return ParquetFile(path)
 
 
 def _parse(value: Any) -> Row:
@@ -183,7 +129,7 @@ def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | N
         return params
     try:
         rows = _count(files["calibration_data"])
-    except (OSError, ValueError, NotImplementedError, csv.Error):
+    except (OSError, ValueError, NotImplementedError):
         return params
     if given.samples is not None and given.samples > rows:
         _warn(files["calibration_data"], given.samples, rows)
@@ -194,14 +140,8 @@ def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | N
 
 @lru_cache(maxsize=64)
 def _count(path: str) -> int:
-    kind = Path(path).suffix.lower()
-    if kind == ".parquet":
-        with _parquet_file(Path(path)) as table:
-            return int(table.metadata.num_rows)
-    if kind == ".csv":
-        csv.field_size_limit(_LONGEST)
-        with Path(path).open(encoding="utf-8-sig", newline="") as text:
-            return max(0, sum(map(bool, csv.reader(text))) - 1)
+    if tables.is_table(Path(path)):
+        return tables.count(Path(path))
     with Path(path).open("rb") as file:
         return sum(not line.isspace() for line in file)
 

@@ -186,6 +186,24 @@ def test_rows_of_cnn_dailymail(tmp_path: Path) -> None:
     assert (prompt.text, prompt.references) == ("Rain fell.\n\nTL;DR:", ("Rain.",))
 
 
+def test_rows_of_tables(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    rows = [{"article": "Rain fell.", "highlights": "Rain.", "id": "x"}, {"article": "Sun.", "highlights": "S."}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert [prompt.text for prompt in read(path)] == ["Rain fell.\n\nTL;DR:", "Sun.\n\nTL;DR:"]
+    talks = tmp_path / "talks.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([TALK]), talks)
+    assert len(read(talks, render, turns=2)) == 2
+    table = tmp_path / "rows.csv"
+    table.write_text("input,id\nWhy?,a\nHow?,b\n")
+    assert [(prompt.id, prompt.text) for prompt in read(table)] == [("a", "Why?"), ("b", "How?")]
+    table.write_text('input,id\nWhy?,a\n"",b\n')
+    with pytest.raises(MatrixError, match="row 2"):
+        read(table)
+
+
 def test_turns_of_own_messages(tmp_path: Path) -> None:
     messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
     path = data(tmp_path, {"id": "t", "messages": messages, "max_tokens": 4}, {"input": "plain"})
