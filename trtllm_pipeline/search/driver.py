@@ -154,11 +154,9 @@ def search(
             why = state.why_done if ahead is None else f"the budget of {count(budget, 'cell')} is spent"
             return ended(state, store, goals, budget, why)
         assert ahead.cell is not None
-        number = state.spent + 1
-        told(f"search {number}/{budget}: {ahead.cell}: {ahead.why}")
-        result = flow.run(
-            replace(request, cells=(ahead.cell,)), store, observer, command=command, name=f"search-{number}"
-        )
+        told(f"search {state.spent + 1}/{budget}: {ahead.cell}: {ahead.why}")
+        name = f"search-{len(state.tried) + 1}"
+        result = flow.run(replace(request, cells=(ahead.cell,)), store, observer, command=command, name=name)
         choice: dict[str, Json] = {"cell": ahead.cell, "why": ahead.why}
         write_json(store.runs_dir / result.run_id / CHOICE_FILE, choice)
         if result.outcome.interrupted:
