@@ -12,6 +12,7 @@ from trtllm_pipeline.files.model_files import Fields, ModelFileError, read_bytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_AGAIN: Final = "download the model again, or from another source"
 TOKENIZER: Final = "tokenizer.json"
 SETTINGS: Final = "tokenizer_config.json"
 _VOCABULARIES: Final = {
@@ -62,7 +63,10 @@ def _made(folder: Path, name: str) -> Tokenizer:
     content = None if file is None else read_bytes(folder, file)
     if file is None or content is None:
         raise ModelFileError(
-            folder / name, "it is missing", hint="name a model folder, or its tokenizer.json", failure=FailureClass.USER
+            folder / name,
+            "it is missing",
+            hint="name a model folder, or its tokenizer.json; docs/models.md says which models need none",
+            failure=FailureClass.USER,
         )
     from trtllm_pipeline.files import vocabularies
 
@@ -70,13 +74,10 @@ def _made(folder: Path, name: str) -> Tokenizer:
         return vocabularies.MAKERS[kind](content, settings)
     except ValueError as error:
         raise ModelFileError(
-            folder / file, f"{kind} cannot have it: {error}", hint=_AGAIN, failure=FailureClass.INFEASIBLE
+            folder / file, f"{kind} cannot read it: {error}", hint=_AGAIN, failure=FailureClass.INFEASIBLE
         ) from error
 
 
 def _class(name: object) -> str:
     """Without the end that says that it comes from this library."""
     return name.removesuffix("Fast") if isinstance(name, str) else ""
-
-
-_AGAIN: Final = "download the model again, or from another source"

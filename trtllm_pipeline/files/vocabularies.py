@@ -63,7 +63,7 @@ def _internlm(content: bytes, settings: Fields) -> Tokenizer:
     try:
         model = _sentencepiece().FromString(content)
     except message.DecodeError as error:
-        raise ValueError(f"it is not a model of sentencepiece: {error}") from error
+        raise ValueError("it is not a model of sentencepiece") from error
     if model.trainer_spec.model_type != _BPE:
         raise ValueError("it is not of sentencepiece's BPE")
     added = _added(settings)
