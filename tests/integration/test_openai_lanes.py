@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.helpers.needed import quantize_package
@@ -94,6 +95,25 @@ def test_vllm_and_sglang_stand_in_one_table(servers: Servers) -> None:
     again = servers.run(["vllm", "sglang"])
     assert (again["vllm"]["status"], again["sglang"]["status"]) == ("done", "up_to_date")
     assert "1 up to date" in servers.said or "stage runs" in servers.said
+
+
+def test_a_cell_is_kept_by_serve_start_and_not_exported(servers: Servers) -> None:
+    servers.stand_in("vllm")
+    assert servers.run(["vllm"])["vllm"]["status"] == "done", servers.said
+    known = ("--workspace", str(servers.workspace))
+    refused = servers.pipeline("export", "vllm", *known, "--to", "bundle", "--output-dir", "bundle", code=2)
+    assert "vllm has images and charts of its own" in refused
+    try:
+        servers.pipeline("serve", "start", "vllm", *known, "--openai", "--name", "kept")
+        (kept,) = json.loads(servers.pipeline("serve", "ps", *known, "--format", "json"))["servers"]
+        answer = httpx.post(
+            f"{kept['endpoints']['openai']}/completions",
+            json={"model": "tiny", "prompt": "The capital of France is", "max_tokens": 2},
+            timeout=20,
+        ).json()
+        assert answer["choices"][0]["text"] == " Paris, the"
+    finally:
+        servers.pipeline("serve", "stop", "kept", *known)
 
 
 def test_a_server_that_dies_while_it_loads_fails_with_what_its_log_says(servers: Servers) -> None:

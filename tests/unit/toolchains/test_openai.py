@@ -124,6 +124,9 @@ def test_gpus_are_leased_as_for_our_own() -> None:
     two = cell(tp=2)
     assert launched(two)[0].stage.resources(two, H100S).gpus == 2
     assert launched(two)[0].stage.resources(two, NO_GPU).gpus == 0
+    beside = cell(perf__exclusive="gpu")
+    assert launched(beside)[0].stage.resources(beside, H100S).exclusive.value == "gpu"
+    assert launched(beside)[0].stage.resources(beside, NO_GPU).exclusive.value == "machine"
     told = cell(openai__gpus=3)
     assert launched(told)[0].stage.resources(told, H100S).gpus == 3
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json, Needs, Resources
+from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.model_parts import ModelPart, part_of
 from trtllm_pipeline.machine import probe
@@ -133,9 +133,10 @@ def _takes(cell: Cell, machine: Machine) -> Resources:
     """
     if command.settings(cell)["url"]:
         return Resources(cpus=1, exclusive=exclusive(cell))
-    leased = gpus(cell, machine)
-    cpus = max(1, machine.cpus * leased // len(machine.gpus)) if leased else machine.cpus
-    return Resources(cpus=cpus, gpus=leased, exclusive=exclusive(cell))
+    leased, beside = gpus(cell, machine), exclusive(cell)
+    if not leased:
+        return Resources(cpus=machine.cpus, exclusive=Exclusive.MACHINE if beside is Exclusive.GPU else beside)
+    return Resources(max(1, machine.cpus * leased // len(machine.gpus)), leased, exclusive=beside)
 
 
 def _needs(cell: Cell, machine: Machine) -> Needs:
