@@ -42,8 +42,8 @@ _POLL_S: Final = 0.2
 _SEAL_IN_THREAD_BYTES: Final = 32 << 20
 _GROUP_S: Final = 0.05
 """What is published within so long is synced to the disk together."""
-_GROUP: Final = 64
-"""Stage runs of a group, at most: the claim of each is an open file."""
+_GROUP: Final = 100
+"""Stage runs of a group, at most: the claim of each is an open file, and there may be two groups."""
 _SYNC_POLL_S: Final = 0.01
 _CAUSE_PATIENCE_S: Final = 1.0
 """How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""

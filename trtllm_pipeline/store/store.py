@@ -51,8 +51,10 @@ CLUSTER: Final = ".cluster"
 """Ends the name of a folder beside an attempt: what is said between its node and the pipeline."""
 _LARGE_BYTES: Final = 32 << 20
 """More is synced to the disk before it is published, so that a group of small artifacts does not wait for it."""
-_DIRTY_BYTES: Final = 64 << 20
-"""Where more waits to be written, of other programs too, files are synced one by one."""
+_DIRTY_BYTES: Final = 256 << 20
+_DIRTY_BYTES_EACH: Final = 16 << 20
+"""Where more waits to be written, of other programs too, an artifact's files are synced one by one: that takes as long as
+writing so much."""
 
 
 @dataclass(slots=True)
@@ -321,7 +323,8 @@ class Store:
 
     def sync(self, artifacts: Sequence[Artifact]) -> None:
         """Bring artifacts to the disk, with their names. May run in a thread. Raises OSError."""
-        if _dirty_bytes() <= _DIRTY_BYTES and _sync_one(self.artifacts_dir, _sync_file_system) == 0:
+        little = max(_DIRTY_BYTES, len(artifacts) * _DIRTY_BYTES_EACH)
+        if _dirty_bytes() <= little and _sync_one(self.artifacts_dir, _sync_file_system) == 0:
             return
         for artifact in artifacts:
             _sync(artifact.folder)
