@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -21,7 +21,7 @@ from trtllm_pipeline.domain import Exclusive, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
 from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.files.writing import object_text
+from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.machine.gpus import GpuPeaks
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
@@ -76,9 +76,9 @@ class Job:
 
     def write(self, path: Path) -> None:
         """Write the job file."""
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data = {each: getattr(self, each) for each in self.__slots__}
         data |= {"scope": self.scope.value, "resources": asdict(self.resources)}
-        path.write_text(object_text(data), encoding="utf-8")
+        write_once(path, object_text(data))
 
 
 def read_job(path: Path) -> Job:

@@ -37,6 +37,8 @@ def object_text(data: Mapping[str, Json]) -> str:
     """
 
     def text(part: Json) -> str:
+        if isinstance(part, (dict, list, tuple)) and not part:  # of a call of the encoder the most is to begin
+            return "{}" if isinstance(part, dict) else "[]"
         items = ",\n  ".join(map(_encode, part)) if isinstance(part, list) else ""
         return f"[\n  {items}\n ]" if items else _encode(part)
 

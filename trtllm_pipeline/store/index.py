@@ -87,6 +87,8 @@ _EVENTS: Final = {
 _AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
 """Of a JSON list of any length."""
 
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Value = str | int | float | None
@@ -199,7 +201,7 @@ class History:
 
     def append(self, events: Iterable[Event]) -> None:
         """Append `events` in one write. After an OSError nothing was added, or an incomplete line that readers skip."""
-        texts = [json.dumps([name, *values], separators=(",", ":")).encode() for name, values in events]
+        texts = [_encode([name, *values]).encode() for name, values in events]
         # The line's end comes first: after a write that was cut short, the next one still begins a line.
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -624,7 +626,7 @@ def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
 
 
 def _peak_event(attempt: int, peak: Peak) -> Event:
-    texts = (json.dumps(dict(each)) for each in (peak.expected, peak.taken))
+    texts = (_encode(dict(each)) for each in (peak.expected, peak.taken))
     return "peaks", (attempt, peak.label, peak.system, *texts)
 
 
@@ -633,7 +635,7 @@ def _add_artifact(db: sqlite3.Connection, manifest: Manifest, artifact: Artifact
         artifact.fingerprint,
         artifact.stage,
         artifact.label,
-        json.dumps(artifact.files),
+        _encode(artifact.files),
         artifact.manifest_bytes,
         artifact.size_bytes,
         artifact.duration_s,
