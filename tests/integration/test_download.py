@@ -244,6 +244,30 @@ def test_a_dropped_connection_is_resumed_within_an_attempt(hub: FakeHub, tmp_pat
     assert set(hub.ranges(BIG)) == {"bytes=1000000-", "bytes=1500000-"}
 
 
+def test_what_arrives_is_hashed_on_its_way_and_only_what_an_earlier_attempt_left_is_read(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    whole = Path.open
+
+    def opened(path: Path, mode: str = "r", *others: object, **options: object) -> object:
+        if path.name == f"{BIG}.part" and mode == "rb":
+            read.append(path.stat().st_size)
+        return whole(path, mode, *others, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", opened)
+    get("hugging_face", tmp_path / "straight")
+    assert read == []
+    hub.faults = [Fault(f"tiny/{BIG}", "drop", after=n) for n in (1_500_000, 500_000)]
+    hub.faults.append(Fault(f"tiny/{BIG}", "drop", times=99))
+    with pytest.raises(DownloadError):
+        get("hugging_face", tmp_path / "broken")
+    assert read == [], "connections of one attempt go on where the last one stopped"
+    hub.faults = []
+    get("hugging_face", tmp_path / "broken")
+    assert read == [2_000_000]
+
+
 @HUBS
 def test_a_transfer_that_broke_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Path, kind: str) -> None:
     pinned = resolve([{kind: MODEL}])

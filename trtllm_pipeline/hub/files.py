@@ -134,14 +134,51 @@ def check_name(name: str) -> None:
         )
 
 
-def mismatch(path: Path, file: RemoteFile) -> str | None:
-    """How a file on disk differs from the hub's listing, in size or digest; None if it does not."""
+class Sha256:
+    """SHA-256 of a file that grows, of which only what was not seen when it arrived is read."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._hasher = hashlib.sha256(usedforsecurity=False)
+        self._size = 0
+
+    def update(self, chunk: bytes) -> None:
+        """What is added to the file."""
+        self._hasher.update(chunk)
+        self._size += len(chunk)
+
+    def catch_up(self, path: Path) -> None:
+        """Read what of the file was not seen."""
+        size = size_bytes(path)
+        if size < self._size:  # it was begun again
+            self._begin()
+        if size > self._size:
+            with path.open("rb") as source:
+                source.seek(self._size)
+                while chunk := source.read(_CHUNK_BYTES):
+                    self.update(chunk)
+
+    def of(self, path: Path) -> str:
+        """Digest of the file as it is now, 64 hexadecimal digits."""
+        self.catch_up(path)
+        return self._hasher.hexdigest()
+
+
+def mismatch(path: Path, file: RemoteFile, sha256: Sha256 | None = None) -> str | None:
+    """How a file on disk differs from the hub's listing, in size or digest; None if it does not.
+
+    `sha256` has seen some of the file already.
+    """
     if (size := size_bytes(path)) != file.size:
         return f"{size} bytes instead of {file.size}"
     if file.digest is None:
         return None
-    algorithm, prefix = ("sha256", b"") if len(file.digest) == 64 else ("sha1", b"blob %d\0" % file.size)
-    found = hex_digest(path, algorithm, prefix)
+    if len(file.digest) == 64:
+        algorithm, found = "sha256", (sha256 or Sha256()).of(path)
+    else:
+        algorithm, found = "sha1", hex_digest(path, "sha1", b"blob %d\0" % file.size)
     return None if found == file.digest.lower() else f"{algorithm} {found} instead of {file.digest}"
 
 

@@ -22,7 +22,7 @@ import httpx
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors
-from trtllm_pipeline.hub.files import Progress, RemoteFile, mismatch, size_bytes
+from trtllm_pipeline.hub.files import Progress, RemoteFile, Sha256, mismatch, size_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Transfer:
             share(cached.resolve(), target)
             self._count(file.size)
             return
-        part = _part(target)
+        part, sha256 = _part(target), Sha256()
         self._count(size_bytes(part))
         place, there = self._begin(file)
         refused: set[RepositoryCopy] = set()
@@ -140,8 +140,8 @@ class Transfer:
         while not self._stop.is_set():
             try:
                 if size_bytes(part) != file.size:
-                    self._receive(place, there, part)
-                wrong = mismatch(part, file)
+                    self._receive(place, there, part, sha256)
+                wrong = mismatch(part, file, sha256)
                 if wrong is None:
                     part.replace(target)
                     return
@@ -192,12 +192,13 @@ class Transfer:
                 return each, found
         return None
 
-    def _receive(self, place: RepositoryCopy, file: RemoteFile, part: Path) -> None:
-        """Append to `part` what one connection delivers."""
+    def _receive(self, place: RepositoryCopy, file: RemoteFile, part: Path, sha256: Sha256) -> None:
+        """Append to `part` what one connection delivers, and to `sha256`."""
         offset = size_bytes(part)
         if offset > file.size:
             self._discard(part)
             offset = 0
+        sha256.catch_up(part)  # before the hub waits
         headers = {**place.headers(), **({"range": f"bytes={offset}-"} if offset else {})}
         with self._client.stream("GET", file.url, headers=headers) as response:
             status = response.status_code
@@ -216,12 +217,14 @@ class Transfer:
                 offset = 0
                 if status == 206:
                     raise _BrokenOffError("another range than asked for")
+            sha256.catch_up(part)
             with part.open("ab") as sink:
                 for chunk in response.iter_bytes():
                     offset += len(chunk)
                     if offset > file.size:
                         break  # never more on the disk than announced
                     sink.write(chunk)
+                    sha256.update(chunk)
                     self._count(len(chunk))
                     if self._stop.is_set():
                         break
