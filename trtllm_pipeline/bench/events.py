@@ -12,31 +12,34 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NoReturn
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from annotated_types import Interval, MinLen
 from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.user_files import JsonError, decode_mapping
 
-STRICT: Final = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+STRICT: Final = {"strict": True, "extra": "allow", "allow_inf_nan": False}
 _SHOWN: Final = 80
 
-Ns = Annotated[int, Field(ge=0, lt=2**63)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Positive = Annotated[int, Field(gt=0, lt=2**31)]
-Number = Annotated[float, Field(ge=-1e18, le=1e18)]
-Growth = Annotated[float, Field(ge=0, le=1e18)]
-Rate = Annotated[float, Field(gt=0, le=1e9)]
+Ns = Annotated[int, Interval(ge=0, lt=2**63)]
+Count = Annotated[int, Interval(ge=0, lt=2**31)]
+Positive = Annotated[int, Interval(gt=0, lt=2**31)]
+Number = Annotated[float, Interval(ge=-1e18, le=1e18)]
+Growth = Annotated[float, Interval(ge=0, le=1e18)]
+Rate = Annotated[float, Interval(gt=0, le=1e9)]
 
 
 class EventRecord(NamedTuple):
     """A content event: text that arrived."""
 
     time_ns: Ns
-    text: Annotated[str, Field(min_length=1)]
+    text: Annotated[str, MinLen(1)]
     tokens: Count | None = None
     """Of the answer so far, by the server's own count; None where it sends none."""
     reasoning: bool = False
@@ -142,7 +145,7 @@ class RequestRecord(_OfLevel):
     worker: NotRequired[Count]
     slot: Count
     prompt: str
-    max_tokens: Annotated[int, Field(gt=0, le=10**7)]
+    max_tokens: Annotated[int, Interval(gt=0, le=10**7)]
     scheduled_ns: Ns
     held_ns: NotRequired[Ns]
     """How long it was due and not sent, since as many as allowed were in flight."""
@@ -418,11 +421,15 @@ def read_records(path: Path) -> Records:
 @cache
 def _reader() -> TypeAdapter[Mapping[str, Any]]:
     """Of a record. Made when the first one is read: programs that measure import this before they begin."""
+    from pydantic import Field, TypeAdapter
+
     return TypeAdapter(Annotated[_Known, Field(discriminator="type")])
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Number and record of each line that is not blank."""
+    from pydantic import ValidationError
+
     from trtllm_pipeline.bench.load import SCHEMA  # reports have the types of records, and no client
 
     try:

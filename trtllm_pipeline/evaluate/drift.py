@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
 
-from pydantic import Field, TypeAdapter, ValidationError
+from annotated_types import Ge, Le
 from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.bench.events import STRICT, Count, Rate, told
@@ -104,7 +104,7 @@ class ScoredAnswer(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     id: str
     answer: str
-    scores: dict[str, Annotated[float, Field(ge=0, le=1)]]
+    scores: dict[str, Annotated[float, Ge(0), Le(1)]]
     input: NotRequired[str | None]
     tokens: NotRequired[list[Count] | None]
     concurrency: NotRequired[Count | None]
@@ -118,6 +118,8 @@ def read(path: Path) -> list[ScoredAnswer]:
 
     Raises MatrixError for what is no file.
     """
+    from pydantic import TypeAdapter, ValidationError
+
     if path.is_dir():
         path = path / "answers.jsonl"
     user_files.check(path, hint=_HINT)
