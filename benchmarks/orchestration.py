@@ -1,4 +1,4 @@
-"""What the pipeline itself costs, beside ninja and make on the same graph of jobs on the same machine.
+"""What the pipeline itself costs, beside ninja, make, doit and snakemake on the same graph of jobs on the same machine.
 
     python benchmarks/orchestration.py [--cells 100 300] [--run-up-to 300] [--repeat 5] [--format json]
 
@@ -7,10 +7,11 @@ each cell; every job is `sh -c 'echo x > FILE'`, as many at a time as there are 
 reading the matrix to the printed report, with plan, lock file, manifests, index and claims written on the way (`toy.py`).
 
     start     `pipeline --help` beside `python -c pass`; the peers' `--version`
-    plan      what would run, nothing being there: `pipeline plan`, `ninja -n`, `make -n`
+    plan      what would run, nothing being there: `pipeline plan`, `ninja -n`, `make -n`, `doit list -s`, `snakemake -n`
     run       all of it
     no-op     the same command again: every output is looked at, nothing is run
 
+`unsynced` is ours without what makes it survive a power cut; no other tool survives one. snakemake runs graphs up to 100 cells.
 Above `--run-up-to` cells our artifacts are published through the store instead of running their jobs, and there is no
 "run" row. Rows are medians; tools take turns within each round, so that other work on the machine hits all of them. A
 peer that is not installed is left out.
@@ -35,7 +36,7 @@ from typing import Final
 import toy
 
 OURS: Final = "pipeline"
-PEERS: Final = ("ninja", "make")
+UNSYNCED: Final = "unsynced"
 _TOY: Final = (sys.executable, str(Path(toy.__file__)))
 _FILL: Final = (*_TOY, "fill", "--matrix", "matrix.yaml", "--workspace", "work")
 _STAGES: Final = (("download", 64), ("quantize", 16), ("convert", 8), ("build", 1), ("repository", 1), ("smoke", 1))
@@ -128,39 +129,71 @@ def write_make(cells: int, folder: Path) -> None:
     (folder / "Makefile").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_doit(cells: int, folder: Path) -> None:
+    """dodo.py."""
+    (folder / "out").mkdir()
+    (folder / "dodo.py").write_text(
+        f"GRAPH = {edges(cells)!r}\n"
+        "def task_job():\n"
+        "    for output, upstream in GRAPH:\n"
+        "        yield {'name': output, 'actions': [f'echo x > {output}'], 'targets': [output],\n"
+        "               'file_dep': [upstream] if upstream else []}\n",
+        encoding="utf-8",
+    )
+
+
+def write_snakemake(cells: int, folder: Path) -> None:
+    """Snakefile, a rule for each stage."""
+    last = _STAGES[-1][0]
+    rules = [f'rule all:\n    input: expand("out/{last}{{number}}", number=range({cells}))']
+    above: tuple[str, int] | None = None
+    for stage, shared in _STAGES:
+        read = (
+            ""
+            if above is None
+            else f'    input: lambda w: f"out/{above[0]}{{int(w.number) * {shared} // {above[1]}}}"\n'
+        )
+        rules.append(
+            f'rule {stage}:\n{read}    output: "out/{stage}{{number,[0-9]+}}"\n    shell: "echo x > {{output}}"'
+        )
+        above = stage, shared
+    (folder / "Snakefile").write_text("\n".join(rules) + "\n", encoding="utf-8")
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """How one tool is asked for each thing."""
+    """How one tool is asked for each thing; () where it is not."""
 
     name: str
     prepare: Callable[[int, Path], object]
     start: tuple[str, ...]
     plan: tuple[str, ...]
     run: tuple[str, ...]
+    most_cells: int = sys.maxsize
 
 
 def tools() -> list[Tool]:
     """Ours and the peers that are installed; says which are not."""
-    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    cpus = str(len(os.sched_getaffinity(0)))
     asked = ("--matrix", "matrix.yaml", "--workspace", "work", "--toolchain", toy.TOOLCHAIN.name)
+    run = ("run", *asked, "--progress", "quiet")
+    starts = (sys.executable, "-m", "trtllm_pipeline", "--help")
     found = [
-        Tool(
-            OURS,
-            toy.write_matrix,
-            (sys.executable, "-m", "trtllm_pipeline", "--help"),
-            (*_TOY, "plan", *asked),
-            (*_TOY, "run", *asked, "--progress", "quiet"),
-        )
+        Tool(OURS, toy.write_matrix, starts, (*_TOY, "plan", *asked), (*_TOY, *run)),
+        Tool(UNSYNCED, toy.write_matrix, (), (), (*_TOY, UNSYNCED, *run)),
     ]
-    known = {
-        "ninja": Tool("ninja", write_ninja, ("ninja", "--version"), ("ninja", "-n"), ("ninja", jobs)),
-        "make": Tool("make", write_make, ("make", "--version"), ("make", "-n"), ("make", jobs)),
-    }
-    for name in PEERS:
-        if shutil.which(name) is None:
-            print(f"{name} is not installed: left out", file=sys.stderr)
+    snakemake = ("snakemake", "--quiet", "all", "--cores", cpus)
+    known = [
+        Tool("ninja", write_ninja, ("ninja", "--version"), ("ninja", "-n"), ("ninja", "-j", cpus)),
+        Tool("make", write_make, ("make", "--version"), ("make", "-n"), ("make", "-j", cpus)),
+        Tool("doit", write_doit, ("doit", "--version"), ("doit", "list", "-s", "--all"), ("doit", "-n", cpus)),
+        Tool("snakemake", write_snakemake, ("snakemake", "--version"), (*snakemake, "-n"), snakemake, 100),
+    ]
+    for tool in known:
+        if shutil.which(tool.name) is None:
+            print(f"{tool.name} is not installed: left out", file=sys.stderr)
         else:
-            found.append(known[name])
+            found.append(tool)
     return found
 
 
@@ -180,7 +213,10 @@ class Bench:
 
     def start(self, all_tools: Sequence[Tool], folder: Path) -> None:
         """The time until a tool has said anything at all."""
-        commands = {"python": (sys.executable, "-c", "pass"), **{tool.name: tool.start for tool in all_tools}}
+        commands = {
+            "python": (sys.executable, "-c", "pass"),
+            **{tool.name: tool.start for tool in all_tools if tool.start},
+        }
         samples: dict[str, list[Sample]] = {name: [] for name in commands}
         for _ in range(4 * self.repeat):
             for name, argv in commands.items():
@@ -191,9 +227,10 @@ class Bench:
     def graph(self, all_tools: Sequence[Tool], cells: int, base: Path, *, run: bool) -> None:
         """Plan, run and no-op of one size."""
         jobs = len(edges(cells))
+        wanted = [tool for tool in all_tools if cells <= tool.most_cells and (run or tool.name != UNSYNCED)]
         samples: dict[str, dict[str, list[Sample]]] = {"plan": {}, "run": {}, "no-op": {}}
         for number in range(self.repeat):
-            for tool in all_tools:
+            for tool in wanted:
                 # Never the same folder again: ext4 gives a deleted inode back after minutes, and until then every new
                 # file costs a search past those of the round before.
                 folder = base / f"{tool.name}-{cells}-{number if run else 0}"
@@ -201,7 +238,7 @@ class Bench:
                 if not folder.exists():
                     folder.mkdir()
                     tool.prepare(cells, folder)
-                    todo = {"plan": tool.plan, "run": tool.run, **todo}
+                    todo = {**({"plan": tool.plan} if tool.plan else {}), "run": tool.run, **todo}
                 for what, argv in todo.items():
                     if what == "run" and not run:
                         measured(_FILL if tool.name == OURS else argv, folder)

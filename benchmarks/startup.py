@@ -1,4 +1,4 @@
-"""What starting costs: help, version, a plan and a worker, beside the bare interpreter and other command lines.
+"""What starting costs: help, version, a plan and stages' programs, beside the bare interpreter and other command lines.
 
     python benchmarks/startup.py                 medians of 11 runs, taken in turns
     python benchmarks/startup.py --check         exit code 1 where a limit is broken; for a machine with nothing else to do
@@ -45,6 +45,14 @@ def programs(workspace: Path) -> dict[str, list[str]]:
         "pipeline plan --help": [*ours, "plan", "--help"],
         PLAN: [*ours, "plan", "--matrix", matrix, "--toolchain", "embedded", "--workspace", str(workspace)],
         "a worker, until it reads its job": [sys.executable, "-c", "import trtllm_pipeline.worker"],
+        **{
+            f"the program of {stage}, until it begins": [
+                sys.executable,
+                "-c",
+                f"import trtllm_pipeline.worker, trtllm_pipeline.stages.{stage}",
+            ]
+            for stage in ("download", "smoke", "perf", "accuracy", "score")
+        },
     }
     for name in _OTHERS:
         path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")

@@ -1,6 +1,7 @@
 """A toolchain whose stages do next to nothing, so that what is left is the pipeline itself.
 
     python benchmarks/toy.py COMMAND ...     as `pipeline COMMAND ...`, with this toolchain
+    python benchmarks/toy.py unsynced COMMAND ...    the same without bringing what is published to the disk
     python benchmarks/toy.py fill ...        publish every artifact of a matrix without running anything
 
 download -> quantize -> convert -> build -> repository -> smoke; each is `sh -c 'echo x > out/x'`. The matrices that
@@ -136,6 +137,11 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 
 def main() -> int:
     base._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
+    if sys.argv[1:2] == ["unsynced"]:
+        from trtllm_pipeline.store.store import Store
+
+        setattr(Store, "sync", lambda _store, _artifacts: None)  # noqa: B010
+        return pipeline(sys.argv[2:])
     if sys.argv[1:2] != ["fill"]:
         return pipeline()
     parser = argparse.ArgumentParser()
