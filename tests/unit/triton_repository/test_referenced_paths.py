@@ -77,7 +77,7 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
 ) -> None:
     write(old / REPOSITORY, old / ENGINE)
     new = old.rename(old.with_name("moved"))
-    monkeypatch.setattr(launch, "_serve", lambda *_: pytest.fail("something would have been started"))
+    monkeypatch.setattr(launch, "serve", lambda *_: pytest.fail("something would have been started"))
     monkeypatch.setattr(triton_installation, "find", lambda: pytest.fail("a server was looked for"))
     work = context(LaunchParams, {}, {"repository": new / REPOSITORY, "engine": new / ENGINE}, {}, new, new)
     with pytest.raises(ServerError, match="the workspace was moved") as error:
