@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import job
+from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Resources, Scope
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent, cluster
@@ -18,6 +19,7 @@ from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_jo
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
+from trtllm_pipeline.planning.request import SLURM, Request
 from trtllm_pipeline.stages import failure
 
 LOST = StageError("lost with its node: gone", failure=FailureClass.LOST)
@@ -278,3 +280,10 @@ def test_the_executor_passes_on_what_becomes_of_nodes(pretend: PretendCluster, e
     pretend.changed = [NodeGone("one")]
     assert executor.wait(0.0) == [NodeGone("one")]
     assert executor.wait(0.0) == []
+
+
+def test_nodes_of_slurm_need_the_workspace_itself() -> None:
+    matrix = Path(__file__).parents[3] / "matrices" / "tiny.yaml"
+    request = Request(matrix, sets=("settings.cluster.exchange=s3://b/x",), executor=SLURM)
+    with pytest.raises(UsageError, match="exchange is for --executor ray"), flow.place_of(request, flow.load(request)):
+        pass

@@ -768,6 +768,7 @@ class Simulation:
             *self.nodes.values(),
             keep_going=rng.random() < 0.8,
             observe=self.observe,
+            favour={one: rng.choice([1e-3, 0.5, 2.0, 1e6]) for one in ids if rng.random() < 0.3},
         )
         self.held: dict[StageRunId, tuple[str, ...]] = {}  # tasks that run, and their GPUs
         self.on: dict[StageRunId, str] = {}  # the node of the latest start
