@@ -223,8 +223,14 @@ class _Execution:
             *self._nodes,
             keep_going=self._keep_going,
             observe=self._changed,
-            favour=favourable(known, self._nodes),
+            # By wrong guesses, what seems best in advance is no better than the longest path first.
+            favour=favourable(known, self._nodes) if self._knows_durations() else None,
         )
+
+    def _knows_durations(self) -> bool:
+        """Whether each stage that is to run and leaves something has run in this workspace before."""
+        stages = (self._plan.stage_runs[run].stage for run in self._to_run)
+        return all(stage.scope is Scope.SERVICE or stage.name in self._durations for stage in stages)
 
     # The loop.
 

@@ -21,6 +21,7 @@ from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import forecast as forecasting
+from trtllm_pipeline.execution import loop
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import least_s, simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
@@ -545,3 +546,12 @@ def test_user_and_host_are_recorded_where_nobody_says_who(store: Store, monkeypa
     plan = plan_of(until="get")
     run(plan, store, PretendExecutor())
     assert made(store, plan)["get"].provenance["made_by"] == {"user": "ann?", "host": os.uname().nodename}
+
+
+def test_a_better_order_is_looked_for_where_durations_are_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(loop, "favourable", lambda tasks, _on: looked.append(len(tasks)) or {})
+    run(plan_of("fp16"), store, PretendExecutor())
+    assert not looked, "by guesses it gains nothing"
+    run(plan_of("fp16", "fp8"), store, PretendExecutor())
+    assert len(looked) == 1, "services leave nothing to learn from"
