@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -66,12 +67,13 @@ def search(
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
         store = options.store_at(workspace)  # looking never makes one
-        found = driver.ended(driver.look(request, store, goals), store, goals, budget, "nothing was run (--dry-run)")
+        seen = driver.ended(driver.look(request, store, goals), store, goals, budget, "nothing was run (--dry-run)")
+        found = replace(seen, exit_code=0)
     else:
         store = Store(Path(workspace))
         told = note if progress in {"auto", "live", "plain"} else lambda _: None
-        seen = observer(sys.stderr, mode=progress)
-        found = driver.search(request, store, seen, goals, budget, command=tuple(sys.argv), told=told)
+        shown = observer(sys.stderr, mode=progress)
+        found = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), told=told)
     emit_as(format, found, json=driver.Search.to_json, text=lambda each: on_terminal(each.blocks()))
     if found.exit_code == 130:
         note("interrupted; the same command goes on")
