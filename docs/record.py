@@ -59,9 +59,12 @@ def page(folder: Path, output: Path) -> None:
     subprocess.run(write, check=True, cwd=folder)
     browser = next(path for name in _BROWSERS if (path := shutil.which(name)) is not None)
     flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={_PAGE}")
+    drawn = "--virtual-time-budget=20000"  # ms of the page's own clock: it draws plots after it has loaded
     profile = f"--user-data-dir={folder / 'browser'}"
     subprocess.run(
-        [browser, *flags, profile, f"--screenshot={output}", report.as_uri()], check=True, stderr=subprocess.DEVNULL
+        [browser, *flags, drawn, profile, f"--screenshot={output}", report.as_uri()],
+        check=True,
+        stderr=subprocess.DEVNULL,
     )
 
 
