@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.jsonl"
 MOST_MADE: Final = 1024
-"""Prompts that are made where nobody says how many."""
+"""Prompts that are made at most where nobody says how many, and what is sent says it."""
+MADE: Final = 64
+"""Prompts that are made where nothing says how many."""
 _TRIES: Final = 20
 _NEAR: Final = 16
 """How many tokens before or after the wanted one a text is cut, to find one that has so many when it is encoded again."""
@@ -56,8 +58,8 @@ class Workload:
     """How many different beginnings there are, in turn."""
     turns: int = 1
     """Of a conversation: prompts that each go on where the one before ended."""
-    prompts: int = 64
-    """Or conversations."""
+    prompts: int | None = None
+    """Or conversations. None: one for each text, or else for each of `lengths`, or else MADE."""
     seed: int = 0
 
     def to_json(self) -> dict[str, Json]:
@@ -69,8 +71,8 @@ class Workload:
             if name not in {"prompts", "lengths", "longest"} and value != getattr(plain, name)
         }
         if self.lengths:
-            del told["input_tokens"]
             told |= {"lengths": f"{len(self.lengths)} pairs"}
+            told.pop("input_tokens", None)
             told.pop("output_tokens", None)
         return told
 
@@ -98,7 +100,8 @@ def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ())
     is not asked for. The same seed gives the same prompts. Raises StageError when a prompt cannot have its length.
     """
     writer = _Writer(tokenizer, random.Random(workload.seed))  # noqa: S311 - not a secret
-    count = min(workload.prompts, len(texts) or workload.prompts)
+    count = workload.prompts or len(texts) or len(workload.lengths) or MADE
+    count = min(count, len(texts) or count)
     shared = [""] * workload.shared_prefixes
     if workload.shared_prefix_tokens:
         shared = [writer.exactly(workload.shared_prefix_tokens) for _ in shared]

@@ -80,7 +80,11 @@ UntilFlat = Annotated[
     ),
 ]
 Interval = _load(
-    "--measurement-interval", "MS", "Measure each level for so many milliseconds, instead of --requests.", min=0
+    "--measurement-interval",
+    "MS",
+    "Measure each level for so many milliseconds, instead of --requests.",
+    min=0,
+    max=1e9,
 )
 MaxInFlight = _load(
     "--max-in-flight",
@@ -138,11 +142,11 @@ SessionTurns = _requests(
     min=1,
     max=1000,
 )
-TurnDelay = _requests("--turn-delay-s", "SECONDS", "Between an answer and the next turn.", min=0)
+TurnDelay = _requests("--turn-delay-s", "SECONDS", "Between an answer and the next turn.", min=0, max=1e6)
 NumPrompts = _requests(
     "--num-prompts",
     "N",
-    "Prompts, or conversations: the first of --input-data (default: all), or synthetic ones (default: 64).",
+    "Prompts, or conversations: the first of --input-data (default: all), or synthetic ones (default: those of --lengths-data, or 64).",
     min=1,
     max=params.MOST_REQUESTS,
 )
@@ -302,7 +306,9 @@ def load(
             burstiness=options.positive("--burstiness", burstiness),
             seed=random_seed,
             until_flat=warmup_until_flat,
-            interval_s=None if not measurement_interval else measurement_interval / 1e3,
+            interval_s=None
+            if measurement_interval is None
+            else options.positive("--measurement-interval", measurement_interval) / 1e3,
             max_in_flight=max_in_flight,
             turn_delay_s=turn_delay_s,
         ),
@@ -330,7 +336,7 @@ def load(
             shared_prefix_tokens=shared_prefix_tokens,
             shared_prefixes=shared_prefixes,
             turns=turns,
-            prompts=num_prompts or 64,
+            prompts=num_prompts,
             seed=random_seed,
         )
         if made

@@ -90,6 +90,20 @@ def test_lengths_from_a_file_are_taken_one_after_another(tokenizer: Tokenizer, t
     ]
 
 
+def test_where_nothing_says_how_many_each_text_or_pair_of_lengths_is_a_prompt(tokenizer: Tokenizer) -> None:
+    texts = [Prompt(str(number), f"Text {number}.") for number in range(70)]
+    assert len(made(tokenizer, Workload(input_tokens=20), texts)) == 70
+    assert len(made(tokenizer, Workload(input_tokens=20, prompts=3), texts)) == 3
+    assert len(made(tokenizer, Workload(input_tokens=0, lengths=((20, 2),) * 65))) == 65
+    assert len(made(tokenizer, Workload(input_tokens=20))) == 64
+
+
+def test_conditions_tell_the_lengths_of_a_file_instead_of_means() -> None:
+    pairs = ((30, 5), (12, 8))
+    assert Workload(input_tokens=0, lengths=pairs).to_json() == {"lengths": "2 pairs"}
+    assert Workload(input_tokens=9, output_tokens=4, lengths=pairs).to_json() == {"lengths": "2 pairs"}
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
