@@ -166,7 +166,8 @@ class Rounds:
     def __init__(
         self, load: Load, prompts: Sequence[Prompt], stop: StopRule = StopRule(), wanted_share: float | None = None
     ) -> None:
-        self._repeats = max(load.repeats, LEAST_REPEATS) if stop.precisions else load.repeats
+        least = min(LEAST_REPEATS, stop.max_repeats) if stop.precisions else 1
+        self._repeats = max(load.repeats, least)
         self._load, self._prompts = load, prompts
         self._stop, self._wanted = stop, wanted_share
         self._search: RateSearch | None = None

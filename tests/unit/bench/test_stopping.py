@@ -85,6 +85,13 @@ def test_rounds_go_on_until_every_level_is_narrow_or_the_repeats_or_the_seconds_
     assert short.next(Seen((wide,))) == []
 
 
+def test_there_are_never_more_repeats_than_the_most() -> None:
+    rule = StopRule(precisions={"output_tps": 0.03}, max_repeats=2)
+    rounds = Rounds(Load(concurrency=(1,), requests=8), PROMPTS, rule)
+    assert [level.repeat for level in rounds.levels] == [0, 1]
+    assert rounds.next(Seen(([{"output_tps": 1.0}, {"output_tps": 9.0}],))) == []
+
+
 def test_a_metric_that_no_repeat_has_is_not_narrow() -> None:
     rule = StopRule(precisions={"tpot_p50": 0.5})
     assert not rule.narrow([{"tpot_p50": None}] * 9)
