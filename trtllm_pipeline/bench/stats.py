@@ -34,6 +34,8 @@ _LEAST_MIXED: Final = 3
 _NEWTON: Final = 100
 _FLAT: Final = 30.0
 """Beyond it the logistic function does not change any more."""
+_WIDEST: Final = math.log(1000)
+"""Half an interval of a rate's logarithm that is as wide says that no curve fits."""
 _HELD: Final = 2_000_000
 """Numbers held in memory at a time."""
 # Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last is taken, which is 4 % too wide.
@@ -204,6 +206,8 @@ def crossing_interval(rounds: Sequence[tuple[float, int, int]], share: float) ->
     log_rate = (wanted - fitted[0]) / fitted[1]
     slope = np.array([1.0, log_rate]) / fitted[1]
     half = _t(free) * math.sqrt(spread * float(slope @ np.linalg.inv(information) @ slope))
+    if not half < _WIDEST:
+        return None
     return round(math.exp(log_rate + centre - half), 4), round(math.exp(log_rate + centre + half), 4)
 
 

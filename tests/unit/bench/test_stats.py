@@ -13,6 +13,7 @@ from trtllm_pipeline.bench.stats import (
     CONFIDENCE,
     PERCENTILES,
     RESAMPLES,
+    crossing_interval,
     mean_interval,
     paired_change,
     resampled_change,
@@ -96,6 +97,11 @@ def test_pairs_take_out_what_both_have() -> None:
     assert apart is not None
     assert paired[1] < 0, "always a tenth less, whatever the machine did"
     assert apart[0] < 0 < apart[1]
+
+
+@pytest.mark.parametrize("last", [49, 48])
+def test_a_share_that_hardly_falls_with_the_rate_gives_no_interval(last: int) -> None:
+    assert crossing_interval([(1.0, 100, 50), (1.02, 100, 50), (1.1, 100, 50), (1.12, 100, last)], 0.95) is None
 
 
 def test_too_little_gives_no_interval() -> None:
