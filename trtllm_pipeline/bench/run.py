@@ -94,7 +94,7 @@ def record(
                     events.write("probed", **level.key)
                 if level not in plan:
                     total += len(level.planned)
-                workers_count = workers.wanted(level) if processes is None else processes
+                workers_count = workers.wanted(level, processes)
                 before = await counters.triton(metrics)
                 if drafting:
                     await counters.speculation(target.service.http)  # what was before is not of this level

@@ -23,13 +23,18 @@ _CONNECT_S: Final = 60.0
 _LOOK_S: Final = 0.1
 
 
-def wanted(level: Level) -> int:
-    """How many processes a level takes, leaving the server at least half of the cores."""
-    if level.request_rate is not None:
-        full = level.request_rate / REQUESTS_PER_S_PER_WORKER
-    else:
-        full = (level.concurrency or 1) / SLOTS_PER_WORKER
-    return max(1, min(-int(-full // 1), (os.cpu_count() or 2) // 2))
+def wanted(level: Level, asked: int | None = None) -> int:
+    """How many processes a level takes: as many as were `asked` for, or else as leave the server at least half of the cores.
+
+    Never more than requests may be in flight: each process has one at least.
+    """
+    if asked is None:
+        if level.request_rate is not None:
+            full = level.request_rate / REQUESTS_PER_S_PER_WORKER
+        else:
+            full = (level.concurrency or 1) / SLOTS_PER_WORKER
+        asked = max(1, min(-int(-full // 1), (os.cpu_count() or 2) // 2))
+    return min(asked, level.max_in_flight or asked)
 
 
 async def run(target: Target, level: Level, events: Path, done: Callable[[], None], *, workers: int) -> None:
