@@ -35,7 +35,8 @@ class TrackedCell:
     once: Mapping[str, float]
     """What does not depend on the load: accuracy, size, seconds."""
     levels: Mapping[int, Mapping[str, float]]
-    """Step -> what was measured there. The step is the concurrency, or the place of the level where all are request rates."""
+    """Step -> what was measured there, steps in ascending order. The step is the concurrency, or, where some level is a request
+    rate, the place of the level."""
 
 
 def track(form: str, results: Results, output: Path | None) -> str:
@@ -71,7 +72,8 @@ def tracked(rows: tuple[CellResult, ...]) -> Iterator[TrackedCell]:
         of_level = {name for name in of_cell[0] if len({line[name] for line in of_cell}) > 1} if row.levels else set()
         numbers = _numbers(of_cell[0])
         fixed = {*row.axes, *(name for name in of_cell[0] if name.startswith(("system_", "workload_")))}
-        steps = (place if level.concurrency is None else level.concurrency for place, level in enumerate(row.levels, 1))
+        closed = [level.concurrency for level in row.levels if level.concurrency is not None]
+        steps = closed if len(closed) == len(row.levels) else range(1, len(row.levels) + 1)
         yield TrackedCell(
             row.id,
             {
@@ -82,7 +84,8 @@ def tracked(rows: tuple[CellResult, ...]) -> Iterator[TrackedCell]:
             {name: value for name, value in numbers.items() if name not in of_level | fixed},
             {
                 step: {name: value for name, value in _numbers(line).items() if name in of_level}
-                for step, line in zip(steps, of_cell, strict=False)
+                # W&B drops a step that is not above the one before.
+                for step, line in sorted(zip(steps, of_cell, strict=False), key=lambda pair: pair[0])
             },
         )
 

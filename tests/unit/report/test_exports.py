@@ -121,6 +121,20 @@ def test_a_tracker_gets_each_level_as_a_step() -> None:
     assert (failed.levels, failed.params["status"]) == ({}, "failed")
 
 
+def test_steps_ascend_and_no_level_takes_the_place_of_another() -> None:
+    (row,) = run(1)[0]
+    levels = {level.concurrency: level for level in row.levels}
+    falling = dataclasses.replace(row, levels=(levels[8], levels[2]))
+    (cell,) = tracking.tracked((falling,))
+    assert [(step, each["ttft_p50_ms"]) for step, each in cell.levels.items()] == [
+        (step, levels[step].latency("ttft_ms", "p50")) for step in (2, 8)
+    ]
+    rates = [dataclasses.replace(levels[16], concurrency=None, request_rate=rate) for rate in (3.0, 7.0)]
+    (cell,) = tracking.tracked((dataclasses.replace(row, levels=(levels[1], levels[4], *rates)),))
+    assert list(cell.levels) == [1, 2, 3, 4]
+    assert cell.levels[2]["ttft_p50_ms"] == levels[4].latency("ttft_ms", "p50")
+
+
 def results(rows: tuple[CellResult, ...], folder: Path) -> Any:
     return SimpleNamespace(rows=rows, matrix="matrices/my.yaml", runs=SimpleNamespace(newest=folder / "run-1"))
 
