@@ -48,7 +48,7 @@ def distances(cells: Sequence[Mapping[str, Json]], others: Sequence[int]) -> Arr
         if len(set(map(str, values))) < 2:
             continue
         numbers = _numbers(values)
-        if numbers is None:
+        if numbers is None or min(numbers) == max(numbers):
             texts = np.array([str(value) for value in values])
             found.append((texts[:, None] != texts[None, chosen]).astype(float))
         else:

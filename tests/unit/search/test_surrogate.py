@@ -21,6 +21,11 @@ def test_what_is_no_number_is_a_category(values: list[object]) -> None:
     assert axis[:, 0].tolist() == [0, 1]
 
 
+def test_values_that_are_the_same_number_are_categories() -> None:
+    (axis,) = surrogate.distances([{"x": 1}, {"x": 1.0}, {"x": "1"}], [0])
+    assert axis[:, 0].tolist() == [0, 1, 0]
+
+
 def test_numbers_in_texts_and_those_from_zero_on_are_numbers() -> None:
     (axis,) = surrogate.distances([{"x": value} for value in ("0", "0.5", "1")], [0])
     assert axis[:, 0] == pytest.approx([0, 0.25, 1])
