@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources
@@ -110,6 +111,8 @@ def _gpus_lacking(cell: Cell, machine: Machine) -> str | None:
 
 
 def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str | None:
+    if "/" in words[0] and not Path(words[0]).is_absolute():
+        return f"settings.openai.command: {words[0]} would be looked for in the folder of each attempt; give its whole path"
     if machine.assumed:
         return None
     if shutil.which(words[0]) is None:
