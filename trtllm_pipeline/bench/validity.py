@@ -504,10 +504,15 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
 def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
     asked = run.records.asked_tokens
     made = [request for request in level.measured if request.record["prompt"] in asked]
-    other = [request for request in made if request.input_tokens not in {None, asked[request.record["prompt"]]}]
+    # Without a tokenizer, and of prompts with images, `input_tokens` is the server's count.
+    images = run.records.with_images
+    encoded = [each for each in made if run.special_tokens is not None and each.record["prompt"] not in images]
+    other = [request for request in encoded if request.input_tokens != asked[request.record["prompt"]]]
     if other:
         id_ = other[0].record["prompt"]
-        message = f"{len(other)} of {len(made)} prompts have another length than they were made for, such as {id_!r} "
+        message = (
+            f"{len(other)} of {len(encoded)} prompts have another length than they were made for, such as {id_!r} "
+        )
         yield "invalid", f"{message}{other[0].input_tokens} of {asked[id_]} tokens"
     counted = [(request, count) for request in made if (count := request.record.get("input_tokens")) is not None]
     differ = [(request, count) for request, count in counted if count != asked[request.record["prompt"]]]
@@ -543,9 +548,8 @@ def _saturation(_run: LoadRun, level: LevelRun) -> Found:
     of_level=False,
 )
 def _rate_search(run: LoadRun) -> Found:
-    fewest = min(
-        (len(level.repeats[repeat]) for level in run.probes for repeat in level.repeats), default=ENOUGH_REQUESTS
-    )
+    rounds = (repeat for level in run.probes for repeat in level.repeats.values())
+    fewest = min((sum(request.measured for request in repeat) for repeat in rounds), default=ENOUGH_REQUESTS)
     if fewest < ENOUGH_REQUESTS:
         yield "warning", f"the interval of the highest rate is too narrow: some rates were tried with {fewest} requests"
 

@@ -233,6 +233,39 @@ def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     assert finding["message"].endswith("settings: max_batch_size is 4 by the server, 8 by the matrix")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "of_server", "words", "expected"),
+    [
+        ({"input_tokens": 4}, None, True, {}),
+        ({"input_tokens": 4}, 4, False, {}),
+        ({"input_tokens": 5}, None, True, {"prompt_lengths": "invalid"}),
+        ({"input_tokens": 4}, 9, True, {"prompt_lengths": "warning"}),
+        ({"input_tokens": 4}, 9, False, {"prompt_lengths": "warning"}),  # the server's count is no tokenizer's
+        ({"input_tokens": 4, "images": 1}, 600, True, {"prompt_lengths": "warning"}),
+        ({}, 600, True, {}),
+    ],
+)
+def test_prompts_have_the_length_that_they_were_made_for(
+    tmp_path: Path, prompt: dict[str, int], of_server: int | None, words: bool, expected: dict[str, str]
+) -> None:
+    path = write(tmp_path / "e", answer(0, **({} if of_server is None else {"input_tokens": of_server})))
+    path.write_text(path.read_text().replace('"id": "p"', f'"id": "p", {json.dumps(prompt)[1:-1]}'.rstrip(", ")))
+    result = found(analyze(path, Words() if words else None))
+    assert {check: severity for check, severity in result.items() if check == "prompt_lengths"} == expected
+
+
+@pytest.mark.parametrize(("requests", "expected"), [(1000, None), (998, "warning")])
+def test_the_warm_up_is_no_part_of_how_often_a_rate_was_tried(
+    tmp_path: Path, requests: int, expected: str | None
+) -> None:
+    rate = {"concurrency": None, "request_rate": 100.0}
+    warm = [moved(answer(0, phase="warmup", prompt="w", **rate), 100 * at) for at in range(4)]
+    asked = [moved(answer(0, **rate), 100 * at) for at in range(4, 4 + requests)]
+    probed = {"type": "probed", **rate, "repeat": 0}
+    result = found(analyze(write(tmp_path / "e", probed, *warm, *asked), Words()))
+    assert result.get("rate_search") == expected
+
+
 def test_what_failed_a_gate_has_no_headline(tmp_path: Path) -> None:
     result = analyze(write(tmp_path / "e", answer(0, finish_reason="abort")), Words())
     (level,) = result["levels"]
