@@ -71,7 +71,7 @@ def write_results(
     limits: Mapping[str, float | str],
     verbose: bool = False,
 ) -> None:
-    """Write them as "table", "json", "csv", "markdown", "html", "junit" or "migration"."""
+    """Write them as "table", "json", "csv", "markdown", "html", "junit", "migration" or "openmetrics"."""
     if form == "junit":
         from trtllm_pipeline.report.junit import to_junit
 
