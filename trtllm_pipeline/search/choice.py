@@ -15,7 +15,7 @@ from typing import Final
 
 from trtllm_pipeline.bench.conditions import GROUPS
 from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import HIGHER_IS_BETTER, load_words
+from trtllm_pipeline.bench.result import HIGHER_IS_BETTER, LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.planning.names import about
@@ -89,6 +89,8 @@ def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: G
     # As many cells as there are axes tell what each of them does, and one more.
     if not worked or len(known) < _varying(options) + 2:
         return Decision(*_start(options, left, known), left_out)
+    if all(_counts(cell, level, goals) is None for cell in worked for level in cell.levels):
+        return Decision(None, f"of no cell that was measured is known what counts: {goals.objective}", left_out)
     reached = None if best is None else good[best]
     promises = _promises(options, list(known), worked, reached, goals)
     chosen = max(left, key=lambda option: promises[option.id].share / _patience(option))
@@ -207,9 +209,10 @@ def _reference(
 
 
 def _value(cell: Measured, goals: Goals) -> float | None:
-    """What a cell costs, the less the better; None where it does not meet the objectives."""
+    """What a cell costs, the less the better; None where it does not meet the objectives, or nobody knows."""
     found = at_best(cell, (), goals.slos, goals.objective, None)
-    return cost(found, goals.objective) if found.reason is None and found.level is not None else None
+    value = cost(found, goals.objective) if found.reason is None and found.level is not None else math.inf
+    return value if math.isfinite(value) else None
 
 
 # What the model says
@@ -292,13 +295,17 @@ def _promises(
 def _quantities(cell: Measured, key: str, goals: Goals) -> list[float]:
     """Logarithms of what counts and of each metric that is limited, at a level; NaN where one was not measured."""
     level = cell.level(key)
-    counts: float | None = cell.engine_size_bytes
-    if goals.objective != "size":
-        counts = None if level is None else level.value(_QUANTITY[goals.objective])
-    if counts is not None and goals.objective == "throughput":
-        counts /= devices(cell)
+    counts = _counts(cell, level, goals)
     values = [counts, *(None if level is None else level.value(slo.metric) for slo in goals.slos)]
     return [math.log(value) if value else math.nan for value in values]
+
+
+def _counts(cell: Measured, level: LevelResult | None, goals: Goals) -> float | None:
+    """What counts at a level of a cell; None where it was not measured."""
+    if goals.objective == "size":
+        return cell.engine_size_bytes
+    value = None if level is None else level.value(_QUANTITY[goals.objective])
+    return None if value is None else value / (devices(cell) if goals.objective == "throughput" else 1)
 
 
 def _below(z: float) -> float:

@@ -167,3 +167,12 @@ def test_a_metric_that_nothing_measured_stops_nothing() -> None:
     options = [option("fp16", batch) for batch in (1, 2, 4, 8, 16, 32)]
     tried = {each.id: measured(each) for each in options[:5]}
     assert decide(options, tried, Goals("throughput", parse_slo("itl_p99=5ms"))).cell == "fp16/bs32"
+
+
+def test_what_counts_is_not_known_of_servers_without_engines() -> None:
+    options = [option("bf16", batch, tp=tp) for batch in (1, 4, 16, 64, 256) for tp in (1, 2)]
+    tried = {each.id: measured(each) for each in options[:5]}
+    chosen = decide(options, tried, Goals("size"))
+    assert (chosen.cell, chosen.why) == (None, "of no cell that was measured is known what counts: size")
+    sized = {**tried, options[5].id: measured(options[5], engine_size_bytes=10**9)}
+    assert "; the best so far has 1000;" in decide(options, sized, Goals("size")).why
