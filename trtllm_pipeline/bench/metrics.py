@@ -91,19 +91,18 @@ def so_far(events: Path, tokenizer: Tokenizer | None, objectives: Objectives) ->
 
 
 def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
-    """What a search saw: what was not sent did not meet the objectives."""
-    return [
-        Probe(
-            level.request_rate or 0.0,
-            tuple(
-                tuple(request.met(objectives.per_request) for request in repeat if request.measured)
-                for repeat in level.repeats.values()
-            )
-            + (((False,) * level.unsent,) if level.unsent else ()),
-        )
-        for level in run.probes
-        if level.measured
-    ]
+    """What a search saw."""
+    found = ((level, _probe_rounds(level, objectives)) for level in run.probes)
+    return [Probe(level.request_rate or 0.0, rounds) for level, rounds in found if rounds]
+
+
+def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
+    """Whether each request of each time met the objectives. What was not sent did not; it was due last."""
+    *before, last = (
+        tuple(request.met(objectives.per_request) for request in repeat if request.measured)
+        for repeat in level.repeats.values()
+    )
+    return tuple(filter(None, (*before, last + (False,) * level.unsent)))
 
 
 def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:

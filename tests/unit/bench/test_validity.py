@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.bench.test_perf_metrics import Words, analyze, counted, found, moved, request, write
+from trtllm_pipeline.bench.metrics import so_far
+from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.validity import GATES
 
 
@@ -252,6 +254,19 @@ def test_prompts_have_the_length_that_they_were_made_for(
     path.write_text(path.read_text().replace('"id": "p"', f'"id": "p", {json.dumps(prompt)[1:-1]}'.rstrip(", ")))
     result = found(analyze(path, Words() if words else None))
     assert {check: severity for check, severity in result.items() if check == "prompt_lengths"} == expected
+
+
+@pytest.mark.parametrize(("sent", "rounds"), [(0, ((False,) * 3,)), (2, ((True, True, False, False, False),))])
+def test_what_a_rate_did_not_send_any_more_counts_also_where_it_is_all(
+    tmp_path: Path, sent: int, rounds: tuple[tuple[bool, ...], ...]
+) -> None:
+    rate = {"concurrency": None, "request_rate": 5.0}
+    warm = answer(0, phase="warmup", prompt="w", **rate)
+    asked = [moved(answer(0, **rate), 100 * at) for at in range(1, 1 + sent)]
+    unsent = {"type": "unsent", **rate, "repeat": 0, "requests": 3}
+    path = write(tmp_path / "e", {"type": "probed", **rate, "repeat": 0}, warm, *asked, unsent)
+    (probe,) = so_far(path, Words(), Objectives({"ttft": 100.0})).probes  # type: ignore[arg-type]
+    assert (probe.rate, probe.rounds) == (5.0, rounds)
 
 
 @pytest.mark.parametrize(("requests", "expected"), [(1000, None), (998, "warning")])
