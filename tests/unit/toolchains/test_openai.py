@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -175,11 +176,19 @@ def test_reuse_of_the_cache_is_as_the_matrix_says_and_nobody_claims_it_of_others
     assert declared(cell("openai", openai__url="http://a")) is None
 
 
-def test_the_version_is_that_of_the_package_that_the_program_belongs_to(tmp_path: Path) -> None:
+def test_the_version_is_that_of_the_package_that_the_program_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     version = command.version_of([sys.executable, "-m", "pytest.something"], ())
     assert version == f"pytest {pytest.__version__}"
     script = Path(sys.executable).with_name("pytest")
     assert command.version_of([str(script)], ()) == version
+    portable = tmp_path / "pytest"
+    for line in ("#!/usr/bin/env python3", "#!/usr/bin/env -S python3 -u"):
+        portable.write_text(f"{line}\n")
+        portable.chmod(0o755)
+        assert command.version_of([str(portable)], ()) == version
     program = tmp_path / "server"
     program.write_text("#!/bin/sh\necho noise\necho 'version: 6000 (abc)' >&2\n")
     program.chmod(0o755)

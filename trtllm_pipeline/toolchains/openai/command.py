@@ -189,7 +189,7 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
     if module is not None:
         return _package(program, lambda each: module.partition(".")[0] in _modules(each))
     if first.startswith("#!") and "python" in first:
-        python = first[2:].split()[0]
+        python = _interpreter(first[2:].split())
         found = _package(python, lambda each: any(entry.name == path.name for entry in each.entry_points))
         if found is not None:
             return found
@@ -201,6 +201,14 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
         said = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
         return next((line for line in said if re.search(r"\bversion\b", line)), said[0] if said else None)
     return f"{path.name} {digest_file(path)[:12]}"
+
+
+def _interpreter(words: Sequence[str]) -> str:
+    """The program of a script's first line, also where env looks for it."""
+    if Path(words[0]).name != "env":
+        return words[0]
+    name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), words[0])
+    return shutil.which(name) or name
 
 
 def _modules(distribution: Any) -> set[str]:
