@@ -35,6 +35,8 @@ _REPORTED: Final = {
     "tpot_ms": ("streaming_metrics", "avg_tpot_ms"),
 }
 """Our name -> section and name in the report. Latencies are means; the last two are there with --streaming alone."""
+_MOST: Final = 1e18
+"""Above that no number was measured."""
 _OPTIONAL: Final = frozenset({"ttft_ms", "tpot_ms"})
 
 
@@ -53,7 +55,7 @@ class EngineReport:
         found: dict[str, float] = {}
         for name, (section, key) in _REPORTED.items():
             value = data[section].get(key) if isinstance(data.get(section), dict) else None
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST:
                 found[name] = float(value)
             elif name not in _OPTIONAL:
                 fail(str(path), None, f"no report of trtllm-bench throughput: it has no number {section}.{key}")

@@ -345,7 +345,7 @@ def load(
         processes=processes,
     )
     run.check(objectives)
-    path = _new_file(event_file)
+    path = _new_file("--event-file", event_file or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl")))
     counter = None if tokenizer is None else tokenizer_at(tokenizer)
     interrupted = run.record_until_interrupted(path, counter, _progress(), objectives)
     note(f"events: {path}")
@@ -385,9 +385,8 @@ def analyze(
     result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
     beside = None if trtllm_bench is None else Beside.of(result, EngineReport.read(trtllm_bench))
     if trtllm_dataset is not None:
-        if trtllm_dataset.exists():
-            raise UsageError(f"--trtllm-dataset {trtllm_dataset}: already exists", hint="choose another name")
-        note(f"{write_dataset(events, trtllm_dataset)} requests: {trtllm_dataset}")
+        path = _new_file("--trtllm-dataset", trtllm_dataset)
+        note(f"{write_dataset(events, path)} requests: {path}")
     emit_as(
         format,
         result,
@@ -438,12 +437,11 @@ def self_test(
     raise typer.Exit(0 if result["pass"] and all(result["checks"].values()) else 1)
 
 
-def _new_file(given: Path | None) -> Path:
-    path = given or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl"))
+def _new_file(option: str, path: Path) -> Path:
     if path.exists():
-        raise UsageError(f"--event-file {path}: already exists", hint="choose another name; nothing is overwritten")
+        raise UsageError(f"{option} {path}: already exists", hint="choose another name; nothing is overwritten")
     if not path.parent.is_dir():
-        raise UsageError(f"--event-file {path}: there is no folder {path.parent}")
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ def test_without_streaming_there_are_no_times_of_tokens(tmp_path: Path) -> None:
         {**REPORT, "performance": {}},
         {**REPORT, "performance": 3},
         {**REPORT, "request_info": {**REPORT["request_info"], "num_requests": "64"}},
+        {**REPORT, "request_info": {**REPORT["request_info"], "num_requests": math.inf}},
+        {**REPORT, "request_info": {**REPORT["request_info"], "num_requests": 10**400}},
     ],
 )
 def test_what_is_no_report_is_named(tmp_path: Path, report: object) -> None:

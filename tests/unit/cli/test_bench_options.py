@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from tests.unit.bench.test_perf_metrics import request, write
 from trtllm_pipeline.cli.app import build, main
 
 SERVER = ("-u", "localhost:1", "--model", "m")
@@ -87,6 +89,13 @@ def test_names_that_are_the_same_everywhere() -> None:
 def test_mistakes(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "load", *SERVER, *words]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "told"), [("events.jsonl", "already exists"), ("no/d.jsonl", "there is no folder")])
+def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = write(tmp_path / "events.jsonl", request(0, [(10, "a"), (20, " b")]))
+    assert main(["bench", "analyze", str(events), "--trtllm-dataset", str(tmp_path / name)]) == 2
+    assert f"--trtllm-dataset {tmp_path / name}: {told}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
