@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.processes.guardian import MARK
 from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
 
 pytestmark = pytest.mark.integration
@@ -95,6 +96,18 @@ def test_a_process_runs_where_and_as_told_and_is_accounted_for(guardian: Guardia
     assert 0 < exited.user_s + exited.sys_s <= exited.wall_s + 0.1 < 10
     assert log.read_text() == f"before\n{tmp_path} green\n"
     assert exited.swept == 0
+
+
+def test_a_pipeline_that_runs_below_another_marks_its_processes_whatever_their_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, "of the other")
+    with Guardian() as below:
+        log = shell(below, tmp_path, "env", env={"PATH": os.environ["PATH"]})
+        wait_for(below, Exited)
+    marks = [line for line in log.read_text().splitlines() if line.startswith(MARK)]
+    assert len(marks) == 1
+    assert marks != [f"{MARK}=of the other"]
 
 
 def test_the_memory_of_all_processes_together_is_measured(guardian: Guardian, tmp_path: Path) -> None:

@@ -299,9 +299,10 @@ class Supervisor:
         assert isinstance(changed, dict)
         self.number += 1
         mark = f"{self.pid}.{self.number}"
-        env = {**self.environment, **changed, MARK: mark}
+        env = {**self.environment, **changed}
         for name in message["unset"]:  # type: ignore[attr-defined]
             del env[name]
+        env[MARK] = mark
         doing = f"open the log {log}"
         output = -1
         try:
