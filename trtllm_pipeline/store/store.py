@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -295,8 +296,8 @@ class Store:
         for entry in files:
             path = attempt.out / entry.path
             # A file with other names may be the user's own: a local model is linked where it cannot be cloned.
-            if entry.link is None and (stat := path.stat()).st_nlink == 1:
-                path.chmod(stat.st_mode & ~0o222)
+            if entry.link is None and (found := path.stat()).st_nlink == 1:
+                path.chmod(found.st_mode & ~0o222)
         sealed.write(attempt.folder)
         if sealed.size_bytes > _LARGE_BYTES:
             _sync(attempt.folder)
@@ -604,12 +605,13 @@ def _sync_file_system(fd: int) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder tree to the disk."""
+    """Sync a folder tree to the disk. What else programs leave beside a result, such as a socket, cannot be opened."""
     for base, _, files in os.walk(folder, topdown=False):
-        for name in (*files, ""):
+        for name in files:
             path = os.path.join(base, name)
-            if not os.path.islink(path):
+            if stat.S_ISREG(os.lstat(path).st_mode):
                 _sync_one(path)
+        _sync_one(base)
 
 
 def _sync_one(path: str | Path, how: Callable[[int], int | None] | None = None) -> int:
@@ -617,5 +619,8 @@ def _sync_one(path: str | Path, how: Callable[[int], int | None] | None = None) 
     fd = os.open(path, os.O_RDONLY)
     try:
         return (how or os.fsync)(fd) or 0
+    except OSError as error:
+        error.filename = os.fspath(path)  # by which the user is told which disk it is
+        raise
     finally:
         os.close(fd)

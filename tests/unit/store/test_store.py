@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -367,6 +368,29 @@ def test_where_a_file_system_cannot_be_synced_whole_its_files_are(
     monkeypatch.setattr(os, "fsync", synced.append)
     store.sync([publish(store)])
     assert synced
+
+
+def test_what_programs_leave_beside_a_result_that_is_no_file_is_not_synced(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", lambda _fd: -1)
+    artifact = publish(store)
+    monkeypatch.chdir(artifact.folder)  # names of sockets are short
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind("socket")  # which cannot be opened
+    store.sync([artifact])
+
+
+def test_a_full_disk_while_syncing_is_told_with_its_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", lambda _fd: -1)
+    artifact = publish(store)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        store.sync([artifact])
+    assert str(raised.value.filename).startswith(str(artifact.folder))
 
 
 def test_large_files_are_on_the_disk_before_they_are_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
