@@ -197,6 +197,7 @@ def _expected(estimate: Estimate | None) -> dict[str, Json]:
 
 def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
     """Write `lines` of a plan, and its outline beside it."""
+    path.with_name(OUTLINE).unlink(missing_ok=True)  # killed in between, there is none: of a plan before, not that
     write_lines(path, lines)
     shape = outline(plan)
     numbers = {run: number for number, run in enumerate(shape.stage_runs)}

@@ -263,3 +263,17 @@ def test_the_outline_beside_a_plan_says_the_same_and_is_never_trusted(tmp_path: 
     else:
         beside.write_text({"no JSON": "{", "of another form": '{"schema": 1, "plan_bytes": 0, "cells": 1}'}[harm])
     assert read_plan(path) == outline(plan)
+
+
+def test_a_plan_written_anew_never_stands_beside_the_outline_of_the_one_before(tmp_path: Path) -> None:
+    old, new = fabricated.plan(FP16), fabricated.plan(FP16, INT8)
+    path = tmp_path / "plan.json"
+    none: dict[str, Any] = {"present": (), "to_run": (), "reasons": {}, "times": lambda _run: None}
+    write_plan(path, old, [])
+
+    def lines() -> Iterator[str]:
+        yield from plan_lines(new, **none, commands=lambda _run: [])
+        assert not path.with_name("outline.json").exists(), "killed here, the next finds none"
+
+    write_plan(path, new, lines())
+    assert read_plan(path) == outline(new)
