@@ -286,6 +286,8 @@ class ClusterExecutor(Executor):
 
     def _look(self, agent: _Agent) -> Iterator[ExecutorEvent]:
         """What an agent has answered, and what became of the stage runs of one that has ended."""
+        # Asked before the answers are read: what arrives in between is seen the next time.
+        copying = self._exchange is not None and self._exchange.is_copying(agent.attempt, agent.over_at)
         answers = agent.answers()
         for job in list(agent.open.values()):
             if not agent.ready and job.id in answers.get("ready", ()):
@@ -295,7 +297,6 @@ class ClusterExecutor(Executor):
             if ended is not None:
                 usage, error = Usage(**ended["usage"]), _failure(job) if ended["failed"] else None
             else:
-                copying = self._exchange is not None and self._exchange.is_copying(agent.attempt)
                 usage = Usage(time.monotonic() - agent.started_s, 0.0, 0)
                 error = None if copying else agent.unanswered(job)
             if ended is not None or error is not None:

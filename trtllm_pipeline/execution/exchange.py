@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -93,21 +94,22 @@ class _Mail:
     failed: dict[str, Json] = field(default_factory=dict)
     """Answers of our own, for what could not be sent or fetched."""
     copying: Future[None] | None = None
+    copied_s: float = -math.inf
+    """When the last copying began that is done."""
     silent_since: float | None = None
 
 
-def _patiently(do: Callable[[], T]) -> T:
-    """What `do` returns, once the URL answers; it is asked again for some minutes."""
-    until = time.monotonic() + _PATIENCE_S
+def _patiently(do: Callable[[], T], over: threading.Event | None = None) -> T:
+    """What `do` returns, once the URL answers; it is asked again for some minutes, until it is `over`."""
+    until, over = time.monotonic() + _PATIENCE_S, over or threading.Event()
     while True:
         try:
             return do()
         except NotTransferableError:
             raise
         except RemoteError:
-            if time.monotonic() > until:
+            if time.monotonic() > until or over.wait(_POLL_S):
                 raise
-        time.sleep(_POLL_S)
 
 
 class Exchange:
@@ -137,10 +139,9 @@ class Exchange:
         """What runs the agent of an attempt on a node."""
         return (sys.executable, "-m", __name__, self._url, self._mail[attempt].name)
 
-    def is_copying(self, attempt: Path) -> bool:
-        """Whether answers of an agent are on their way here."""
-        copying = self._mail[attempt].copying
-        return copying is not None and not copying.done()
+    def is_copying(self, attempt: Path, since_s: float) -> bool:
+        """Whether what an agent has said until `since_s` may be on its way here."""
+        return self._mail[attempt].copied_s < since_s
 
     def drop(self, attempt: Path) -> None:
         """Forget an agent that has ended, and remove its parcels."""
@@ -161,31 +162,33 @@ class Exchange:
 
     def _send(self, mail: _Mail, job: Job) -> None:
         try:
-            artifacts: list[Json] = []
-            for path in {*job.inputs.values(), *job.viewed.values()}:
-                folder = Path(path).parent
-                if Path(path).name == OUT and (folder / manifest.NAME).is_file():
-                    sealed = manifest.read(folder)
-                    self._remote.send_contents(folder, sealed, Progress())
-                    artifacts.append([str(folder), (folder / manifest.NAME).read_text(encoding="utf-8")])
-            files: dict[str, Json] = {}
-            for each, path in job.files.items():
-                entry = FileEntry(Path(path).name, Path(path).stat().st_size, digest_file(Path(path)))
-                self._remote.send_contents(Path(path).parent, _contents((), [entry]), Progress())
-                files[each] = manifest.listed([entry])
-            shown: dict[str, Json] = {
-                each: [str(file.relative_to(job.inputs[each])) for file in manifest.walk(Path(job.inputs[each]))]
-                for each in job.viewed
-            }
-            parcel: dict[str, Json] = {
-                "job": (Path(job.attempt) / JOB).read_text(encoding="utf-8"),
-                "artifacts": artifacts,
-            }
-            content = object_text({**parcel, "files": files, "views": shown}).encode()
-            self._remote.write(_at(_beside(mail.name, Path(job.attempt)), _PARCEL), content)
+            _patiently(partial(self._send_parcel, _beside(mail.name, Path(job.attempt)), job), self._end)
         except (PipelineError, OSError) as error:
             why = error.message if isinstance(error, PipelineError) else f"{error.filename}: {error.strerror}"
             self._fail(mail, job.id, f"{job.stage}: what it reads cannot be sent: {why}")
+
+    def _send_parcel(self, name: str, job: Job) -> None:
+        artifacts: list[Json] = []
+        for path in {*job.inputs.values(), *job.viewed.values()}:
+            folder = Path(path).parent
+            if Path(path).name == OUT and (folder / manifest.NAME).is_file():
+                sealed = manifest.read(folder)
+                self._remote.send_contents(folder, sealed, Progress())
+                artifacts.append([str(folder), (folder / manifest.NAME).read_text(encoding="utf-8")])
+        files: dict[str, Json] = {}
+        for each, path in job.files.items():
+            entry = FileEntry(Path(path).name, Path(path).stat().st_size, digest_file(Path(path)))
+            self._remote.send_contents(Path(path).parent, _contents((), [entry]), Progress())
+            files[each] = manifest.listed([entry])
+        shown: dict[str, Json] = {
+            each: [str(file.relative_to(job.inputs[each])) for file in manifest.walk(Path(job.inputs[each]))]
+            for each in job.viewed
+        }
+        parcel: dict[str, Json] = {
+            "job": (Path(job.attempt) / JOB).read_text(encoding="utf-8"),
+            "artifacts": artifacts,
+        }
+        self._remote.write(_at(name, _PARCEL), object_text({**parcel, "files": files, "views": shown}).encode())
 
     def _fail(self, mail: _Mail, run: str, why: str) -> None:
         failure.write(mail.attempts[StageRunId(run)], StageError(why, failure=FailureClass.TRANSIENT))
@@ -195,7 +198,14 @@ class Exchange:
         while not self._end.wait(_POLL_S):
             for mail in list(self._mail.values()):
                 if mail.copying is None or mail.copying.done():
-                    mail.copying = self._pool.submit(self._copy, mail)
+                    mail.copying = self._pool.submit(self._copy_of, mail)
+
+    def _copy_of(self, mail: _Mail) -> None:
+        begun_s = time.monotonic()
+        try:
+            self._copy(mail)
+        finally:
+            mail.copied_s = begun_s
 
     def _copy(self, mail: _Mail) -> None:
         folder, now = agent.folder_of(mail.attempt), time.monotonic()
@@ -271,7 +281,7 @@ class _Node:
 
     def run(self) -> None:
         """Run the agent, and say what it says."""
-        attempt = Path(json.loads(self.parcel(self.name)["job"])["attempt"])
+        attempt = Path(json.loads(_patiently(partial(self.parcel, self.name))["job"])["attempt"])
         known = agent.folder_of(attempt) / _NAME
         if known.is_file() and known.read_text(encoding="utf-8") == self.name:  # the pipeline's own machine
             agent.run(attempt)
@@ -281,7 +291,7 @@ class _Node:
         folder = agent.folder_of(attempt)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        self.take_orders(folder)
+        _patiently(partial(self.take_orders, folder))
         copier = threading.Thread(target=self.copy, args=(folder,))
         copier.start()
         try:

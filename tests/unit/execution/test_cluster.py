@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import job
+from tests.helpers.jobs import end, job, submit
+from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Resources, Scope
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution import agent, cluster
+from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, UsageError
+from trtllm_pipeline.execution import agent, cluster, exchange
 from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, KnownNodes, chosen, in_common
 from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
@@ -21,6 +22,7 @@ from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
 from trtllm_pipeline.planning.request import SLURM, Request
 from trtllm_pipeline.stages import failure
+from trtllm_pipeline.store.remote import Remote
 
 LOST = StageError("lost with its node: gone", failure=FailureClass.LOST)
 USAGE = Usage(2.0, 1.0, 1000)
@@ -69,6 +71,14 @@ def pretend() -> PretendCluster:
 @pytest.fixture
 def executor(pretend: PretendCluster) -> Iterator[ClusterExecutor]:
     executor = ClusterExecutor(pretend)
+    yield executor
+    executor.close()
+
+
+@pytest.fixture
+def through_exchange(pretend: PretendCluster, tmp_path: Path) -> Iterator[ClusterExecutor]:
+    (tmp_path / "exchange").mkdir()
+    executor = ClusterExecutor(pretend, exchange.Exchange(str(tmp_path / "exchange")))
     yield executor
     executor.close()
 
@@ -170,6 +180,73 @@ def test_an_agent_that_ends_without_an_answer_has_lost_it(
     assert isinstance(event, Ended)
     assert event.error is not None
     assert event.error.failure is FailureClass.LOST
+
+
+def test_what_a_server_that_was_stopped_took_comes_through_an_exchange_too(
+    pretend: PretendCluster, through_exchange: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_POLL_S", 0.2)
+    executor = through_exchange
+    serve = submit(executor, job(tmp_path, "serve", Scope.SERVICE))
+    parcel = tmp_path / "exchange" / "parcels" / (agent.folder_of(Path(serve.attempt)) / "parcel").read_text()
+    parcel.mkdir(parents=True, exist_ok=True)
+
+    def say(**answers: object) -> None:
+        said = {"host": "h", "system": {}, "ready": [serve.id], "ended": {}, **answers}
+        write_json(parcel / "answers.json", {"answers": said, "logs": {}, "progress": {}})
+
+    say()
+    while Ready(serve.id) not in executor.wait(10.0):
+        pass
+    executor.stop(serve.id, 5.0)
+    write_json(parcel / "result.json", {"files": [], "records": []})
+    say(ended={serve.id: {"failed": False, "usage": asdict(USAGE)}})
+    pretend.ended["ticket 1"] = None
+    assert end(executor) == Ended(serve.id, None, USAGE, {})
+
+
+@pytest.mark.parametrize("asked", ["parcel.json", "orders.json"])
+def test_an_agent_waits_for_an_exchange_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setattr(exchange, "_POLL_S", 0.01)
+    build = job(tmp_path, "build")
+    build.write(tmp_path / "job.json")
+    parcel = tmp_path / "exchange" / "parcels" / "build.1-0"
+    parcel.mkdir(parents=True)
+    told = {"job": (tmp_path / "job.json").read_text(), "artifacts": [], "files": {}, "views": {}}
+    write_json(parcel / "parcel.json", told)
+    remote = Remote(str(tmp_path / "exchange"))
+    read, refused = remote.read, list[str]()
+
+    def read_soon(name: str) -> bytes | None:
+        if name.endswith(asked) and not refused:
+            refused.append(name)
+            raise RemoteError("no answer")
+        return read(name)
+
+    monkeypatch.setattr(remote, "read", read_soon)
+    exchange._Node(remote, parcel.name).run()
+    assert refused
+    assert build.id in json.loads((parcel / "answers.json").read_text())["answers"]["ended"]
+
+
+def test_what_cannot_be_sent_at_once_is_sent_again(
+    through_exchange: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_POLL_S", 0.01)
+    write, refused = Remote.write, list[str]()
+
+    def write_soon(self: Remote, name: str, content: bytes) -> None:
+        if name.endswith("parcel.json") and not refused:
+            refused.append(name)
+            raise RemoteError("no answer")
+        write(self, name, content)
+
+    monkeypatch.setattr(Remote, "write", write_soon)
+    submit(through_exchange, job(tmp_path, "build"))
+    assert eventually(lambda: list(tmp_path.glob("exchange/parcels/*/parcel.json")))
+    assert refused
 
 
 def test_what_an_earlier_invocation_left_is_adopted_but_for_servers(
