@@ -15,7 +15,7 @@ loop does.
     python benchmarks/makespan.py --together 10000 --plans 4
 
 Of random plans put together until they have so many stage runs, how much longer they take than what a plan of as many is
-expected to (`forecast.least_s`).
+expected to (`Scheduler.least_s`, the same as `forecast.least_s`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,7 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId
 from trtllm_pipeline.execution.order import favourable, play
-from trtllm_pipeline.execution.scheduler import (
-    Capacity,
-    Scheduler,
-    Task,
-    work_s,
-)
+from trtllm_pipeline.execution.scheduler import Capacity, Scheduler, Task
 
 Numbers: TypeAlias = NDArray[Any]
 
@@ -331,14 +326,7 @@ def over_expected(rng: random.Random, gpus: int, rule: Exclusive, number: int) -
     tasks = together(rng, gpus, rule, number)
     machine = Capacity(cpus=8 * gpus, gpus=tuple(f"g{gpu}" for gpu in range(gpus)))
     takes = {task.id: task.expected_s for task in tasks}
-    seconds, needs = units(tasks, takes)
-    ends: dict[StageRunId, float] = {}
-    work: dict[Resources, float] = {}
-    for task in tasks:
-        if task.service is None:
-            ends[task.id] = seconds[task.id] + max((ends[need] for need in needs[task.id]), default=0.0)
-            work[task.resources] = work.get(task.resources, 0.0) + seconds[task.id]
-    return ours(tasks, takes, machine) / max(work_s(work, [machine]), *ends.values())
+    return ours(tasks, takes, machine) / Scheduler(tasks, machine).least_s
 
 
 def main() -> None:

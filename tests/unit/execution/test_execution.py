@@ -25,7 +25,7 @@ from trtllm_pipeline.execution import loop
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import least_s, simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
-from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.execution.scheduler import Capacity, Scheduler
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import Device, Graphics
@@ -388,7 +388,11 @@ def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: py
     assert 0.95 * played < least_s(plan, takes, on, plan.stage_runs) < played
     one = plan_of("fp16")
     takes_one = fabricated.expected(one, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
-    assert least_s(one, takes_one, [*on, *on], one.stage_runs) == pytest.approx(10 + 4 + 1 + 2), "the longest path"
+    nodes = [*on, replace(on[0], node="other")]
+    assert least_s(one, takes_one, nodes, one.stage_runs) == pytest.approx(10 + 4 + 1 + 2), "the longest path"
+    for each, seconds, there in ((plan, takes, on), (plan, takes, nodes), (one, takes_one, nodes)):
+        known = forecasting.tasks(each, each.stage_runs, lambda run, seconds=seconds: seconds[run.id])
+        assert Scheduler(known, *there).least_s == pytest.approx(least_s(each, seconds, there, each.stage_runs))
     monkeypatch.setattr(forecasting, "_MOST_SIMULATED", 100)
     assert simulate(plan, takes, on, plan.stage_runs) == least_s(plan, takes, on, plan.stage_runs)
 
