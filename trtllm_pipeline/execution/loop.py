@@ -269,6 +269,9 @@ class _Execution:
                 self._settle(all_of_it=True)
             finally:
                 self._syncer.shutdown()
+                published = [*(self._syncing[1] if self._syncing else ()), *self._unsynced.values()]
+                for held in (*self._running.values(), *(held for held, _ in published)):
+                    _release(held)  # where the disk is full, nothing above came to it
                 self._observer.end()
         self._remember_latest()
         statuses = self._statuses()

@@ -161,8 +161,9 @@ def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
     assert len(groups) < len(made), "what ends while others are synced is synced together"
 
 
+@pytest.mark.parametrize("group_s", [0.0, 60.0], ids=["with more to sync", "all at once"])
 def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, group_s: float
 ) -> None:
     def full(_artifacts: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -172,9 +173,11 @@ def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
             assert status is not StageStatus.SUCCEEDED
 
     monkeypatch.setattr(store, "sync", full)
+    monkeypatch.setattr("trtllm_pipeline.execution.loop._GROUP_S", group_s)
     with pytest.raises(OSError, match="No space left"):
         run(plan_of(until="make"), store, PretendExecutor(), Listening())
     assert store.index.all_artifacts() == []
+    assert not store.claimed(), "whoever goes on in this process needs not wait for it"
     monkeypatch.undo()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(store.workspace))
     again = PretendExecutor()
