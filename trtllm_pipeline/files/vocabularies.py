@@ -84,8 +84,8 @@ def _internlm(content: bytes, settings: Fields) -> Tokenizer:
     begins = [settings.token("bos_token") or "<s>"] if settings.values.get("add_bos_token", True) else []
     ends = [settings.token("eos_token") or "</s>"] if settings.flag("add_eos_token") else []
     special = [(token, made.token_to_id(token)) for token in (*begins, *ends)]
-    if any(number is None for _, number in special):
-        raise ValueError(f"it has no {special[0][0]}")
+    if lacking := [token for token, number in special if number is None]:
+        raise ValueError(f"it has no {' and no '.join(lacking)}")
     made.post_processor = processors.TemplateProcessing(
         single=[*begins, "$A", *ends], pair=[*begins, "$A", *ends, *begins, "$B", *ends], special_tokens=special
     )

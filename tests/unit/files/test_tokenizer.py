@@ -142,6 +142,13 @@ def test_what_internlm2_puts_around_a_text_is_set(tmp_path: Path) -> None:
         assert read_tokenizer(tmp_path).encode("a").tokens == expected
 
 
+def test_which_of_its_tokens_a_vocabulary_lacks_is_said(tmp_path: Path) -> None:
+    ends = {"add_eos_token": True, "eos_token": "<|end|>"}
+    write(tmp_path, "tokenizer.model", sentencepiece_model(dummy_prefix=False), "InternLM2Tokenizer", {}, **ends)
+    with pytest.raises(DownloadError, match=r"it has no <\|end\|>$"):
+        read_tokenizer(tmp_path)
+
+
 def test_a_tokenizer_json_is_what_is_read_where_there_is_one(tmp_path: Path) -> None:
     read_tokenizer(glm(tmp_path)).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer.model").write_bytes(b"damaged")
