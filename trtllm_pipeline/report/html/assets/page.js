@@ -570,7 +570,7 @@
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
       const table = make("table", {}, make("caption", {}, "Measurements by concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n requests."), make("thead"), make("tbody"));
       const goodput = cell.levels.some((level) => level.goodput !== null);
-      const gpus = cell.levels.some((level) => level.gpu !== null);
+      const gpus = cell.levels.some((level) => level.gpu);
       fill(table, [["load", false], ...(goodput ? [["goodput", true]] : []), ["tok/s", true], ["repeats", true], ["input tok/s", true], ["req/s", true], ...(gpus ? [["tok/J", true], ["GPU W", true], ["GPU GB", true], ["SM MHz", true]] : []), ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
         cell.levels.map((level) => ({ values: [level.at, ...(goodput ? [level.goodput === null ? "" : level.goodput.toFixed(2)] : []), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req),
           ...(gpus ? [number(level.joule), number(level.gpu?.power_w), level.gpu?.memory_bytes ? number(level.gpu.memory_bytes / 1e9) : "", number(level.gpu?.sm_clock_mhz)] : []), level.window ?? "",
