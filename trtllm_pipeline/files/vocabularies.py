@@ -69,7 +69,8 @@ def _internlm(content: bytes, settings: Fields) -> Tokenizer:
     added = _added(settings)
     texts = [added[number].content if number in added else piece.piece for number, piece in enumerate(model.pieces)]
     vocabulary = {text: number for number, text in enumerate(texts)}
-    scores = {piece.piece: piece.score for piece in model.pieces if piece.type == _NORMAL}
+    # Under the text that the vocabulary has of it, should its settings rename one.
+    scores = {text: piece.score for text, piece in zip(texts, model.pieces, strict=True) if piece.type == _NORMAL}
     made = Tokenizer(
         models.BPE(vocabulary, _merges(scores, vocabulary), unk_token=_UNKNOWN, fuse_unk=True, byte_fallback=True)
     )

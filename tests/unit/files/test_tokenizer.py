@@ -142,6 +142,17 @@ def test_what_internlm2_puts_around_a_text_is_set(tmp_path: Path) -> None:
         assert read_tokenizer(tmp_path).encode("a").tokens == expected
 
 
+def test_a_piece_that_others_are_made_of_may_have_another_text(tmp_path: Path) -> None:
+    content = sentencepiece_model(dummy_prefix=False)
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
+    texts = [pieces.id_to_piece(number) for number in range(pieces.get_piece_size())]
+    number = next(n for n, text in enumerate(texts) if len(text) == 2 and any(text in each[:-1] for each in texts))
+    write(tmp_path, "tokenizer.model", content, "InternLM2Tokenizer", {1: "<s>", 2: "</s>", number: "<|plugin|>"})
+    ours = read_tokenizer(tmp_path)
+    assert ours.encode("<|plugin|>", add_special_tokens=False).ids == [number]
+    assert texts[number] not in ours.get_vocab()
+
+
 def test_which_of_its_tokens_a_vocabulary_lacks_is_said(tmp_path: Path) -> None:
     ends = {"add_eos_token": True, "eos_token": "<|end|>"}
     write(tmp_path, "tokenizer.model", sentencepiece_model(dummy_prefix=False), "InternLM2Tokenizer", {}, **ends)

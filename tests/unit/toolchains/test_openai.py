@@ -176,6 +176,10 @@ def test_reuse_of_the_cache_is_as_the_matrix_says_and_nobody_claims_it_of_others
     assert declared(cell("openai", openai__url="http://a")) is None
 
 
+def test_an_option_of_null_is_none() -> None:
+    assert command.options({"max_loras": 2, "seed": None, "trace": True}) == ["--max-loras", "2", "--trace"]
+
+
 def test_the_version_is_that_of_the_package_that_the_program_belongs_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +187,7 @@ def test_the_version_is_that_of_the_package_that_the_program_belongs_to(
     version = command.version_of([sys.executable, "-m", "pytest.something"], ())
     assert version == f"pytest {pytest.__version__}"
     script = Path(sys.executable).with_name("pytest")
+    assert command.version_of(["/usr/bin/env", "A=1", sys.executable, "-u", "-m", "pytest"], ()) == version
     assert command.version_of([str(script)], ()) == version
     portable = tmp_path / "pytest"
     for line in ("#!/usr/bin/env python3", "#!/usr/bin/env -S python3 -u"):

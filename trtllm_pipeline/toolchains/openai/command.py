@@ -6,6 +6,7 @@ planned, and with folders and port when it is started.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -116,7 +117,7 @@ def _reuse(cell: Cell) -> str:
 
 
 def options(given: Mapping[str, Any]) -> list[str]:
-    """Options as words: `max_loras: 2` is `--max-loras 2`, true is the option alone, false `--no-...`, a list several values."""
+    """Options as words: `max_loras: 2` is `--max-loras 2`, true is the option alone, false `--no-...`, null nothing, a list several values."""
     words: list[str] = []
     for name, value in given.items():
         option = name if name.startswith("-") else f"--{name.replace('_', '-')}"
@@ -124,7 +125,7 @@ def options(given: Mapping[str, Any]) -> list[str]:
             words.append(option)
         elif value is False:
             words.append(f"--no-{option.removeprefix('--')}")
-        else:
+        elif value is not None:
             words += [option, *map(str, value if isinstance(value, list | tuple) else [value])]
     return words
 
@@ -173,11 +174,14 @@ def version_of(words: Sequence[str], asking: Sequence[str]) -> str | None:
     """The version of the server that a command line starts: of the Python package that its program or module belongs to, what
     the program answers to the options `asking`, or else a digest of its file. None where nothing of that can be found.
     """
+    words = _without_env(words)
     program = shutil.which(words[0]) if words else None
     if program is None:
         return None
     stat = Path(program).stat()
-    module = words[2] if len(words) > 2 and words[1] == "-m" else None
+    # Python's own options stand before -m; those with a value of their own (-X, -W) are rare here.
+    own = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", words[1:])]
+    module = next(iter(words[len(own) + 2 :]), None) if words[len(own) + 1 : len(own) + 2] == ["-m"] else None
     return _version(program, module, tuple(asking), stat.st_mtime_ns, stat.st_size)
 
 
@@ -205,10 +209,15 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
 
 def _interpreter(words: Sequence[str]) -> str:
     """The program of a script's first line, also where env looks for it."""
-    if Path(words[0]).name != "env":
-        return words[0]
-    name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), words[0])
+    name = next(iter(_without_env(words)), words[0])
     return shutil.which(name) or name
+
+
+def _without_env(words: Sequence[str]) -> Sequence[str]:
+    """The command line that env starts, of one that begins with it."""
+    if not words or Path(words[0]).name != "env":
+        return words
+    return [*itertools.dropwhile(lambda word: word.startswith("-") or "=" in word, words[1:])]
 
 
 def _modules(distribution: Any) -> set[str]:
