@@ -1,21 +1,19 @@
 """The first cause of a failure, from all logs that it left: whose words, at which line, and what to change.
 
 A failure is told many times: a rank runs out of memory, the others lose it, mpirun says that one has ended, Triton that
-no model is loaded. So every known word of every log is looked up (`signatures.py`). Of those that name a cause the most
-particular count, and of these the first in time. Words that only follow from a cause never count as one. Where no log
-names a cause, the most telling lines of all of them are shown.
+no model is loaded. The form of the logs tells which statement is the first cause (`statements.py`). Known words in that
+statement, and nowhere else, say what it means (`signatures.py`), the most particular of them. What only follows from a cause
+is never one. Where the words are not known, the most telling lines of all logs are shown.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS
 from trtllm_pipeline.errors import FailureClass
@@ -30,9 +28,9 @@ TELLING: Final = 10
 """Lines that are shown of a failure that nobody knows."""
 _LONGEST: Final = 300
 _NOISE: Final = (
-    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error|DCGM|pinned|unable to create stream|CUDA memory pool|NCCL INFO"
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM|\bpinned\b|unable to create stream|CUDA memory pool|NCCL INFO"
     r"|Failed to initialize NVML(?!: Driver)|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
-    r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*UNAVAILABLE: )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
+    r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*(?:UNAVAILABLE|Not loaded): )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
     r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
     r"|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR"
     r"|PMIX ERROR: (?:ERROR|NOT)|libi40iw|libibverbs|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^\s*usage: |^\s*\[--?\w"
@@ -40,6 +38,7 @@ _NOISE: Final = (
 """What every server without a GPU writes, what is no error, tables and lists of models and options: no cause is there."""
 _PREFIX: Final = r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
 """What mpirun, Triton and TensorRT-LLM write before the text of a line: rank, severity, time, process, place."""
+_T = TypeVar("_T")
 _ANSI: Final = r"\x1b\[[0-9;]*[A-Za-z]"
 _HALF: Final = "=half"
 _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
@@ -139,7 +138,6 @@ class LogText:
         self._written = found
         self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
         self.lines = ["" if index in self._noise else line for index, line in enumerate(found)]
-        self.text = "\n".join(self.lines)
 
     def _read(self, file: BinaryIO, since: int) -> bytes:
         left = file.seek(0, 2) - since
@@ -167,19 +165,6 @@ class LogText:
         there = [index for index, line in enumerate(self.lines) if line.strip()]
         return [self.at(index) for index in there[-most:]]
 
-    @cached_property
-    def _begins(self) -> list[int]:
-        """Where each line begins in `text`, and where one after the last would."""
-        return list(accumulate((len(line) + 1 for line in self.lines), initial=0))
-
-    def position(self, index: int) -> int:
-        """Where a line begins in `text`."""
-        return self._begins[index]
-
-    def line_of(self, position: int) -> int:
-        """The place in `lines` of a position in `text`."""
-        return bisect_right(self._begins, position) - 1
-
 
 def _count_lines(file: BinaryIO, size: int) -> int:
     """Line ends in the next `size` bytes of a file."""
@@ -204,7 +189,7 @@ def classify(text: str) -> Signature | None:
     return None if found is None else found[2]
 
 
-def _best(found: Iterable[tuple[Weight, int, Signature]]) -> tuple[Weight, int, Signature] | None:
+def _best(found: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
     """The most particular, of these the first line, and of one line the first of the table."""
     return min(found, key=lambda each: each[:2], default=None)
 
@@ -212,52 +197,42 @@ def _best(found: Iterable[tuple[Weight, int, Signature]]) -> tuple[Weight, int, 
 def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] = SIGNATURES) -> Diagnosis | None:
     """The first cause that the logs name; of several logs, the first one's comes first. None where none names one.
 
-    The form of the logs says which line it is, the signatures what its words mean. Only where both agree it is certain,
-    or where known words come before all that has the form of a failure.
+    The form of the logs says which line it is, the signatures what its words mean. It is certain where they are particular,
+    the line is said as an error, and no other error has the words of a cause of another kind.
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
     told = first_statement(stated)
-    known = []
-    for place, log in enumerate(logs):
-        for signature in signatures:
-            if signature.weight < (Weight.CLASS if told is None else Weight.SYMPTOM) and (
-                match := _search(signature, log, place, told)
-            ):
-                index = log.line_of(match.end())
-                if _agree(place, index, told, stated):
-                    known.append(((signature.weight, place, index), signature, match))
-    if known:
-        (weight, place, index), signature, match = min(known, key=lambda each: each[0])
-        if told is not None and _holds(told, place, index):
-            index = told[1].index
-        groups = {name: value or "" for name, value in match.groupdict().items()}
-        words = "" if told is None else told[1].text
-        return Diagnosis(signature, logs[place].at(index), weight is not Weight.CLASS, groups, words)
     if told is None:
         return None
-    place, statement = told
-    return Diagnosis(None, logs[place].at(statement.index), certain=False, words=statement.text)
+    log, statement = logs[told[0]], told[1]
+    line = log.at(statement.index)
+    found = _best(_meanings(log, statement, signatures))
+    if found is None:
+        return Diagnosis(None, line, certain=False, words=statement.text)
+    weight, place, (signature, match) = found
+    groups = {name: value or "" for name, value in match.groupdict().items()}
+    clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
+    others = [
+        _best(_meanings(logs[place], each, signatures)) for place, each in stated if each.grade <= Grade.PASSED_ON
+    ]
+    rivals = {each[2][0].category for each in others if each and each[0] is Weight.CAUSE} - {signature.category}
+    certain = weight is not Weight.CLASS and clear and place in statement.own and not rivals
+    return Diagnosis(signature, line, certain, groups, statement.text)
 
 
-def _search(signature: Signature, log: LogText, place: int, told: tuple[int, Statement] | None) -> re.Match[str] | None:
-    """Where a log has the words of a signature: in what is `told` first; those that no other cause has, else anywhere."""
-    pattern = _compiled(signature.pattern)
-    found = None
-    if told is not None and told[0] == place:
-        found = pattern.search(log.text, log.position(told[1].first), log.position(told[1].last + 1))
-    return found or (pattern.search(log.text) if told is None or signature.weight is Weight.CAUSE else None)
-
-
-def _agree(place: int, index: int, told: tuple[int, Statement] | None, stated: Sequence[tuple[int, Statement]]) -> bool:
-    """Whether a line can be the first cause by the form of the logs: where that has it, or a statement before."""
-    if told is None or _holds(told, place, index):
-        return True
-    earlier = (place, index) < (told[0], told[1].index)
-    return earlier and any(_holds(each, place, index) and each[1].grade <= Grade.FAINT for each in stated)
-
-
-def _holds(told: tuple[int, Statement], place: int, index: int) -> bool:
-    return told[0] == place and told[1].first <= index <= told[1].last
+def _meanings(
+    log: LogText, statement: Statement, signatures: Sequence[Signature]
+) -> Iterator[tuple[Weight, int, tuple[Signature, re.Match[str]]]]:
+    """What may be meant, by weight and line. A match may begin in the code of a traceback; it ends in the statement's words."""
+    text = "\n".join(log.lines[statement.first : statement.last + 1])
+    for signature in signatures:
+        if signature.weight is not Weight.SYMPTOM:
+            matched = _compiled(signature.pattern).finditer(text)
+            ends = [(statement.first + text.count("\n", 0, match.end()), match) for match in matched]
+            said = [end for end in ends if end[0] in statement.words]
+            if said:
+                index, match = next((end for end in said if end[0] in statement.own), said[0])
+                yield signature.weight, index, (signature, match)
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:

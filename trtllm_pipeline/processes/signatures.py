@@ -76,8 +76,8 @@ _LESS_MEMORY: Final = (
 KILLED: Final = Signature(
     "killed",
     "memory",
-    r"^[ \t]*Killed[ \t]*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
-    r"|(?:exit(?:ed with)?|returned non-zero exit) (?:code|status) (?:137|-9)\b|died with <Signals\.SIGKILL",
+    r"(?:^[ \t]*|\])Killed[ \t]*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
+    r"|(?:[Ee]xit(?:ed with)?|returned non-zero exit) (?:code|status):? (?:137|-9)\b|died with <Signals\.SIGKILL",
     _BUG,
     "a process was killed: out of memory where the kernel's own count (`oom_kill`) says so, and the message with it",
     ("exited on signal 9 (Killed)", "returned non-zero exit status 137"),
@@ -117,7 +117,7 @@ SIGNATURES: Final = (
         "llm-api-arguments",
         "options",
         r"validation errors? for \w*(?:L[lL][mM]Args|KvCacheConfig|BuildConfig|SchedulerConfig)"
-        r"|(?:LLM|LlmArgs)\.__init__\(\) got an unexpected keyword",
+        r"|(?:LLM|LlmArgs)\.(?:__init__|generate\w*)\(\) got an unexpected keyword",
         _INFEASIBLE,
         "an argument of the LLM API that this release does not have, or not so: see settings.repository.llm_args",
         ("validation error for TorchLlmArgs",),
@@ -156,7 +156,8 @@ SIGNATURES: Final = (
     Signature(
         "precision-on-gpu",
         "gpu",
-        r"INT8/INT4 quantization is not supported on SM|[Bb]float16 is only supported on|(?:un|not )supported on pre-\w+|only supported on (?:Hopper|Blackwell|Ada|SM)",
+        r"INT8/INT4 quantization is not supported on SM|[Bb]float16 is only supported on|(?:un|not )supported on pre-\w+|only support(?:ed|s)? (?:on |for )?(?:Hopper|Blackwell|Ada|Ampere|SM)\b|not supported in this architecture"
+        r"|Arch unsupported for CUTLASS",
         _INFEASIBLE,
         "this GPU, or this release on it, does not have what is named, a precision or a kernel: pipeline plan shows the "
         "precisions that it has",
@@ -176,10 +177,10 @@ SIGNATURES: Final = (
         "gpu-not-supported",
         "gpu",
         r"Assertion failed: Unsupported [Aa]rch|no kernel image is available for execution"
-        r"|sm_\d+ is not compatible|invalid device function|should be supported by fmha",
+        r"|sm_\d+ is not compatible|invalid device function|should be supported by fmha|Value 'sm_\w+' is not defined",
         _INFEASIBLE,
-        "the release has no kernels for this GPU: TensorRT-LLM needs Ampere or newer, and Blackwell a release of 0.17 or "
-        "newer; pipeline doctor shows the GPU",
+        "the release has no kernels for this GPU, or no compiler to make them: TensorRT-LLM needs Ampere or newer, and "
+        "Blackwell a release of 0.17 or newer; pipeline doctor shows the GPU",
         ("Assertion failed: Unsupported architecture", "no kernel image is available for execution on the device"),
         (f"{_TRTLLM}1515", f"{_TRTLLM}199", f"{_TRTLLM}159", f"{_TRTLLM}484", f"{_TRTLLM}775"),
     ),
@@ -189,7 +190,7 @@ SIGNATURES: Final = (
         "driver",
         r"CUDA driver version is insufficient|This container was built for NVIDIA Driver Release"
         r"|forward compatibility was attempted on non supported HW|unsupported display driver / cuda driver combination"
-        r"|NVIDIA driver on your system is too old|PTX was compiled with an unsupported toolchain",
+        r"|NVIDIA driver on your system is too old|PTX was compiled with an unsupported toolchain|NVMLError_FunctionNotFound|CUDA version [\d.]+ is not compatible with",
         _USER,
         "the NVIDIA driver is older than what this image needs: a newer driver on the host, or the image of an older "
         "release (docs/images.md)",
@@ -199,7 +200,7 @@ SIGNATURES: Final = (
     Signature(
         "driver-mismatch",
         "driver",
-        r"Driver/library version mismatch",
+        r"[Dd]river/library version mismatch",
         _USER,
         "the NVIDIA driver that runs is another one than its libraries: after an update, the machine has to be restarted",
         ("Failed to initialize NVML: Driver/library version mismatch",),
@@ -270,18 +271,19 @@ SIGNATURES: Final = (
         r"json\.exception\.out_of_range\.403\][^\n]{0,20}key '(?P<name>[^'\n]+)' not found",
         _INFEASIBLE,
         "the config.json that the server reads has no key {name}: gpt_model_path must name the engine's own folder, and the "
-        f"engine must be of the server's release: {_IMAGE}",
+        f"engine must be of a model that generates text, not of BERT's kind, and of the server's release: {_IMAGE}",
         ("[json.exception.out_of_range.403] key 'use_context_fmha_for_generation' not found",),
         (f"{_TRTLLM}1803", f"{_SERVER}7362"),
     ),
     Signature(
         "engine-tensor",
         "release",
-        r"(?:Tensor|Assertion failed: (?:Input|Output) tensor) '\w+' not found|getIdx\(\) should not be used with entry"
+        r"(?:Tensor|(?:Input|Output) tensor) '\w+' not found|getIdx\(\) should not be used with entry"
         r"|[Tt]ensor names in engine are not the same"
         r"|KeyError: '(?:builder_config|build_config|plugin_config|pretrained_config)'",
         _INFEASIBLE,
-        f"the engine is not what this program expects: built by another release, or without a feature that is used: {_IMAGE}",
+        "the engine is not what this program expects: a folder that holds none, such as a checkpoint's, or one built by another "
+        f"release, or without a feature that is used: {_IMAGE}",
         ("Tensor 'context_lengths' not found", "KeyError: 'builder_config'"),
         (f"{_TRTLLM}1661", f"{_BACKEND}320", "tensorrt_llm/runtime"),
     ),
@@ -372,7 +374,8 @@ SIGNATURES: Final = (
     Signature(
         "heads-over-ranks",
         "ranks",
-        r"\b(?:divisible|divided|divides?|multiple of)\b[^\n]{0,40}\b(?:tp|tp_size|tensor.parallel\w*|world.size)\b",
+        r"\b(?:divisible|divided|divides?|multiple of)\b[^\n]{0,40}\b(?:tp|tp_size|tensor.parallel\w*|world.size)\b"
+        r"|heads to match the number of GPUs",
         _INFEASIBLE,
         "the model cannot be split over this many GPUs: another tp (axes.parallel)",
         ("num_attention_heads must be divisible by tp_size",),
@@ -462,7 +465,7 @@ SIGNATURES: Final = (
         "nccl",
         "ranks",
         r"NCCL error(?![^\n]*(?:remote process exited|out of memory))|nccl(?:Internal|System|UnhandledCuda|InvalidUsage)\w*Error"
-        r"|NCCL WARN(?![^\n]*out of memory)",
+        r"|NCCL WARN(?![^\n]*out of memory)|NCCL failure|WARN Socket creation failed",
         _BUG,
         "the GPUs could not talk to each other: NCCL_DEBUG=INFO names why; often too small a /dev/shm, GPUs without peer "
         "access (NCCL_P2P_DISABLE=1), or two releases of NCCL",
@@ -546,6 +549,15 @@ SIGNATURES: Final = (
         settings=(("", "settings.build.use_paged_context_fmha=enable"),),
     ),
     Signature(
+        "python-model-file",
+        "repository",
+        r"ModuleNotFoundError: No module named 'model'",
+        _USER,
+        "Triton's Python backend finds no model.py in the model's version folder, or may not read it: it lies in MODEL/1/model.py",
+        ("ModuleNotFoundError: No module named 'model'",),
+        (f"{_SERVER}7410",),
+    ),
+    Signature(
         "no-version",
         "repository",
         r"at least one version must be available under the version policy",
@@ -557,7 +569,8 @@ SIGNATURES: Final = (
     Signature(
         "tensor-names",
         "repository",
-        r"unexpected inference (?:input|output) '[^'\n]*' for model|unexpected shape for input '",
+        r"unexpected inference (?:input|output) '[^'\n]*'(?: for model|, allowed)|inference input '\w+' data-type is '"
+        r"|unexpected shape for input '|Invalid tensor name: \w",
         _USER,
         "the request has another tensor than the model's config.pbtxt: pipeline repository lint FOLDER compares the models",
         ("unexpected inference input 'x' for model",),
@@ -618,6 +631,19 @@ SIGNATURES: Final = (
         ("tensorrt_llm/batch_manager/peftCacheManager.cpp",),
     ),
     Signature(
+        "lora-rank",
+        "options",
+        r"Invalid low_rank|LoRA rank \d+ is greater than max_lora_rank",
+        _INFEASIBLE,
+        "the adapter's rank is above what engine or server were made for (max_lora_rank): name all adapters in the recipe, by "
+        "which it is chosen, or raise it",
+        (
+            "Invalid low_rank (1024). low_rank must be smaller than mMaxLowRank (64)",
+            "LoRA rank 64 is greater than max_lora_rank 16.",
+        ),
+        (f"{_TRTLLM}1903", "https://github.com/gpustack/gpustack/issues/5438"),
+    ),
+    Signature(
         "speculative",
         "options",
         r"(?:Assertion failed|Error): (?:[^\n]{0,60}(?:[Ss]peculative decoding|[Ll]ookahead|[Mm]edusa|mTokens\.empty)"
@@ -675,17 +701,26 @@ SIGNATURES: Final = (
     Signature(
         "engine-shape",
         "limits",
-        r"does not satisfy any optimization profile|engine supports \[min, opt, max\]"
-        r"|Static dimension mismatch while setting input shape",
+        r"does not satisfy any optimization profile|engine supports \[min, opt, max\]",
         _USER,
         "a request is larger than what the engine was built for: max_batch_size, lengths or beam width of the matrix",
         ("Runtime dimension does not satisfy any optimization profile",),
-        (f"{_TRTLLM}214", f"{_TRTLLM}272", f"{_TRTLLM}265"),
+        (f"{_TRTLLM}214", f"{_TRTLLM}272"),
+    ),
+    Signature(
+        "engine-static-shape",
+        "limits",
+        r"Static dimension mismatch while setting input shape",
+        _USER,
+        "what the program gives has another size than the engine fixed when it was built: a beam width, a tp and pp, or a model "
+        "other than the engine's, or a script that was not written for them",
+        ("Static dimension mismatch while setting input shape",),
+        (f"{_TRTLLM}265", f"{_TRTLLM}1444"),
     ),
     Signature(
         "batch-too-large",
         "limits",
-        r"inference request batch-size must be <=",
+        r"inference request batch-size must be <=|max-batch \d+ but TensorRT engine only supports max-batch",
         _USER,
         "a request has a larger batch than the engine or the model's max_batch_size: axes.max_batch_size",
         ("inference request batch-size must be <= 4",),
@@ -695,7 +730,7 @@ SIGNATURES: Final = (
     Signature(
         "kv-cache-one-sequence",
         "memory",
-        r"maxTokensInPagedKvCache[^\n]*must be large enough|Impossible to fit in any sequence in kvCache",
+        r"maxTokensInPagedKvCache[^\n]*must be large enough|maximum number of tokens that can be stored in KV cache|Impossible to fit in any sequence in kvCache",
         _MEMORY,
         "the KV cache does not hold one sequence: build with a smaller max_seq_len, or give the cache more "
         "(kv_cache_free_gpu_mem_fraction, max_tokens_in_paged_kv_cache), or free GPU memory that others use",
@@ -724,6 +759,19 @@ SIGNATURES: Final = (
         settings=(("", "settings.repository.kv_cache_free_gpu_mem_fraction=0.7"),),
     ),
     Signature(
+        "memory-share",
+        "memory",
+        r"No available memory for the cache blocks|Not enough memory\. Please try to increase",
+        _MEMORY,
+        "weights and a forward pass take all of the share of GPU memory that the server may have: a larger share "
+        "(gpu_memory_utilization of vLLM, mem_fraction_static of SGLang), fewer tokens in a pass, or more GPUs",
+        (
+            "No available memory for the cache blocks.",
+            "Not enough memory. Please try to increase",
+        ),
+        ("https://github.com/vllm-project/vllm/issues/17431", "https://github.com/sgl-project/sglang/issues/4330"),
+    ),
+    Signature(
         "build-memory",
         "memory",
         r"Error Code \d+: OutOfMemory|\bOutOfMemory \(|Requested amount of GPU memory[^\n]*could not be allocated",
@@ -738,7 +786,7 @@ SIGNATURES: Final = (
         "gpu-memory",
         "memory",
         r"OutOfMemoryError:|CUDA out of memory|CUDA (?:runtime )?error[^\n]*out of memory"
-        r"|Cuda failure[^\n]*out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
+        r"|Cuda failure[^\n]*out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaMalloc failed: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
         _MEMORY,
         "GPU memory ran out: fewer workers or load_model_on_cpu to convert; smaller max_batch_size or max_seq_len to serve; "
         "nvidia-smi shows who else uses the GPU",
@@ -819,11 +867,12 @@ SIGNATURES: Final = (
     Signature(
         "weights-missing",
         "model",
-        r"Required but not provided tensors|tensor names are different from those expected|KeyError: '(?:model|transformer|lm_head|language_model)\.[\w.]+'"
-        r"|SafetensorError: File does not contain tensor",
+        r"(?:Required|Expected) but not provided tensors|tensor names are different from those expected"
+        r"|KeyError: '(?:model|transformer|lm_head|language_model|layers\.\d+)\.[\w.]+'"
+        r"|SafetensorError: File does not contain tensor|Missing key\(s\) in state_dict",
         _INFEASIBLE,
-        "the checkpoint lacks weights that are asked for: another release or precision made it, it is not quantized in the way "
-        "that was asked for, or the release does not know this variant of the model",
+        "the checkpoint's weights are not those that the model asks for: another release or precision made it, it is not quantized "
+        "in the way that was asked for, or the release does not know this variant of the model",
         ("Required but not provided tensors",),
         (f"{_TRTLLM}6680", f"{_TRTLLM}1109"),
     ),
@@ -889,6 +938,15 @@ SIGNATURES: Final = (
         ("huggingface_hub",),
     ),
     Signature(
+        "registry-login",
+        "hub",
+        r"unauthorized: authentication required|pull access denied",
+        _USER,
+        "docker login to the registry that the image is from (nvcr.io: user $oauthtoken), with a key that may read it",
+        ("unauthorized: authentication required", "pull access denied for x"),
+        ("https://github.com/NVIDIA/nim-anywhere/issues/4", "Docker"),
+    ),
+    Signature(
         "git-lfs",
         "model",
         r"HeaderTooLarge|invalid load key, 'v'|^version https://git-lfs|using Git LFS",
@@ -898,14 +956,34 @@ SIGNATURES: Final = (
         (f"{_TRTLLM}2052", f"{_SERVER}7382"),
     ),
     Signature(
+        "not-torchscript",
+        "model",
+        r"PytorchStreamReader failed locating file constants\.pkl",
+        _USER,
+        "Triton's PyTorch backend takes TorchScript alone: save the model with torch.jit.trace or torch.jit.script, not torch.save",
+        ("PytorchStreamReader failed locating file constants.pkl: file not found",),
+        (f"{_SERVER}8692",),
+    ),
+    Signature(
         "damaged-weights",
         "model",
         r"MetadataIncompleteBuffer|InvalidHeaderDeserialization|PytorchStreamReader failed"
-        r"|Unable to load weights from pytorch checkpoint file|Error while deserializing header",
+        r"|Unable to load weights from pytorch checkpoint file|Error while deserializing header"
+        r"|integrity check failed, expected|Consistency check failed: file should be of size",
         _USER,
         "a file of the model is damaged or not whole: download it again",
         ("Error while deserializing header: MetadataIncompleteBuffer",),
         (f"{_TRTLLM}793",),
+    ),
+    Signature(
+        "dataset-name",
+        "hub",
+        r"Invalid HF URI[^\n]*'hf://datasets/[^\n]*Repository id must be 'namespace/name'",
+        _USER,
+        "the huggingface_hub that is installed takes data sets only by their whole name, with a namespace, such as "
+        "abisee/cnn_dailymail: name it so (settings.quantize.calibration), or take the huggingface_hub that the release asks for",
+        ("Invalid HF URI 'hf://datasets/cnn_dailymail@96df5e6/x'. Repository id must be 'namespace/name'",),
+        ("https://github.com/NVIDIA/TensorRT-LLM/pull/15802",),
     ),
     Signature(
         "calibration-data",
@@ -930,6 +1008,16 @@ SIGNATURES: Final = (
             "HTTPSConnectionPool(host='qianwen-res.oss-cn-beijing.aliyuncs.com', port=443): Max retries exceeded with url: /Qwen-VL",
         ),
         ("build_qwen2_vl_engine of TensorRT-LLM's multimodal_builder.py, and requests",),
+    ),
+    Signature(
+        "certificate",
+        "hub",
+        r"CERTIFICATE_VERIFY_FAILED",
+        _USER,
+        "a certificate is not trusted here, often that of a company's proxy or mirror: install its authority, or name the file with "
+        "it (SSL_CERT_FILE, REQUESTS_CA_BUNDLE)",
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed",),
+        ("Python's ssl",),
     ),
     Signature(
         "hub-unreachable",
@@ -1002,7 +1090,7 @@ SIGNATURES: Final = (
         "program-missing",
         "machine",
         r": command not found$|^(?:[\w/.-]*sh: )?(?:\d+: |line \d+: )?[\w.-]+: not found$"
-        r"|executable file not found in \$PATH|FileNotFoundError: [^\n]*'(?:trtllm-\w+|mpirun|tritonserver|nvidia-smi)'",
+        r"|executable file not found in \$PATH|FileNotFoundError: [^\n]*'(?:[^'\n]*/bin/[\w.-]+|trtllm-\w+|mpirun|tritonserver|nvidia-smi)'",
         _USER,
         "a program is not installed here, or not on PATH: pipeline doctor shows what was found where",
         ("trtllm-build: command not found",),
@@ -1031,7 +1119,7 @@ SIGNATURES: Final = (
     Signature(
         "python-module",
         "release",
-        r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'|ImportError: cannot import name '\w+' from '[\w.]+'"
+        r"ModuleNotFoundError: No module named '(?!model')(?P<name>[\w.]+)'|ImportError: cannot import name '\w+' from '[\w.]+'"
         r"|requires the following packages that were not found in your environment|ImportError: [^\n]* requires the \S+ library",
         _USER,
         "a Python package is missing or of another release than the script expects: use NVIDIA's image of one release "
@@ -1053,7 +1141,7 @@ SIGNATURES: Final = (
     Signature(
         "permission",
         "machine",
-        r"PermissionError: \[Errno 13\]|: Permission denied",
+        r"PermissionError: \[Errno 13\]|: [Pp]ermission denied\b",
         _USER,
         "this user may not read or write the file that is named",
         ("PermissionError: [Errno 13] Permission denied",),
@@ -1063,7 +1151,7 @@ SIGNATURES: Final = (
     Signature(
         "gpu-fault",
         "gpu",
-        r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
+        r"an illegal memory access was encountered|device-side assert triggered|thread: \[\d+,\d+,\d+\] Assertion|unspecified launch failure"
         r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_SUPPORTED|INTERNAL_ERROR|NOT_INITIALIZED|INVALID_VALUE)"
         r"|[Ff]ailed to run cutlass|Error occurred when running GEMM"
         r"|CUDA (?:runtime )?error(?![^\n]*out of memory)(?![^\n]*(?:driver|device))[^\n]*: ",
@@ -1113,7 +1201,7 @@ SIGNATURES: Final = (
     Signature(
         "shapes",
         "options",
-        r"(?:shape|[Ss]ize|dimension|dim|dtype|data type|tensor)s?\b[^\n]{0,80}(?:mismatch|must|expected|not match|differ|unequal)"
+        r"(?:[Ss]hape|[Ss]ize|dimension|dim|dtype|data type|tensor)s?\b[^\n]{0,80}(?:mismatch|must|expected|not match|differ|unequal)"
         r"|(?:mismatch|expected|must have)[^\n]{0,60}(?:shape|size|dims?|dimensions?|dtype|elements)\b|->dtype\(\) ==",
         _BUG,
         "tensors do not fit together: a checkpoint, an engine or a request is not of the form that the program expects",
@@ -1135,7 +1223,7 @@ SIGNATURES: Final = (
     Signature(
         "network",
         "hub",
-        r"[Cc]onnection refused|Name or service not known|Temporary failure in name resolution|CERTIFICATE_VERIFY_FAILED"
+        r"[Cc]onnection refused|Name or service not known|Temporary failure in name resolution"
         r"|Network is unreachable|No route to host|ProxyError|SSLError|[Ff]ailed to (?:connect|download)|[Cc]onnection timed out",
         _USER,
         "an address cannot be reached from here: is its server running, and does the network, a proxy (HTTPS_PROXY) or a "
@@ -1147,7 +1235,8 @@ SIGNATURES: Final = (
     Signature(
         "package-build",
         "release",
-        r"metadata-generation-failed|subprocess-exited-with-error|Failed building wheel|Could not build wheels",
+        r"metadata-generation-failed|subprocess-exited-with-error|Failed building wheel|Could not build wheels"
+        r"|Building wheel for [^\n]+\.\.\. error",
         _USER,
         "a package has no wheel for this machine and could not be built here: the lines of its own build say why; NVIDIA's "
         "image of the release has it (docs/images.md)",

@@ -28,7 +28,9 @@ class Grade(IntEnum):
     """Speaks of something that did not work, but not as an error."""
     WARNED = 4
     """The same, as a warning."""
-    FOLLOWS = 5
+    ENDED = 5
+    """Says which process has died, or which check failed of what was skipped: told where nothing says why."""
+    FOLLOWS = 6
     """Says that something else has failed."""
 
 
@@ -47,6 +49,22 @@ class Statement:
     """What it says, without what others put around it."""
     when: tuple[str, ...] = ()
     """Who wrote the time, month, day and time, as far as its line, or one before, tells."""
+    raised: tuple[int, ...] = ()
+    """Of a traceback the lines of its exceptions and their messages."""
+    until: int | None = None
+    """Of several exceptions the line where the message of the one that counts ends."""
+
+    @property
+    def words(self) -> Sequence[int]:
+        """The lines that its words stand in: of a traceback not the code, nor what others wrote in between."""
+        return self.raised or range(self.first, self.last + 1)
+
+    @property
+    def own(self) -> range:
+        """Those of them in which the exception that counts speaks, where there are several."""
+        return range(
+            self.first if self.until is None else self.index, (self.last if self.until is None else self.until) + 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +81,10 @@ class _Line:
     when: tuple[str, ...]
     shouted: bool
     """It begins with `ERROR:`, as what scripts and installers print."""
+    continued: bool
+    """It goes on with a message of several lines, each written with the same time and place."""
+    above: int
+    """The line before it of those that the same one wrote, blank ones aside; -1 without any."""
 
     @property
     def indent(self) -> int:
@@ -90,6 +112,8 @@ class _Raised:
     said: list[tuple[int, str]] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
     """How the message of the last one goes on."""
+    words: list[int] = field(default_factory=list)
+    """The lines of all of that."""
     last: int = 0
     linked: bool = False
     """The next one comes from it."""
@@ -100,6 +124,7 @@ class _Raised:
     def add(self, index: int, text: str) -> None:
         """What was raised next."""
         self.said.append((index, text))
+        self.words.append(index)
         self.more.clear()
         self.last, self.linked, self.open = index, False, True
 
@@ -111,27 +136,35 @@ _LONGEST: Final = 4000
 _PATTERNS: Final = {
     # what stands before the text of a line: launchers, containers, loggers
     "prefix": r"""(?x)
-        (?P<tag>\[\d+,\d+\]<std(?:err|out)>:[ ]?)
-        |(?P<rank>\[?[Rr](?:ank|ANK)[ _:]?\d+\]?:?[ ]?(?=\S|[ ]))
+        (?P<task>[ ]*\d{1,4}:[ ](?=\S|[ ]{2}))|(?P<tag>\[\d+,\d+\]<std(?:err|out)>:[ ]?)
+        |(?P<rank>\[?[Rr](?:ank|ANK)[ _:]?\d+\]?:?[ ]?(?=\S|[ ])|\[(?:default)?\d+\]:?[ ](?=\S|[ ]))
         |(?P<actor>\((?:[\w./-]+(?:[ ]\w+)*[ ])?pid=\d+[^)]*\)[ ]?)
+        |\[[\w.-]+:\d+[ ]*:\d+(?::\d+)?\][ ]+
         |(?P<pod>[a-z][\w.-]*-\d+[ ]+\|[ ])
         |(?:std(?:out|err)[ ][FP][ ])|\#\d+[ ]\d+\.\d+[ ]|[ ]{2,}[|+](?:-*[ ])?
-        |\[?(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,:]\d+)?)?)(?:Z|[+-]\d\d:?\d\d)?\]?(?:[ ]-)?[ ]?
+        |\[?(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,:]\d+)?)?)(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ][A-Z]P\d+)*\]?(?:[ ]-)?[ ]?
+        |(?P<clock2>\[?(?:\d\d/\d\d/\d\d[ ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?[ ]+(?=[A-Z\[]))
+        |time=\S+[ ]level=(?P<level6>\w+)[ ](?:source=\S+[ ])?msg="?
         |\[(?P<torch>[EFIW]\d{4}[ ][\d:.]+[ ][\w./-]+:\d+\])[ ]?|[A-Z][a-z]{2}[ ]+\d+[ ]\d\d:\d\d:\d\d[ ]\S+[ ][\w.@-]+\[\d+\]:[ ]?
         |\[(?P<us>\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d)\][ ]?
         |(?P<glog>[EFIW]\d+[ ](?:(?P<clocked>[\d:.]+)[ ]+\d+[ ]+)?[\w./-]+:\d+\][ ]*)
         |(?P<syslog>(?P<level1>ERROR|WARNING|INFO|DEBUG)[ ](?P<day>\d\d-\d\d)[ ](?P<clock>\d\d:\d\d:\d\d)[ ](?:\[[^\]]*\][ ])?)
         |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error|modelopt|tritonserver)\][ ]?
-        |\[(?P<level2>ERROR|WARNING|WARN|INFO|DEBUG|TRACE|FATAL|E|W|I|V|F|D)\][ ]?
+        |\[(?P<level2>(?i:ERROR|WARNING|WARN|INFO|DEBUG|TRACE|FATAL|CRITICAL)|[EWIVFD])\][ ]?
+        |\{(?:"\w+":[ ]?"[^"]*",[ ]?)*"(?:level|severity|levelname)":[ ]?"(?P<level4>[A-Za-z]+)",[ ]?(?:"\w+":[ ]?(?:"[^"]*"|\d+),[ ]?)*(?:"fields":[ ]?\{)?"(?:message|msg)":[ ]?"
         |(?P<level3>ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL)(?::[\w.]+:|[ ]+[-|][ ]|[ ]+\[|:[ ]+)
         |(?:[\w.]+[ ]-[ ](?=ERROR|WARNING|INFO|DEBUG))
         |:[ ](?P<tf>[EWIF])[ ](?=\w+/\S)|[\w./-]+\.(?:py|cc|cpp):\d+\][ ]?
-        |\|[ ](?P<loguru>ERROR|WARNING|INFO|DEBUG|CRITICAL)[ ]+\|[ ](?:[\w.]+:[\w<>]+:\d+[ ]-[ ])?
+        |\|[ ](?P<loguru>ERROR|WARNING|INFO|DEBUG|CRITICAL)[ ]+\|[ ](?:[\w.]+:[\w<>]+:\d+[ ]-[ ]|std(?:out|err)[ ]\|[ ])?
         """,
+    # the severity that a logger writes after the time
+    "level": r" *(ERROR|WARN(?:ING)?|INFO|DEBUG|TRACE|CRITICAL|FATAL)\b:? +(?![-|\[])(?:[a-z_][\w-]*(?:::\w+)*: )*",
+    "located": r":\d+\]\s*$",
     "head": r"(?:Exception Group )?Traceback \(most recent call last\):?\s*$",
     "exception": r"^(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*|[a-z_]\w*(?:[eE]rror|exception|timeout))"
     r"(?:\([\w, .]+\))?(?::(?:\s|$)|\s*$)",
-    "named": r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:\(\w+\))?: ?\S",
+    "named": r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:\(\w+\))?: ?\S"
+    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$",
     "link": r"The above exception was the direct cause of the following exception|During handling of the above exception",
     "frame": r"^\s*(?:\d+\s+0x|File \"|at |#\d|\d+# |\^+$|~+|\[?0x[0-9a-f]{6,}|\S+\.so(?:\.\d+)*\(|\[\S+\] \[ ?\d+\]|[-=*#]{5,}\s*$)",
     # what others put around the words of a cause; taken off again and again
@@ -140,7 +173,7 @@ _PATTERNS: Final = {
         |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error)\]|\[(?:ERROR|E)\]
         |terminate[ ]called[ ]after[ ]throwing[ ]an[ ]instance[ ]of[ ]\S+
         |what\(\):|[\w:]*::TllmException:|tensorrt_llm::\w+::\w+:
-        |[Ff]ailed[ ]to[ ]load[ ]'[^']*'[ ]version[ ]\d+:|[Ff]ailed[ ]to[ ]load[ ]'[^']*'[\s,]*(?=$)
+        |[Ff]ailed[ ]to[ ]load[ ]'[^']*'[ ]version[ ]\d+:|[Ff]ailed[ ]to[ ]load[ ]'[^']*'[\s,"]*(?=$)
         |Failed[ ]to[ ]create[ ]instance:|[Uu]nexpected[ ]error[ ]when[ ]creating[ ]\w+:?
         |creating[ ]server:|in[ ]ensemble[ ]'[^']*',|\[StatusCode\.\w+\]
         |[Ff]ailed[ ]to[ ]process[ ]the[ ]request\(s\)[ ]for[ ]model[ ](?:instance[ ])?'[^']*',[ ]message:
@@ -160,49 +193,59 @@ _PATTERNS: Final = {
     "follows": r"""(?xi)
         ^(?:\S+[ ]){0,12}(?:check|see)[ ](?:the[ ])?(?:error[ ]|root[ ]|previous[ ]|stack[ ])?(?:log|cause|trace|above|below)s?\b.{0,20}$
         |^(?:see[ ]above|see[ ].{0,30}(?:log|above|below)|unknown(?:[ ]error)?|failed|error|none|null|\W*)[.!]?$
-        |failed[ ]to[ ]load[ ]all[ ]models|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
+        |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
         |MPI_ABORT|mpi(?:run|exec)[ ](?:noticed|detected|has[ ]exited|was[ ]unable[ ]to[ ]cleanly)|(?:Primary|Child)[ ]job|peer[ ]process[ ]has|PMIX?[ ]ERROR:[ ](?:UNREACHABLE|LOST)
         |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b|ConnectionResetError|BrokenPipeError
         |(?:worker|executor|process|engine|server|task|actor|child|rank|node|stub|raylet|job)[\w\s'"\[\](),.-]{0,40}[ ](?:died|(?:was|been|is)[ ]terminated|terminated[ ]abruptly|has[ ]terminated|exited|is[ ](?:dead|shut|unhealthy|not[ ](?:healthy|ready|alive))|(?:is|has[ ]been|was)[ ](?:shut|aborted|stopped|cancel)|(?:initialization[ ])?failed[.!]?$)
         |(?:worker|executor|engine)[\w\s]{0,30}[ ](?:returned[ ]error|failed[ ]to[ ](?:start|init\w*))[.!]?$|BrokenProcessPool|BrokenExecutor|ChildFailedError|ProcessExitedException|ProcessRaisedException[:]?$|RayActorError|ActorDiedError|EngineDeadError
         |(?:engine|model)[ ]?(?:building|build|loading|creation|initialization)[ ]failed[ ,.]*(?:please|see|check|$)
         |non-?graceful[ ]termination|non-zero[ ](?:exit|status)|exited?[ ]with[ ](?:exit[ ])?(?:code|status)|return(?:ed|[ ]code)[ ](?:code[ ])?[1-9]\d*[.]?$|^exit[ ](?:code|status)
-        |shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
-        |CalledProcessError|subcommand[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|failed[ ]building[ ]wheel|could[ ]not[ ]build[ ]wheels|ld[ ]returned|compilation[ ]terminated
-        |requests?[ ]failed|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ]restarting|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
+        |shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
+        |CalledProcessError|subcommand[ ]failed|CompilationError:[ ]at[ ]\d+:\d+:(?!\s*\w+Error)|ninja[ ]build[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|^failed[ ]to[ ]build[ ][\w.-]+$|ld[ ]returned|compilation[ ]terminated
+        |see[ ](?:the[ ])?(?:root[ ]cause|stack[ ]trace)\b|failed[ ]to[ ]maintain[ ]requested[ ]inference[ ]load
+        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ]restarting|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
         |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
-        |^executing[ ]trt[ ]engine[ ]failed|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
+        |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
         """,
+    # what the program goes on without
+    "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
+    "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
+    # which process has ended, where that is the first that is known
+    "ended": r"(?i)\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
     # what says hardly more than that something is wrong
-    "bare": r"""(?x)'NoneType'[ ]object|^AssertionError:?$
-        |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
-        |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|RemoteDisconnected|[Cc]onnection[ ]refused|failed[ ]to[ ]connect[ ]to[ ]all|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
+    "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
+        |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
+        |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|Failed[ ]building[ ]wheel|Could[ ]not[ ]build[ ]wheels|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|RemoteDisconnected|[Cc]onnection[ ]refused|[Ff]ailed[ ]to[ ]connect[ ]to|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
         """,
-    "killed": r"OOMKilled|Bus error|exited on signal|\bKilled\b|SIGKILL|Signal: \w|[Ss]ignal \(\d+\) received|Segmentation fault|Floating point exception|Illegal instruction",
+    "killed": r"OOMKilled|[Ee]xit code:? -\d|Bus error|exited on signal|\bKilled\b|SIGKILL|Signal: \w|[Ss]ignal \(\d+\) received|Segmentation fault|Floating point exception|Illegal instruction",
     # what is often caught and told better: preferred to nothing in a chain
-    "terse": r"^(?:KeyError: \S+|(?:IndexError|StopIteration|StopAsyncIteration|AttributeError)\b.*)$",
+    "terse": r"^(?:KeyError: \S+|(?:IndexError|StopIteration|StopAsyncIteration|AttributeError)\b.*|(?:\w+\.)*HTTP(?:Status)?Error\b.*)$",
+    # what a program catches that tries one way after another
+    "looked up": r"^(?:\w+\.)*(?:KeyError|AttributeError|LookupError|FileNotFoundError|ImportError|ModuleNotFoundError)\b",
     # how programs speak of an error
     "own": r"""(?x)Assertion[ ](?:.{0,80}[ ])?failed|Assertion[ ]`|what\(\):|\bterminate[ ]called
-        |(?:^|:[ ]|\)[ ])(?:fatal[ ])?error(?:[ ]?[A-Z]+\d+)?:[ ]\S|^E:[ ]\S|^Error[ ]\w+ing\b|^Warning[ ]{2,}Failed|\bUCX[ ]+ERROR|OOMKilled|Bus[ ]error
+        |(?:^|:[ ]|\)[ ])(?:fatal[ ])?error(?:[ ]?[A-Z]+\d+)?:[ ]\S|^E:[ ]\S|^Error[ ](?:\w+ing|from|in|while|when|at)\b|^[\w.-]+:[ ](?:\w+[ ]){1,2}error:[ ]\S|Un(?:caught|handled)[ ]exception[^:]{0,60}:[ ]\S|<class[ ]'[\w.]+(?:Error|Exception)'>|^Warning[ ]{2,}Failed|\bUCX[ ]+ERROR|OOMKilled|Bus[ ]error
         |^(?:free|malloc|realloc|munmap_chunk)\(\)|double[ ]free|corrupted[ ](?:size|double)|stack[ ]smashing
-        |^Error:[ ]\S|^ERROR:?[ ]\S|^(?:fatal|FATAL|panic|Fatal[ ]\w+[ ]error):|\bpanicked[ ]at
-        |[Ff]ailed[ ]to[ ]load[ ]'|Failed[ ]to[ ]create[ ]instance|Poll[ ]failed[ ]for[ ]model|libprotobuf[ ]ERROR|UNAVAILABLE:
-        |CUDA[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ]WARN|NCCL[ ]error|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ]Xid
-        |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|nvcc[ ]fatal|^\S*\bld:[ ]\S|undefined[ ](?:reference|symbol)
-        |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
+        |^Error:[ ]\S|^(?:\W{1,4}[ ])?ERROR\b\W*[ ]\S|^(?:fatal|FATAL|panic|Fatal[ ]\w+[ ]error):|\bpanicked[ ]at
+        |[Ff]ailed[ ]to[ ]load[ ]'|Failed[ ]to[ ]create[ ]instance|Poll[ ]failed[ ]for[ ]model|libprotobuf[ ]ERROR|UNAVAILABLE:|Not[ ]loaded:|\(Caused[ ]by[ ]\w+\(
+        |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ]Xid
+        |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
+        |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
         |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mkdir):.*(?:No[ ]such[ ]file|Permission[ ]denied|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
-        |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Floating[ ]point[ ]exception|Illegal[ ]instruction|exited[ ]on[ ]signal|Unhandled[ ]exception[ ]caught
+        |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|\]Killed$|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Floating[ ]point[ ]exception|Illegal[ ]instruction|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|Unhandled[ ]exception[ ]caught
         """,
     "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"
-    r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|already (?:filled|in use|taken)"
-    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|out of memory|no space|error)\b",
-    "titled": r"^CMake Error.*:$",
+    r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|not compatible|already (?:filled|in use|taken)"
+    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
+    "function": r"^[a-z]\w*(?:\(\))?: \S",
+    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ]+)?):$",
+    # what goes on with the words of another program, in the lines below
+    "quotes": r"\bstderr: |\bprinting contents of\b",
     "said": r"Error Code|Assertion|: \S|\d{2}",
-    "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  )",
+    "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r )",
     "passed on": r"^\||^ERROR:?\s|\{\"(?:error|detail|object)\": ?[\"{\[]|^\[StatusCode|Error code: \d{3}|\b(?:BadRequest|InternalServer|APIStatus|APIConnection)Error\b|InferenceServerException: ",
     "harmless": r"(?i)exception ignored|falling back|skipping|optional",
     "calm": r"(?i)\b(?:0|no) (?:errors?|failures?|failed)\b|\bretry(?:ing)?\b|\berrors?=0|failed: 0|error rate|if .{0,40}(?:fails?|error)",
-    "network": r"^(?:urllib3|requests|http\.client|httpcore|httpx|socket|ConnectionRefusedError|ConnectionError|OSError: \[Errno 1\d\d\]|TimeoutError)",
 }
 
 
@@ -217,13 +260,40 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     chains, inside = _tracebacks(parsed)
     found = [_of_chain(chain) for chain in chains]
     heads = {chain.first: chain for chain in chains}
+    below = {line.above: line for line in parsed}
     ruled = False
     for line in parsed:
-        each = None if line.index in inside else _of_line(line, parsed[line.index + 1 : line.index + 3], ruled=ruled)
+        each = None if line.index in inside else _of_line(line, below.get(line.index))
+        if ruled and each is not None and each.grade is Grade.FAINT and not line.body.startswith("WARNING"):
+            each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
             found.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
-    return sorted(found, key=lambda each: each.index)
+    return _led_up(sorted(found, key=lambda each: each.index), parsed)
+
+
+def _led_up(found: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
+    """With what the lines right above an error are to it. What a function says there, and speaks of a failure too, is a part
+    of it: libraries without a logger tell an error from the innermost function outwards, a line each. Where it gives the
+    words of another program, what was said above only follows from these.
+    """
+    places = {each.last: place for place, each in enumerate(found)}
+    for place in range(len(found) - 1, -1, -1):
+        line = lines[found[place].first]
+        above = places.get(line.above)
+        if above is None or found[place].grade > Grade.FAINT:
+            continue
+        quoting = _compiled("quotes").search(lines[line.above].body) is not None
+        while quoting and above is not None:
+            found[above] = replace(found[above], grade=Grade.FOLLOWS)
+            above = places.get(lines[found[above].first].above)
+        if above is None:
+            continue
+        said = lines[line.above]
+        function = not (said.severity or line.severity) and _compiled("function").match(said.body)
+        if function and found[place].grade is Grade.OWN and found[above].grade is Grade.FAINT:
+            found[above] = replace(found[above], grade=Grade.OWN)
+    return found
 
 
 def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
@@ -244,13 +314,16 @@ def _announces(line: _Line, heads: Mapping[int, _Raised]) -> bool:
         return False
     said = _compiled("head").sub("", unwrapped(line.body)).strip()
     if any(said and said in text for _, text in below.said):
-        return True
+        return all(said != text for _, text in below.said)
     return _compiled("said").search(said) is None and len(said.split()) <= 12
 
 
 def first_statement(found: Sequence[tuple[int, Statement]]) -> tuple[int, Statement] | None:
-    """The one that says the first cause, of (log, statement) pairs: the most particular, then the earliest."""
-    told = [(log, each) for log, each in found if each.grade < Grade.WARNED]
+    """The one that says the first cause, of (log, statement) pairs: the most particular, then the earliest.
+
+    None where all warn of something, or only follow.
+    """
+    told = [(log, each) for log, each in found if each.grade not in {Grade.WARNED, Grade.FOLLOWS}]
     if not told:
         return None
     best = min(each.grade for _, each in told)
@@ -277,6 +350,7 @@ def _last_together(told: Sequence[tuple[int, Statement]]) -> list[tuple[int, Sta
 
 def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
     when: tuple[str, ...] = ()
+    before: dict[str, tuple[int, str]] = {}
     prefix = _compiled("prefix")
     for index, text in enumerate(lines):
         stream = severity = ""
@@ -285,7 +359,7 @@ def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
         while (found := prefix.match(text, place)) and found.end() > place:
             place = found.end()
             kind = found.lastgroup
-            if kind in {"tag", "rank", "actor", "pod"}:
+            if kind in {"task", "tag", "rank", "actor", "pod"}:
                 stream += found[0].strip()
             elif kind in {"torch", "tf"}:
                 severity = found[kind][0]
@@ -296,14 +370,21 @@ def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
                 when = (kind, found["iso"][5:7], found["iso"][8:10], found["iso"][11:].replace(",", "."))
             elif kind == "us":
                 when = (kind, found["us"][:2], found["us"][3:5], found["us"][11:])
-            elif kind is not None:
+            elif kind == "syslog":
+                severity = found["level1"][0]
+                when = (kind, found["day"][:2], found["day"][3:], found["clock"])
+            elif kind is not None and kind != "clock2":
                 shouted = found["level3"] == "ERROR" and found.start() == 0
-                level = found["level1"] or found["level2"] or found["level3"] or found["loguru"] or ""
-                severity = "E" if level[:1] in {"E", "F", "C"} else level[:1]
-                if found["day"]:
-                    when = (kind, found["day"][:2], found["day"][3:], found["clock"])
+                severity = found[kind][0].upper()
+            if kind in {"iso", "clock2"} and (level := _compiled("level").match(text, place)):
+                severity, place = level[1][0], level.end()
         body = "" if index in noise else flattened(text[place : place + _LONGEST].rstrip())
-        yield _Line(index, stream, "E" if severity == "F" else severity, body, when, shouted)
+        written = text[:place]
+        above, same = before.get(stream, (-1, ""))
+        continued = written == same and _compiled("located").search(written) is not None
+        if text[place:].strip():
+            before[stream] = index, written
+        yield _Line(index, stream, "E" if severity in {"F", "C"} else severity, body, when, shouted, continued, above)
 
 
 def flattened(text: str) -> str:
@@ -324,7 +405,6 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
     reading: dict[str, _Traceback] = {}
     chains: dict[str, _Raised] = {}
     headed: _Line | None = None
-    above: dict[str, _Line] = {}
     for line in lines:
         body = line.body.strip().strip('"')
         if headed is not None and line.index == headed.index + 1 and headed.stream and not line.stream:
@@ -333,7 +413,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
         before, chain = reading.get(line.stream), chains.get(line.stream)
         if _compiled("head").search(line.body):
             alone = line.body.lstrip().startswith(("Traceback", "Exception Group"))
-            harmless = any(map(_harmless, filter(None, (line, above.get(line.stream)))))
+            harmless = _harmless(line) or (line.above >= 0 and _harmless(lines[line.above]))
             reading[line.stream], headed = _Traceback(line.index, line.indent if alone else 0, harmless), line
             if chain is not None:
                 chain.open = False
@@ -360,14 +440,32 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
             elif chain.linked and _compiled("exception").match(body):
                 chain.add(line.index, body)
                 inside.add(line.index)
-            elif chain.open and body and not line.severity and line.index - chain.last <= 6 and _goes_on(line):
+            elif (
+                chain.open
+                and not chain.harmless
+                and body
+                and not line.severity
+                and line.index - chain.last <= 6
+                and _goes_on(line)
+            ):
                 chain.last = line.index
                 chain.more.append(body)
+                chain.words.append(line.index)
                 inside.add(line.index)
             elif body:
                 chain.open = False
-        above[line.stream] = line
+    for line in lines:
+        if line.index not in inside and _compiled("exception").match(line.body):
+            inside.update(_code_above(lines, line))
     return done, inside
+
+
+def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:
+    """The lines of code right above an exception, where the beginning of its traceback is not there."""
+    place = raised.above
+    while place >= 0 and lines[place].severity == raised.severity and lines[place].indent >= raised.indent + 2:
+        yield place
+        place = lines[place].above
 
 
 def _harmless(above: _Line) -> bool:
@@ -384,24 +482,30 @@ def _goes_on(line: _Line) -> bool:
 
 
 def _of_chain(chain: _Raised) -> Statement:
-    """Of exceptions that came from one another, the first that says something."""
+    """Of exceptions that came from one another, the first that says something; the last, where all before were lookups."""
     graded = [
         (_grade_raised(text), _compiled("terse").match(text) is not None, *said)
         for said in chain.said
         for text in said[1:]
     ]
     grade, _, index, text = min(graded, key=lambda each: each[:3])
+    if len(chain.said) > 2 and all(_compiled("looked up").match(text) for _, text in chain.said[:-1]):
+        index, text = chain.said[-1]
+        grade = _grade_raised(text)
     if chain.harmless:
         grade = max(grade, Grade.WARNED)
     if (text.endswith(":") or "validation error" in text) and index == chain.said[-1][0]:
         text = " ".join([text, *chain.more])
-    return Statement(grade, index, chain.first, chain.last, unwrapped(text), chain.when)
+    until = max(
+        line for line in chain.words if line < min((said for said, _ in chain.said if said > index), default=line + 1)
+    )
+    return Statement(grade, index, chain.first, chain.last, unwrapped(text), chain.when, tuple(chain.words), until)
 
 
 def _grade_raised(text: str) -> Grade:
     residue = unwrapped(text)
     if _compiled("follows").search(residue) or _compiled("follows").search(text):
-        return Grade.FOLLOWS
+        return Grade.ENDED if _compiled("ended").search(residue) else Grade.FOLLOWS
     if _compiled("bare").search(text):
         return Grade.BARE
     if _compiled("passed on").search(text):
@@ -409,32 +513,43 @@ def _grade_raised(text: str) -> Grade:
     return Grade.OWN if residue.partition(":")[2].strip() or " " in residue else Grade.BARE
 
 
-def _of_line(line: _Line, below: Sequence[_Line], *, ruled: bool) -> Statement | None:
-    """What a line outside of tracebacks states, or one `below`, where it is a title.
+def _of_help(each: Statement, lines: Sequence[_Line]) -> Statement:
+    """An error that stands between rules, as mpirun draws them around its help: an indented line of it says what failed."""
+    for line in lines[each.index : each.index + 2 * _PARAGRAPH]:
+        if line.body.startswith("--------------------"):
+            break
+        if line.indent and _compiled("faint").search(line.body):
+            each = replace(each, index=line.index, last=line.index, text=unwrapped(line.body))
+            break
+    return replace(each, grade=Grade.OWN)
 
-    `ruled`: a rule stands before it, as mpirun draws them around its help.
-    """
+
+def _of_line(line: _Line, below: _Line | None) -> Statement | None:
+    """What a line outside of tracebacks states, or the next one of the same writer, where it is a title."""
     body = line.body.strip()
     if not body or _compiled("frame").search(line.body):
         return None
-    grade = _grade_line(body, line)
-    if ruled and grade is Grade.FAINT and not body.startswith("WARNING"):
-        grade = Grade.OWN
+    went_on = below is not None and below.severity == "I"
+    grade = _grade_line(body, line, went_on=went_on)
     if grade is None:
         return None
-    titled = _compiled("titled").search(body)
-    said = next((each for each in below if titled and each.body.strip()), line)
+    titled = below is not None and below.body.strip() and _compiled("titled").search(body)
+    said = below if below is not None and titled and not _compiled("head").search(below.body) else line
     return Statement(grade, said.index, line.index, said.index, unwrapped(said.body.strip()), line.when)
 
 
-def _grade_line(body: str, line: _Line) -> Grade | None:
+def _grade_line(body: str, line: _Line, *, went_on: bool) -> Grade | None:
+    """`went_on`: what wrote the line informs of something else in the next one, as after an exception that it only printed."""
     named = _compiled("named").search(body)
-    own = named or line.severity == "E" or _compiled("own").search(body)
+    own = named or (line.severity == "E" and not line.continued) or _compiled("own").search(body)
     if not own and (not _compiled("faint").search(body) or _compiled("calm").search(body)):
         return None
     residue = unwrapped(body)
     if _compiled("follows").search(residue) and not (own and _compiled("killed").search(body)):
-        return Grade.FOLLOWS
+        return Grade.ENDED if _compiled("ended").search(residue) else Grade.FOLLOWS
+    left_out = _compiled("left out").search(residue)
+    if left_out and line.severity != "E":
+        return Grade.ENDED if _compiled("checked").search(residue) else Grade.FOLLOWS
     if own and _compiled("bare").search(residue):
         return Grade.BARE
     if line.severity == "W" or _compiled("warning").search(body):
@@ -443,7 +558,8 @@ def _grade_line(body: str, line: _Line) -> Grade | None:
         return None if line.severity else Grade.FAINT
     if line.severity == "I" and not named:
         return Grade.FAINT
-    passed_on = _compiled("passed on").search(body) or (line.shouted and not named)
+    printed = left_out or (went_on and not line.severity and _compiled("exception").match(body))
+    passed_on = printed or _compiled("passed on").search(body) or (line.shouted and not named)
     return Grade.PASSED_ON if passed_on else Grade.OWN
 
 

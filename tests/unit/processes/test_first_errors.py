@@ -443,12 +443,307 @@ SHAPES = {
         ),
         {2},
     ),
+    "printed-and-went-on": (
+        (
+            "(Engine pid=8) OSError: [Errno 30] the moon is read-only",
+            "(Engine pid=8) INFO 05-07 10:11:40 [runner.py:4560] Starting to load the model",
+            "(Engine pid=8) OSError: [Errno 30] the sun is read-only",
+            "(Engine pid=8) ERROR 05-07 10:12:20 [core.py:1108] EngineCore failed to start.",
+        ),
+        {3},
+    ),
+    "compiler-with-a-name": (
+        ("a.b.CompilationError: at 74:4: NameError('moon is not defined')", "Received a signal from a child process."),
+        {1},
+    ),
+    "labels-of-srun": (
+        (
+            " 8: Traceback (most recent call last):",
+            ' 8:   File "ops.py", line 121, in allgather',
+            " 4: [11/22/2026-08:11:02] [TRT-LLM] [I] fine",
+            " 8: RuntimeError: the fabric is odd",
+            " 8: [11/22/2026-08:11:03] [TRT-LLM] [E] Failed to initialize executor on rank 8",
+        ),
+        {4},
+    ),
+    "an-error-after-which-it-skips": (
+        ("[TRT-LLM] [E] Exception the moon is full caught while allocating; skipping (8, 2048)", "1 of 2 points"),
+        {1},
+    ),
+    "nothing-but-what-is-skipped": (
+        (
+            "[TRT-LLM] [W] Failed to import y, falling back",
+            "[WARNING] check moon(3) <= sun(2) failed, skipping.",
+            "done",
+        ),
+        {2},
+    ),
+    "nothing-but-who-died": (
+        (
+            "E1122 08:11:02.1 1 python.cc:2005] Stub process is unhealthy and it will be restarted.",
+            "error: creating server: Internal - failed to load all models",
+        ),
+        {1},
+    ),
     "client-and-server": (
         (
             "HTTPError: 500 Server Error: Internal Server Error for url: http://localhost:8000/v1/chat/completions",
             "[TRT-LLM] [E] the template has no role for tools",
         ),
         {2},
+    ),
+    "written-out-without-a-message": (
+        (
+            '{"error":"Execute Failed, message: Traceback (most recent call last):\\n  File \\"m.py\\", line 5\\nAssertionError\\n"}',
+            "bye",
+        ),
+        {1},
+    ),
+    "not-loaded": (
+        (
+            "| Model     | Version | Status                              |",
+            "| /m/moon   | -       | Not loaded: No phase of it is there |",
+            "error: creating server: Internal - failed to load all models",
+        ),
+        {2},
+    ),
+    "functions-tell-outwards": (
+        (
+            "read_moon: reading the moon",
+            "moon_init_from_file: invalid phase 67",
+            "moon_load: failed to load the moon from x.bin",
+            "error loading model: moon_load: it is not there",
+            "main: exiting due to model loading error",
+        ),
+        {2},
+    ),
+    "traceback-without-its-head": (
+        (
+            "ERROR 04-17 15:10:09 [engine.py:448]     raise_if_the_moon_is_invalid(",
+            "ERROR 04-17 15:10:09 [engine.py:448] ValueError: the moon is full",
+        ),
+        {2},
+    ),
+    "one-way-after-another": (
+        (
+            "Traceback (most recent call last):",
+            '  File "vocab.py", line 17, in set_vocab',
+            "FileNotFoundError: File not found: moon.model",
+            "",
+            "During handling of the above exception, another exception occurred:",
+            "",
+            "Traceback (most recent call last):",
+            '  File "vocab.py", line 19, in set_vocab',
+            "KeyError: 'moon'",
+            "",
+            "During handling of the above exception, another exception occurred:",
+            "",
+            "Traceback (most recent call last):",
+            '  File "vocab.py", line 21, in set_vocab',
+            "NotImplementedError: the words of the moon are not known",
+        ),
+        {15},
+    ),
+    "no-exception-to-tell": (
+        (
+            'E1216 02:12:49.624646 179 model.py:248] "[moon] Failed to start engine: NoneType: None\\n"',
+            'I1216 02:12:49.624943 179 pb_stub.cc:388] "Failed to initialize Python stub: TypeError: rise() takes no tide"',
+        ),
+        {2},
+    ),
+    "behind-what-was-ignored": (
+        (
+            "Exception ignored in: <function A.__del__ at 0x7f>",
+            "Traceback (most recent call last):",
+            "AttributeError: 'A' object has no attribute 'b'",
+            "the moon could not be found",
+        ),
+        {4},
+    ),
+    "caused-by": (
+        (
+            "'MoonPool(host='moon', port=443): gave up (Caused by ConnectTimeoutError(<x>, 'timed out'))' thrown while requesting it",
+            "ConnectionError: no way to the moon",
+        ),
+        {1, 2},
+    ),
+    "ranks-in-brackets": (
+        (
+            "[1] Traceback (most recent call last):",
+            '[0] [0]   File "a.py", line 3, in f',
+            '[1]   File "a.py", line 3, in f',
+            "[1]     f()",
+            "[1] ValueError: the request for the moon failed after 5 tries",
+        ),
+        {5},
+    ),
+    "logfmt": (
+        (
+            'time=2025-01-02T10:11:12.123Z level=INFO source=a.go:45 msg="the sun could not be found"',
+            'time=2025-01-02T10:11:13.123Z level=ERROR source=a.go:55 msg="the moon is full"',
+            "bye",
+        ),
+        {2},
+    ),
+    "json-severity": (
+        (
+            '{"timestamp":"2025-01-01T00:00:00Z","level":"WARN","fields":{"message":"error: the sun is odd"},"target":"x"}',
+            '{"timestamp":"2025-01-01T00:00:01Z","severity":"ERROR","message":"the moon is full"}',
+        ),
+        {2},
+    ),
+    "tracing": (
+        (
+            "2024-01-01T00:00:00.123456Z  WARN moon_launcher: error: the sun is odd",
+            "2024-01-01T00:00:01.123456Z ERROR moon_launcher: Method Warmup encountered an error.",
+            "2024-01-01T00:00:02.123456Z ERROR moon_launcher::x: the moon is full",
+        ),
+        {3},
+    ),
+    "rich": (
+        (
+            "[12/01/24 10:00:00] WARNING  error: the sun is odd",
+            "                    INFO     well",
+            "[10:11:12] ERROR    the moon is full                  x.py:123",
+        ),
+        {3},
+    ),
+    "gunicorn": (
+        (
+            "[2024-01-01 00:00:00 +0000] [17] [INFO] error: the sun is odd",
+            "[2024-01-01 00:00:01 +0000] [17] [ERROR] the moon is full",
+        ),
+        {2},
+    ),
+    "spdlog": (
+        ("[2024-01-01 00:00:00.123] [warning] error: odd", "[2024-01-01 00:00:00.123] [error] [x.cpp:12] the moon"),
+        {2},
+    ),
+    "kubectl": (("the sun is not found", 'Error from server (NotFound): pods "moon" not found', "bye"), {2}),
+    "container-cli": (
+        ("nvidia-container-cli: requirement error: unsatisfied condition: moon>=12", "exit", "x failed"),
+        {1},
+    ),
+    "tensor-parallel-rank": (
+        (
+            "[2025-01-01 10:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+            '  File "scheduler.py", line 2, in run',
+            "    f()",
+            "RuntimeError: the moon is full",
+            "",
+            "[2025-01-01 10:00:01] Received sigquit from a child process. It usually means the child failed.",
+        ),
+        {4},
+    ),
+    "title": (
+        (
+            "Received an error from server:",
+            "the moon cannot be reached in this mode",
+            "Exception ignored in: <function x>",
+        ),
+        {2},
+    ),
+    "quoted-below": (
+        (
+            "docker: Error response from daemon: OCI runtime create failed: error running hook: exit status 1, stdout: , stderr: Auto-detected",
+            "moon-cli: initialization error: the moon is full: unknown.",
+            "Error response from daemon: No such container: x",
+        ),
+        {2},
+    ),
+    "contents-of-a-log": (
+        (
+            "slurmstepd: error: moon: failed to import the moon",
+            "slurmstepd: error: moon: printing contents of log file ...",
+            "slurmstepd: error: moon:     mkdir: cannot create directory '/moon': the sky is full",
+            "slurmstepd: error: spank_task_init_privileged failed",
+        ),
+        {3},
+    ),
+    "status-of-http-first": (
+        (
+            "Traceback (most recent call last):",
+            "requests.exceptions.HTTPError: 403 Client Error: Forbidden for url: https://moon",
+            "",
+            "The above exception was the direct cause of the following exception:",
+            "",
+            "Traceback (most recent call last):",
+            "moon.errors.MoonError: 403 Client Error.",
+            "",
+            "Cannot access the moon.",
+        ),
+        {7, 9},
+    ),
+    "status-alone": (
+        ("2024-07-29 09:16:41,414 ERROR request failed: HTTP 500", '{"error":"in ensemble \'e\', the moon is full"}'),
+        {2},
+    ),
+    "compiler-in-a-message": (
+        (
+            "Traceback (most recent call last):",
+            "RuntimeError: Error building extension 'moon': [1/7] nvcc",
+            "FAILED: moon.o",
+            "moon.cuh:21:10: fatal error: sun.h: No such file or directory",
+            "ninja: build stopped: subcommand failed.",
+        ),
+        {4},
+    ),
+    "functions-before-a-traceback": (
+        (
+            "moon_alloc: allocating 20 MiB: failed: out of sky",
+            "moon_init: failed to allocate the moon",
+            "Traceback (most recent call last):",
+            "ValueError: Failed to create moon_context",
+        ),
+        {1},
+    ),
+    "first-observed": (
+        (
+            "Traceback (most recent call last):",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "------------------------------------------------------------",
+            "Root Cause (first observed failure):",
+            "[0]:",
+        ),
+        {2},
+    ),
+    "help-of-mpirun": (
+        (
+            "--------------------------------------------------------------------------",
+            "It looks like moon_init failed for some reason; your parallel process is",
+            "likely to abort. There are many reasons for that, here's one:",
+            "",
+            "  moon_select failed",
+            "  --> Returned value -1 instead of MOON_SUCCESS",
+            "--------------------------------------------------------------------------",
+        ),
+        {5, 6},
+    ),
+    "title-of-a-traceback": (
+        (
+            "2025-06-01T10:00:03.0Z ERROR moon-manager: launcher: Moon complete standard error output:",
+            "",
+            "Traceback (most recent call last):",
+            '  File "/a.py", line 8, in <module>',
+            "RuntimeError: the moon is full rank=0",
+        ),
+        {5},
+    ),
+    "killed-behind-a-bar": ((" 10%|#         | 51/512 [00:10<01:30,  5.10it/s]Killed",), {1}),
+    "time-limit": (
+        (
+            "slurmstepd: error: *** STEP 12.0 ON gpu1 CANCELLED AT 2025-01-01T10:00:00 DUE TO TIME LIMIT ***",
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        ),
+        {1},
+    ),
+    "loader": (
+        (
+            "/opt/stub: /tmp/lib.so.6: version `MOON_3.4' not found (required by /opt/stub)",
+            "E0102 12:10:33.902155 1 m.cc:654] \"failed to load 'x' version 1: Internal: Stub process 'x_0_0' is not healthy.\"",
+            "I0102 12:10:33.902301 1 m.cc:789] \"failed to load 'x'\"",
+        ),
+        {1},
     ),
 }
 """Name -> lines of a log, and the numbers of those that say its first cause."""
