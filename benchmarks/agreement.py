@@ -1,12 +1,15 @@
 """Do the figures of `pipeline bench load` agree with those of a client that shares no code with it, on a real model?
 
-    python benchmarks/agreement.py [--cells PATTERN] [--rounds 5] [--requests 24] [--aiperf PATH] [--format json]
+    python benchmarks/agreement.py [--cells PATTERN] [--levels 1,2,4,8] [--rounds 5] [--requests 24] [--aiperf PATH] [--format json]
 
 Builds one cell of the quickstart, serves it with `pipeline launch`, and lets both clients ask it the same prompts for
 greedy answers of the same length, level by level, in turns: which of them is first changes from round to round. The
 other client is written from scratch over tritonclient's asyncio API: it notes the time in Python when a response is
 handed to it, and counts tokens by encoding the whole answer. With --aiperf, an environment's aiperf and ours also take
 turns at llama.cpp's own OpenAI server with the same engine.
+
+The server has one half of the CPUs, and the clients take turns on the other: a client that has many processes takes no time
+from the server that it measures.
 
 A figure is the median over the rounds. The interval is of the ratio ours / theirs, from the pairs of the rounds
 (Student's t on the logarithms): the clients agree within noise where it holds 1.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -34,9 +38,11 @@ from trtllm_pipeline.bench.stats import paired_change
 from trtllm_pipeline.bench.workloads import Workload, made
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-LEVELS: Final = (1, 2, 4, 8)
 PROMPT_TOKENS: Final = 64
 PIPELINE: Final = (sys.executable, "-m", "trtllm_pipeline")
+CPUS: Final = sorted(os.sched_getaffinity(0))
+OF_SERVER: Final = CPUS[: max(1, len(CPUS) // 2)]
+OF_CLIENTS: Final = CPUS[len(OF_SERVER) :] or CPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default="*/int8_wo/*/bs8", help="one cell of the quickstart")
+    parser.add_argument("--levels", default="1,2,4,8", help="requests in flight")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=24, help="of each level")
     parser.add_argument("--max-tokens", type=int, default=16)
@@ -92,6 +99,7 @@ def main() -> None:
     parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary folder)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
+    turns = tuple(map(int, args.levels.split(","))), args.rounds
     with tempfile.TemporaryDirectory(prefix="agreement-") as scratch:
         folder = Path(scratch)
         model, engine, repository = build(args.cells, Path(args.workspace or folder / "workspace"))
@@ -99,13 +107,13 @@ def main() -> None:
         rows: list[Row] = []
         with triton(repository, folder) as url:
             rows += compare(
-                "Triton", ours(load, folder, "-u", url, "--model", "ensemble"), independent(load, url), args.rounds
+                "Triton", ours(load, folder, "-u", url, "--model", "ensemble"), independent(load, url), *turns
             )
         if args.aiperf:
             with llama(engine, folder) as url:
                 where = ("-u", url, "--protocol", "openai", "--endpoint-type", "completions", "--model", "engine")
                 other = aiperf(load, folder, url, args.aiperf)
-                rows += compare("llama.cpp", ours(load, folder, *where), other, args.rounds)
+                rows += compare("llama.cpp", ours(load, folder, *where), other, *turns)
     if args.format == "json":
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
@@ -118,11 +126,11 @@ def main() -> None:
         )
 
 
-def compare(server: str, mine: Measure, other: Measure, rounds: int) -> Iterator[Row]:
+def compare(server: str, mine: Measure, other: Measure, levels: Sequence[int], rounds: int) -> Iterator[Row]:
     """Let both measure every level in every round, in turns."""
-    found: dict[int, list[tuple[Figures, Figures]]] = {level: [] for level in LEVELS}
+    found: dict[int, list[tuple[Figures, Figures]]] = {level: [] for level in levels}
     for number in range(rounds):
-        for level in LEVELS:
+        for level in levels:
             first, second = (mine, other) if number % 2 == 0 else (other, mine)
             pair = first(level), second(level)
             pair = pair if number % 2 == 0 else pair[::-1]
@@ -166,7 +174,7 @@ def build(cells: str, workspace: Path) -> tuple[Path, Path, Path]:
 @contextmanager
 def triton(repository: Path, folder: Path) -> Iterator[str]:
     """Where a server of the repository listens for gRPC."""
-    words = [*PIPELINE, "launch", "--repository", str(repository), "--format", "json"]
+    words = [*PIPELINE, "launch", "--repository", str(repository), "--threads", str(len(OF_SERVER)), "--format", "json"]
     with serving(words, folder / "launch.log") as server:
         text = ""
         for line in server.stdout or ():
@@ -183,9 +191,10 @@ def llama(engine: Path, folder: Path) -> Iterator[str]:
         "import sys, time, xllamacpp as x\n"
         "p = x.CommonParams(); p.model.path = sys.argv[1]; p.model_alias = {'engine'}; p.n_ctx = 2048; p.n_parallel = 8\n"
         "p.cache_prompt = False; p.cache_ram_mib = 0; p.verbosity = 1\n"
+        "p.cpuparams.n_threads = p.cpuparams_batch.n_threads = int(sys.argv[2])\n"
         "s = x.Server(p); print(s.listening_address, flush=True); sys.stdin.read()\n"
     )
-    words = [sys.executable, "-c", program, str(engine / "model.gguf")]
+    words = [sys.executable, "-c", program, str(engine / "model.gguf"), str(len(OF_SERVER))]
     with serving(words, folder / "llama.log") as server:
         assert server.stdout is not None
         yield server.stdout.readline().strip()
@@ -193,14 +202,17 @@ def llama(engine: Path, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def serving(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that serves until the block ends."""
+    """A process that serves until the block ends, on its half of the CPUs; what is started inside it has the other half."""
     with log.open("w") as errors:
+        os.sched_setaffinity(0, OF_SERVER)
         server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        os.sched_setaffinity(0, OF_CLIENTS)
         try:
             yield server
         finally:
             server.terminate()
             server.communicate(timeout=60)
+            os.sched_setaffinity(0, CPUS)
 
 
 # Clients

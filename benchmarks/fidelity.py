@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
-from trtllm_pipeline.toolchains.embedded.convert import gguf_names, rotated_heads
+from trtllm_pipeline.toolchains.embedded.gguf_file import gguf_names, rotated_heads
 from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
 
 LIKELY: Final = 1e-3

@@ -1,6 +1,6 @@
 """How soon `pipeline search` finds a good cell: on surfaces of 200 cells each, drawn from models (`surfaces.py`).
 
-    python benchmarks/search.py [--seeds 10] [--budget 30] [--surface WORDS] [--format json]
+    python benchmarks/search.py [--seeds 10] [--first-seed 0] [--budget 30] [--surface WORDS] [--format json]
 
 Beside it random search, TPE of Optuna where that is installed (`pip install optuna`: multivariate, eight random trials, the
 objectives as constraints, cells that come again are not counted), and the full grid, which sees the same numbers. A seed is another
@@ -129,11 +129,11 @@ Way = Callable[[Surface, _Rows, Goals, int, int], Iterator[CellId]]
 WAYS: Mapping[str, Way] = {"search": by_model, "TPE": by_tpe, "random": at_random, "grid": whole_grid}
 
 
-def measure(surface: Surface, way: str, seeds: int, budget: int) -> Found:
+def measure(surface: Surface, way: str, seeds: range, budget: int) -> Found:
     """One way on one surface."""
     goals = goals_of(surface)
     cells, until, hours, gaps, spent = [], [], [], [], 0.0
-    for seed in range(seeds):
+    for seed in seeds:
         rows = surface.draw(seed)
         best = min(cost for row in rows.values() if (cost := value(row, goals)) is not None)
         started = time.perf_counter()
@@ -150,7 +150,7 @@ def measure(surface: Surface, way: str, seeds: int, budget: int) -> Found:
         surface.name,
         way,
         len(until),
-        seeds,
+        len(seeds),
         statistics.median(cells),
         statistics.median(until) if until else None,
         statistics.median(hours),
@@ -169,18 +169,19 @@ def _seconds(surface: Surface, rows: Sequence[CellResult]) -> Iterator[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10, metavar="N")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="others than those of a tuning")
     parser.add_argument("--budget", type=int, default=30, metavar="N", help="cells to measure (default 30)")
     parser.add_argument("--surface", default="", metavar="WORDS", help="only those with WORDS in their names")
     parser.add_argument("--way", choices=tuple(WAYS), action="append")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
-    ways = args.way or list(WAYS)
+    ways, seeds = args.way or list(WAYS), range(args.first_seed, args.first_seed + args.seeds)
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError:
         ways = [way for way in ways if way != "TPE"]
     found = [
-        measure(surface, way, args.seeds, args.budget)
+        measure(surface, way, seeds, args.budget)
         for surface in SURFACES
         if args.surface in surface.name
         for way in ways

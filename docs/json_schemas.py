@@ -2,7 +2,8 @@
 
     python docs/json_schemas.py
 
-A little matrix is run for real: a cell that works in two precisions, one that fails, one that can never work. What the commands
+A little matrix is run for real: a cell that works in two precisions, one that fails, one that can never work, and two that are
+measured otherwise: without objectives, by conversations of given lengths, and by request rates. What the commands
 then print is merged into one schema each. `tests/integration/test_json_schemas.py` validates another run by the schemas that
 are written here, and `docs/generate.py` makes the tables of `docs/json.md` from them.
 """
@@ -28,11 +29,20 @@ axes:
   precision: [fp16, int8_wo, int4_wo, fp8]
   max_batch_size: [2]
   lengths: ["160,16"]
+add:
+  - { model: tiny, precision: int8_wo, max_batch_size: 2, lengths: "160,15" }
+  - { model: tiny, precision: int8_wo, max_batch_size: 5, lengths: "160,16" }
 override:
   - where: { precision: int4_wo }
     settings: { smoke: { expected: an answer that no model gives } }
+  - where: { lengths: "160,16" }
+    settings: { perf: { slo: { ttft_ms: 100000 } } }
+  - where: { lengths: "160,15" }
+    settings: { perf: { workload: isl_osl, turns: 2, turn_delay_s: 0.01 } }
+  - where: { max_batch_size: 5 }
+    settings: { perf: { concurrency: [1], request_rate: [20], max_in_flight: 2, find_rate: 0.5 } }
 settings:
-  perf: { concurrency: [1, 2], requests: 4, warmup_requests: 1, max_tokens: 12, slo: { ttft_ms: 100000 } }
+  perf: { concurrency: [1, 2], requests: 4, warmup_requests: 1, max_tokens: 12 }
   accuracy: { max_tokens: 8 }
 """
 _OTHER_RUN: Final = "run --matrix matrix.yaml --set axes.precision=[int8_wo] --until download --progress quiet"
@@ -93,7 +103,7 @@ FILES: Final = {
 _MAPS: Final = re.compile(
     r"(^|\.)(seconds|counts|environment|inputs|params|key|files|accuracy|accuracy_intervals|finish_reasons|scores|slo"
     r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
-    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
+    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
@@ -116,13 +126,15 @@ _NEVER_SEEN: Final = {
     "run.forecast.expected_s": "number",
     **dict.fromkeys(("set", "agreement_interval"), "array"),
     **dict.fromkeys(
-        ("kv_cache_use", "p50", "p99", "saved_s_per_token", "requests_per_s", "errors_per_s", "queued"), "number"
+        ("kv_cache_use", "high", "p50", "p99", "saved_s_per_token", "requests_per_s", "errors_per_s", "queued"),
+        "number",
     ),
 }
 """A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
-    r"|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
+    r"|highest_rate\.(rate|low|high)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""

@@ -70,6 +70,7 @@ def measured(
     stop: StopRule = ONCE,
     find_rate: float | None = None,
     objectives: Objectives = NONE,
+    processes: int = 1,
     **target: Any,
 ) -> tuple[LoadResult, list[dict[str, Any]]]:
     """The result of a load, and its events."""
@@ -85,7 +86,7 @@ def measured(
             settings={"find_rate": find_rate, "exact_length": asked.exact_length},
             claim=ExpectedServer(),
             progress=lambda _done, _total: None,
-            processes=1,
+            processes=processes,
             objectives=objectives,
             repeats=stop.words(),
         )
@@ -142,6 +143,30 @@ def test_a_warm_up_of_a_rate_ends_early_too_and_the_rate_is_kept(tmp_path: Path)
     assert max(gaps_ms) == pytest.approx(20, abs=0.1)
     assert min(gaps_ms) == pytest.approx(20, abs=0.1)
     assert (result.levels[0].requests, result.levels[0].failures) == (40, 0)
+
+
+def test_processes_end_their_warm_up_together(tmp_path: Path) -> None:
+    asked = 0
+
+    def respond(_model: str, values: Mapping[str, Any]) -> Script:
+        """Slow, but ever less so, to the prompts of the first of two processes; the other finds the server warm."""
+        nonlocal asked
+        number = int(str(values["text_input"]).split("number ")[1].split()[0])
+        asked += number % 2 == 0
+        first_s = max(0.01, 0.3 * 0.9**asked) if number % 2 == 0 else 0.01
+        return Script(tuple((first_s + 0.001 * part, " word") for part in range(TOKENS)), counts=(1,) * TOKENS)
+
+    load = Load(request_rate=(50.0,), requests=24, warmup_requests=16, until_flat=True)
+    _, records = measured(respond, load, tmp_path, processes=2)
+    requests = [each for each in records if each["type"] == "request"]
+    warm_ns = [
+        [each["sent_ns"] for each in requests if (each["worker"], each["phase"]) == (of, "warmup")] for of in (0, 1)
+    ]
+    measured_ns = [each["sent_ns"] for each in requests if each["phase"] == "measured"]
+    assert len(measured_ns) == 24
+    assert 40 < sum(map(len, warm_ns)) < 128, "as long as the slower one takes, but no longer"
+    beside = [sent_ns for of in warm_ns for sent_ns in of if sent_ns > min(measured_ns)]
+    assert len(beside) <= 2, "what one process measures is not beside what another warms up with"
 
 
 def test_repeats_go_on_until_intervals_are_narrow(tmp_path: Path) -> None:

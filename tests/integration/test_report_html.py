@@ -17,7 +17,7 @@ import pytest
 
 from tests.helpers.browser import Browser, find_chromium
 from tests.helpers.fabricated_run import HOSTILE, run
-from trtllm_pipeline.bench.result import Goodput
+from trtllm_pipeline.bench.result import Goodput, GpuUse, HighestRate
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.measured import Measured, Side
@@ -125,9 +125,22 @@ def test_looks_right_and_complains_of_nothing(
 
 def test_tables_fit_a_window_of_1440_and_goals_have_cards(clean: Browser, tmp_path: Path) -> None:
     rows, record = run(40)
+    # Two scores with intervals and changes, as the accuracy stage gives them by itself.
+    rows = tuple(
+        dataclasses.replace(
+            row,
+            accuracy_intervals=dict.fromkeys(row.accuracy, (0.11, 0.99)),
+            accuracy_drift=row.accuracy_drift
+            and dataclasses.replace(
+                row.accuracy_drift, scores=dict.fromkeys(row.accuracy, next(iter(row.accuracy_drift.scores.values())))
+            ),
+        )
+        for row in rows
+    )
     page = tmp_path / "40.html"
     page.write_text(to_html(rows, record), encoding="utf-8")
     load(clean, page, width=1440)
+    assert "rouge_l change" in texts(clean, "#cells-table thead")[0]
     assert (
         clean.evaluate(
             "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
@@ -144,6 +157,35 @@ def test_tables_fit_a_window_of_1440_and_goals_have_cards(clean: Browser, tmp_pa
         for each in ("#cells-table tbody th", ".legend span")
     }
     assert len(fp16) == 1, "one colour for a precision, wherever it is"
+
+
+def test_columns_that_do_not_fit_a_window_are_named_instead(clean: Browser, tmp_path: Path) -> None:
+    """All that a cell can have, as of a GPU with objectives and trtllm-bench: the table is not cut off."""
+    (first, *others), record = run(4)
+    use = GpuUse(devices=1, power_w=125.0, memory_bytes=10**9)
+    levels = [
+        dataclasses.replace(level, tokens_per_joule=1.5, gpu_use=use, goodput=Goodput({"ttft": 300.0}, 0.97, 2.0))
+        for level in first.levels
+    ]
+    bench = {"output_tokens_per_s": 333.0}
+    searched = HighestRate(0.95, {"ttft": 300.0}, 7.2, 7.0, 7.6, {})
+    whole = dataclasses.replace(first, levels=tuple(levels), highest_rate=searched, trtllm_bench=bench)
+    intervals = [
+        dataclasses.replace(each, accuracy_intervals=dict.fromkeys(each.accuracy, (0.11, 0.99)))
+        for each in (whole, *others)
+    ]
+    page = tmp_path / "whole.html"
+    page.write_text(to_html(intervals, record), encoding="utf-8")
+    cut = "(e => e.scrollWidth > e.clientWidth + 1)(document.querySelector('#cells .scroll'))"
+    load(clean, page, width=1440)
+    assert clean.evaluate(cut) is False
+    heads, (caption,) = texts(clean, "#cells-table thead th"), texts(clean, "#cells-caption")
+    assert "input tok/s @16" in caption.partition("no room for")[2]
+    assert not [head for head in heads if head.startswith("input tok/s")]
+    assert [head for head in heads if head.startswith("SLO req/s")]
+    load(clean, page, width=2400)
+    assert clean.evaluate(cut) is False
+    assert len(texts(clean, "#cells-table thead th")) >= len(heads)
 
 
 def test_each_workload_has_plots_of_its_own(clean: Browser, pages: dict[int, Path]) -> None:

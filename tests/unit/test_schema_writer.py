@@ -24,7 +24,8 @@ def _schemas(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("path", "nullable"),
     [
         ("servers[].requests_per_s", True),
-        ("levels[].requests_per_s", False),
+        ("levels[].requests_per_s", True),
+        ("levels[].requests", False),
         ("levels[].goodput.requests_per_s", False),
         ("stages[].changed", False),
         ("metrics[].change", True),

@@ -258,8 +258,8 @@ class Conditions:
     @staticmethod
     def read(data: object) -> Conditions:
         """The conditions in a perf.json, or in a cell of a report. Malformed ones count as not recorded."""
-        if not isinstance(data, dict):
-            return Conditions()
+        if not isinstance(data, dict) or data == _NOTHING:
+            return _UNRECORDED  # of the many cells of a large matrix that measure nothing
         moment = data.get("measured_s")
         known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and 0 <= moment < _YEAR_9999_S
         parts = {name: part if isinstance(part := data.get(name), dict) else None for name in (*GROUPS, "questions")}
@@ -293,6 +293,10 @@ class Conditions:
             if isinstance(entry, dict) and (entry.get("concurrency"), entry.get("request_rate")) == wanted:
                 return entry
         return {}
+
+
+_UNRECORDED: Final = Conditions()
+_NOTHING: Final = _UNRECORDED.to_json()
 
 
 # Judging
@@ -470,17 +474,21 @@ def workload_words(each: Conditions) -> str:
         load["protocol"],
     ]
     levels = each.workload.get("levels")
-    alike: dict[tuple[bool, str, str], list[Mapping[str, Json]]] = {}
+    alike: dict[tuple[str, ...], list[Mapping[str, Json]]] = {}
     for entry in levels if isinstance(levels, list) else ():
         if isinstance(entry, dict):
-            key = (entry.get("request_rate") is None, str(entry.get("requests")), str(entry.get("repeats")))
-            alike.setdefault(key, []).append(entry)
-    for (closed, requests, repeats), entries in alike.items():
-        places = ", ".join(_plain(entry.get("concurrency" if closed else "request_rate")) for entry in entries)
+            key = tuple(str(entry.get(name)) for name in ("requests", "repeats", "max_in_flight", "turn_delay_s"))
+            alike.setdefault(("" if entry.get("request_rate") is None else "rate", *key), []).append(entry)
+    for (rate, requests, repeats, in_flight, turn_delay_s), entries in alike.items():
+        places = ", ".join(_plain(entry.get("request_rate" if rate else "concurrency")) for entry in entries)
         warm = list(dict.fromkeys(str(entry.get("warmup_requests")) for entry in entries))
+        counts = [count for each in warm for count in each.partition(", ")[0].split(" to ")]
+        until = warm[0].partition(", ")[1:]
         count = requests if requests.endswith(" s") else f"{requests} requests"
-        asked = f"{count} after {warm[0] if len(warm) == 1 else f'{warm[0]} to {warm[-1]}'} of warm-up"
-        place = f"concurrency {places}" if closed else f"{places} requests/s"
+        asked = f"{count} after {' to '.join(dict.fromkeys((counts[0], counts[-1])))} of warm-up{''.join(until)}"
+        asked += "" if in_flight == "None" else f", at most {in_flight} in flight"
+        asked += "" if turn_delay_s == "None" else f", {turn_delay_s} s between turns"
+        place = f"{places} requests/s" if rate else f"concurrency {places}"
         often = f", {repeats} times" if repeats.isdigit() else f", repeated {repeats}"
         parts.append(f"{place}: {asked}" + (often if repeats != "1" else ""))
     return "; ".join(parts)

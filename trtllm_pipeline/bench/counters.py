@@ -8,19 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from http.client import OK
+from http import HTTPStatus
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.bench.result import GpuUse
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.files.user_files import decode
 from trtllm_pipeline.machine.gpus import Nvml, nvml, of_process
 
 if TYPE_CHECKING:
     from trtllm_pipeline.bench.events import GaugesRecord, GpuDevice, GpuRecord, TritonRecord
+    from trtllm_pipeline.bench.result import GpuUse
 
 TRITON: Final = {
     "nv_inference_request_success": "requests",
@@ -90,7 +90,7 @@ async def speculation(url: str) -> tuple[int, int] | None:
     """
     try:
         status, body = await fetch(urlsplit(url).netloc or url, "/metrics", timeout_s=TIMEOUT_S)
-        found = decode(body) if status == OK else None
+        found = decode(body) if status == HTTPStatus.OK else None
     except (OSError, HttpError, ValueError):
         return None
     of = [each.get("specDecodingStats") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
@@ -272,6 +272,8 @@ def working(devices: Iterable[GpuDevice]) -> list[GpuDevice]:
 
 def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> GpuUse | None:
     """What the GPUs of a level did, all of them together; `joules` of each repeat. None without records."""
+    from trtllm_pipeline.bench.result import GpuUse
+
     summaries = [[gpu_summary_of(device) for device in working(record["devices"])] for record in records]
     if not any(summaries):
         return None

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.bench.events import read_records
 from trtllm_pipeline.bench.result import LevelResult, LoadResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.user_files import fail, read_mapping
 
+NAME: Final = "report.json"
+"""In what a stage leaves."""
 LAYER: Final = "the engine in the process of trtllm-bench"
 _SAME: Final = 0.05
 """By how much lengths may differ and be the same load, as a share."""
@@ -138,6 +139,8 @@ def write_dataset(events: Path, output: Path) -> int:
 
     Raises StageError where the event file is none, or has no closed loop.
     """
+    from trtllm_pipeline.bench.events import read_records  # every table looks for such reports, few make one
+
     records = read_records(events)
     closed = [each for each in records.requests if each["concurrency"] and each["phase"] == "measured"]
     most = max((each["concurrency"] or 0 for each in closed), default=0)

@@ -373,13 +373,13 @@ def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
     return record["concurrency"], record.get("request_rate")
 
 
-def read_records(path: Path) -> Records:
-    """The records in `path`. A last line cut off by a crash is left out.
+def read_records(path: Path, text: bytes | None = None) -> Records:
+    """The records in `path`, or in a part of it, its `text`. A last line cut off by a crash is left out.
 
     Raises StageError with the line that is no record, or that says what cannot have happened.
     """
     found: dict[str, list[tuple[int, Any]]] = {}
-    for number, record in _records(path):
+    for number, record in _records(path, text):
         if not found and record["type"] != "header":
             _fail(path, number, "not the header, with which an event file of a load run begins")
         found.setdefault(record["type"], []).append((number, record))
@@ -426,14 +426,14 @@ def _reader() -> TypeAdapter[Mapping[str, Any]]:
     return TypeAdapter(Annotated[_Known, Field(discriminator="type")])
 
 
-def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Number and record of each line that is not blank."""
     from pydantic import ValidationError
 
     from trtllm_pipeline.bench.load import SCHEMA  # reports have the types of records, and no client
 
     try:
-        text = path.read_bytes()
+        text = path.read_bytes() if text is None else text
     except OSError as error:
         raise StageError(f"{path}: cannot be read: {error.strerror}") from error
     lines = text.split(b"\n")

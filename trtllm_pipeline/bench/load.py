@@ -51,6 +51,8 @@ FLAT: Final = 0.05
 _FLAT_WINDOW: Final = 8
 SATURATED_S: Final = 10.0
 """How long a server that has fallen behind is measured at least."""
+MOST_PLANNED: Final = 1_000_000
+"""Requests of a rate that a search comes to: they are planned before they are sent."""
 _WARM_LANES: Final = 128
 _OBSERVED: Final = tuple(field.name for field in fields(Answer))
 
@@ -178,7 +180,7 @@ class Load:
         """One repeat of one level."""
         requests = max(self.requests, 2 * (concurrency or 0))
         if self.interval_s is not None and request_rate is not None:
-            requests = max(1, round(self.interval_s * request_rate))
+            requests = min(max(1, round(self.interval_s * request_rate)), MOST_PLANNED)
         least = self.warmup_requests
         if least is None:
             least = WARMUP_REQUESTS if concurrency is None else 2 * concurrency
@@ -264,25 +266,36 @@ class EventFile:
             raise StageError(f"{self.path}: the disk is full", failure=FailureClass.USER)
 
 
-class Turns:
-    """Hands out the numbers of a closed loop's conversations, one after the other, over all processes."""
+class Together:
+    """What the processes of a level have in common."""
 
-    def __init__(self, counter: Any = None) -> None:
-        """`counter` is a `multiprocessing.Value`; None within one process."""
-        self._counter = SimpleNamespace(value=0) if counter is None else counter
-        self._lock = nullcontext() if counter is None else counter.get_lock()
+    def __init__(self, workers: int = 1, number: Any = None, warm: Any = None) -> None:
+        """`number` and `warm` are `multiprocessing.Value`s; None within one process."""
+        self._workers = workers
+        self._number = SimpleNamespace(value=0, get_lock=nullcontext) if number is None else number
+        self._warm = SimpleNamespace(value=0, get_lock=nullcontext) if warm is None else warm
 
     def next(self) -> int:
-        """The next number."""
-        with self._lock:
-            number: int = self._counter.value
-            self._counter.value = number + 1
+        """The number of a closed loop's next conversation."""
+        with self._number.get_lock():
+            number: int = self._number.value
+            self._number.value = number + 1
         return number
 
     def skip_to(self, number: int) -> None:
         """Leave out the numbers below."""
-        with self._lock:
-            self._counter.value = max(self._counter.value, number)
+        with self._number.get_lock():
+            self._number.value = max(self._number.value, number)
+
+    def one_is_warm(self) -> None:
+        """One process more finds the server warm."""
+        with self._warm.get_lock():
+            self._warm.value += 1
+
+    @property
+    def warm(self) -> bool:
+        """Whether all do: what one measures is not beside what another warms up with."""
+        return bool(self._warm.value >= self._workers)
 
 
 class Flatness:
@@ -309,13 +322,13 @@ async def run_level(
     done: Callable[[], None],
     *,
     share: Share = Share(),
-    turns: Turns | None = None,
+    together: Together | None = None,
     begin: Callable[[], int] = time.monotonic_ns,
 ) -> None:
     """Run a process's share of one level. `generation` makes the request for a prompt and its number in the level;
     `done` is called after each. `begin` is called when everything is connected and gives the time of the start.
     """
-    loop = _Loop(client, level, generation, events, done, share)
+    loop = _Loop(client, level, generation, events, done, share, together or Together())
     lag_ns: list[int] = []
     await loop.connect()
     # A collection of everything imported so far stalls the loop for tens of milliseconds.
@@ -325,7 +338,7 @@ async def run_level(
     probe = asyncio.create_task(_probe(lag_ns))
     wall_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
     try:
-        await (loop.closed(turns or Turns()) if level.request_rate is None else loop.open(start_ns))
+        await (loop.closed() if level.request_rate is None else loop.open(start_ns))
     finally:
         wall_ns, cpu_ns = time.monotonic_ns() - wall_ns, time.process_time_ns() - cpu_ns
         probe.cancel()
@@ -347,6 +360,7 @@ class _Loop:
     events: EventFile
     done: Callable[[], None]
     share: Share
+    together: Together
 
     def __post_init__(self) -> None:
         level = self.level
@@ -362,7 +376,6 @@ class _Loop:
         if level.least_warmup is not None:
             least = max(1, level.least_warmup // self.share.workers)
             self.flatness = Flatness(least, (level.concurrency or 0) // self.share.workers)
-        self.warm = False
         if level.concurrency is None:
             assert level.request_rate is not None
             self.slots = range(min(_WARM_LANES, int(level.request_rate / self.share.workers) + 1))
@@ -375,7 +388,7 @@ class _Loop:
         for first in range(0, len(self.sessions), 32):
             await asyncio.gather(*(session.open() for session in self.sessions[first : first + 32]))
 
-    async def closed(self, turns: Turns) -> None:
+    async def closed(self) -> None:
         """Every slot takes the next conversation as soon as its last one has ended."""
         end_ns: int | None = None
         measured = len(self.talks) - self.warm_talks
@@ -383,7 +396,7 @@ class _Loop:
         async def user(slot: int, session: Session) -> None:
             nonlocal end_ns
             while True:
-                number = turns.next()
+                number = self.together.next()
                 if self.level.seconds is not None and number >= self.warm_talks:
                     end_ns = end_ns or time.monotonic_ns() + int(self.level.seconds * 1e9)
                     if time.monotonic_ns() >= end_ns:
@@ -392,8 +405,8 @@ class _Loop:
                 elif number >= len(self.talks):
                     return
                 await self._talk(self.talks[number], slot, session, time.monotonic_ns())
-                if self.warm:
-                    turns.skip_to(self.warm_talks)
+                if self.together.warm:
+                    self.together.skip_to(self.warm_talks)
 
         await asyncio.gather(*(user(slot, session) for slot, session in zip(self.slots, self.sessions, strict=True)))
 
@@ -415,7 +428,7 @@ class _Loop:
             free.append(slot)
 
         for number in numbers:
-            if self.warm and number < self.warm_talks:
+            if self.together.warm and number < self.warm_talks:
                 # What follows is due earlier by what is left of the warm-up.
                 start_ns -= int((level.at_s[self._next(number)] - level.at_s[self.talks[number].start]) * 1e9)
                 continue
@@ -473,7 +486,9 @@ class _Loop:
         self.done()
         if warming and self.flatness is not None:
             first_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
-            self.warm = self.warm or self.flatness.add(first_ms)
+            if self.flatness.add(first_ms):
+                self.flatness = None
+                self.together.one_is_warm()
         return answer.error is None
 
 

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.bench import compat_metrics, counters, validity
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.events import ClientRecord
+from trtllm_pipeline.bench.metric_names import LEVEL_METRICS, RATES
 from trtllm_pipeline.bench.objectives import NONE, Objectives
 from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.bench.result import (
     DEFINITIONS,
-    LEVEL_METRICS,
-    RATES,
     Goodput,
     HighestRate,
     LevelDetails,
@@ -79,15 +78,49 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
     )
 
 
-def so_far(events: Path, tokenizer: Tokenizer | None, objectives: Objectives) -> Seen:
-    """What decides which levels come next, of an event file to which more will be added."""
-    run = read_run(events, tokenizer)
-    levels = [_level(run, level, objectives, ()) for level in run.levels]
-    return Seen(
-        [[{name: repeat.value(name) for name in LEVEL_METRICS} for repeat in level.repeats] for level in levels],
-        _probes(run, objectives),
-        max((rate for level in levels if level.concurrency and (rate := level.requests_per_s)), default=None),
-    )
+class SoFar:
+    """What decides which levels come next, of an event file to which more is added. What was looked at is not read again."""
+
+    def __init__(self, events: Path, tokenizer: Tokenizer | None, objectives: Objectives) -> None:
+        self._events, self._tokenizer, self._objectives = events, tokenizer, objectives
+        self._head = b""
+        """The header and the prompts, which every part of the file needs."""
+        self._end = 0
+        self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
+        self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
+
+    def look(self) -> Seen:
+        """All that was seen until now. Levels must be over."""
+        with self._events.open("rb") as file:
+            file.seek(self._end)
+            text = file.read()
+        self._end += len(text)
+        if not self._head:
+            first = text.find(b'\n{"type": "request"')
+            self._head, text = text[: first + 1], text[first + 1 :]
+        run = read_run(self._events, self._tokenizer, self._head + text)
+        for level in run.levels:
+            joules = (_energy_j(level, repeat) for repeat in level.repeats)
+            of_level = self._repeats.setdefault((level.concurrency, level.request_rate), [])
+            of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
+        for probe in _probes(run, self._objectives):
+            self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
+        found = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
+        rates = (median(each.requests_per_s or 0.0 for each in found[key]) for key in found if key[0] is not None)
+        return Seen(
+            [
+                [{name: repeat.value(name) for name in LEVEL_METRICS} for repeat in repeats]
+                for repeats in found.values()
+            ],
+            [Probe(rate, rounds) for rate, rounds in self._probes.items()],
+            max(rates, default=None) or None,
+        )
+
+
+def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
+    """The repeats of a level with the rates of the window that is its headline."""
+    name, _ = _headline([repeat.windows for repeat in repeats])
+    return tuple(replace(repeat, **_rates(repeat.windows[name])) for repeat in repeats)
 
 
 def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
@@ -162,7 +195,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
         gpu_use=counters.gpu_use(level.gpus, joules),
-        repeats=tuple(replace(repeat, **_rates(window)) for repeat, window in zip(repeats, chosen, strict=True)),
+        repeats=_at_headline(repeats),
     )
     met = [(each, result.value(each.metric)) for each in objectives.of_level]
     not_judged = f"not judged, since the measurement is not valid: {', '.join(refused)}" if refused else None

@@ -10,12 +10,12 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline import chat
 from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import Fault, MatrixError
 from trtllm_pipeline.files import tables
 from trtllm_pipeline.files.user_files import RowError, check, decode, read_json_lines
 
+BUILT_IN_PROMPTS: Final = "builtin:prompts"
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
 _SUMMARY: Final = "\n\nTL;DR:"
@@ -186,6 +186,8 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: i
         if render is None:
             raise RowError("messages", "this model has no chat template; give `input`")
         messages = tuple(text)
+        from trtllm_pipeline import chat  # with what starts its processes
+
         try:
             text = render(messages)
         except chat.RefusedError as error:
@@ -250,6 +252,8 @@ def chat_renderer(model: Path | None) -> Iterator[Render | None]:
 
     None without a template. Rendering raises `chat.TemplateError`.
     """
+    from trtllm_pipeline import chat
+
     template = None if model is None else chat.read(model)
     if template is None:
         yield None

@@ -253,12 +253,13 @@ class LoadRun:
         )
 
 
-def read_run(events: Path, tokenizer: Tokenizer | None) -> LoadRun:
-    """Read an event file and count its tokens: as the server did if it counted every answer, else by encoding again.
+def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = None) -> LoadRun:
+    """Read an event file, or a part of it, its `text`, and count its tokens: as the server did if it counted every answer,
+    else by encoding again.
 
     Raises StageError when it is not an event file of ours, or says what cannot have happened.
     """
-    records = read_records(events)
+    records = read_records(events, text)
     prompts, asked = records.prompts, records.requests
     answers = [record for record in asked if record["error"] is None]
     by_server = bool(answers) and all(server_total(record) is not None for record in answers)

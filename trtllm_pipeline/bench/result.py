@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, STATISTICS, Summary
+from trtllm_pipeline.bench.metric_names import LATENCIES, LATENCY_NAMES, RATES
+from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary
 from trtllm_pipeline.domain import Json
 
 DEFINITIONS: Final = {
@@ -34,9 +35,9 @@ DEFINITIONS: Final = {
     "count from the schedule",
     "saturated_rps": "open loop with max_in_flight: requests a second that were answered while so many were in flight and "
     "others that were due waited; where more than half had to wait, or some were not sent any more",
-    "highest_rate": "highest request rate, found by bisection, at which the wanted share of the requests met every objective; "
-    "low and high: the highest rate that surely kept it and the lowest that surely did not, by 95 % intervals of that share "
-    "(Wilson, with requests counted as fewer where neighbours in a queue are alike)",
+    "highest_rate": "highest request rate that was tried, in a bisection, at which the wanted share of the requests met every "
+    "objective; low and high: 95 % interval of the rate where that share is crossed, by a logistic regression of the rates near "
+    "it, widened by how much their rounds differ; where none can be fitted, that rate and the lowest that did not keep it",
     "tokens_per_joule": "output tokens of the whole window / energy that the server's GPUs took in it, by samples of their power "
     "10 times a second: GPUs of its CUDA_VISIBLE_DEVICES where its process is known, of which those that did nothing are left "
     "out; not the energy of CPUs, memory or fans",
@@ -65,10 +66,6 @@ DEFINITIONS: Final = {
 NAME: Final = "perf.json"
 CLIENT_ERROR: Final = "info: error of the load client by its self-test"
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
-RATES: Final = {"output_tps": "output_tokens_per_s", "input_tps": "input_tokens_per_s", "rps": "requests_per_s"}
-"""Name of a rate in comparisons and objectives -> its field here."""
-HIGHER_IS_BETTER: Final = frozenset((*RATES, "tokens_per_joule"))
-"""Of the metrics of a level; of all others less is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +77,8 @@ class MetricDefinition:
     formula: str
 
 
-_LATENCY_NAMES: Final = {
-    "ttft_ms": "time to first token",
-    "tpot_ms": "time per output token",
-    "itl_ms": "inter-token latency",
-    "icl_ms": "inter-chunk latency",
-    "e2e_ms": "end-to-end latency",
-}
-LATENCIES: Final = tuple(_LATENCY_NAMES)
 METRICS: Final = (
-    *(MetricDefinition(name, "ms", f"{words}: {DEFINITIONS[name]}") for name, words in _LATENCY_NAMES.items()),
+    *(MetricDefinition(name, "ms", f"{words}: {DEFINITIONS[name]}") for name, words in LATENCY_NAMES.items()),
     MetricDefinition("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
     MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
     MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
@@ -106,12 +95,6 @@ METRICS: Final = (
 
 _Summaries = Mapping[str, Mapping[str, float | None]]
 """Name -> statistic ("mean", "p50", ..., "n") -> value."""
-LEVEL_METRICS: Final = (
-    *(f"{name[:-3]}_{each}" for name in LATENCIES for each in STATISTICS),
-    *RATES,
-    "tokens_per_joule",
-)
-"""The metrics of a level as objectives and gates name them: `ttft_p99`, `output_tps`."""
 
 
 def load_key(concurrency: int | None, request_rate: float | None) -> str:
@@ -376,21 +359,22 @@ class HighestRate:
     rate: float | None
     """Requests a second; None where the lowest that was tried was too high."""
     low: float | None
-    """The highest rate that surely kept them."""
+    """With `high`, the 95 % interval of the rate."""
     high: float | None
-    """The lowest that surely did not; None where even the highest that was tried did."""
+    """None where even the highest that was tried kept them."""
     tried: Mapping[str, Mapping[str, Any]]
     """Rate -> `requests`, `share` that met all objectives, and whether that is enough."""
 
     def __str__(self) -> str:
-        """`7.2 requests/s keep ttft 300 ms for 95% of requests (surely 7, not 7.6)`."""
+        """`7.2 requests/s keep ttft 300 ms for 95 % of requests (95 % interval 7 to 7.6)`."""
         of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
-        share = f"{self.wanted_share:.0%} of requests"
+        share = f"{self.wanted_share * 100:g} % of requests"
         if self.rate is None:
             return f"no rate that was tried keeps {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
-        low = "none" if self.low is None else f"{self.low:g}"
-        high = "" if self.high is None else f", not {self.high:g}"
-        return f"{self.rate:g} requests/s keep {of} for {share} (surely {low}{high})"
+        told = "no higher rate was tried"
+        if self.low is not None and self.high is not None:
+            told = f"95 % interval {self.low:.4g} to {self.high:.4g}"
+        return f"{self.rate:g} requests/s keep {of} for {share} ({told})"
 
     @staticmethod
     def read(data: object) -> HighestRate | None:
@@ -520,6 +504,8 @@ def client_error_ms(self_test: object) -> tuple[float, float] | None:
 
 def levels_of(data: object) -> tuple[LevelResult, ...]:
     """The levels in a perf.json, or of a cell in a report.json; what is not one is left out."""
+    if not data:
+        return ()
     levels = [level for entry in _objects(data) if (level := _level(entry)) is not None]
     return tuple(
         sorted(levels, key=lambda level: (level.request_rate is not None, level.request_rate or level.concurrency))

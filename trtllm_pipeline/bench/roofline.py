@@ -19,6 +19,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, num_experts
+from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
 from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
@@ -43,6 +44,8 @@ _EMBEDDINGS: Final = (
     "tok_embeddings.weight",
 )
 _VISION: Final = re.compile(r"(^|\.)(visual|vision)")
+_SERVED_BITS: Final = 16
+"""Of a value of a Hugging Face folder: what is stored in 32 bits is loaded in 16."""
 _CLOCK_MEM: Final = 2
 """As in nvml.h."""
 
@@ -60,13 +63,13 @@ class Limit:
         return asdict(self)
 
 
-def limit(engine: Path, *, tp: int = 1) -> Limit:
-    """The limit of a folder with an engine, or a Hugging Face model, on this machine.
+def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limit:
+    """The limit of a folder with an engine, or a Hugging Face model, on this machine. `weight_bits`: see `bytes_per_token`.
 
     A TensorRT engine runs on GPUs, `tp` of them reading side by side. So does a model where there is a GPU. For any other
     the CPUs' bandwidth is measured, which takes up to a second.
     """
-    read_bytes, reason = bytes_per_token(engine)
+    read_bytes, reason = bytes_per_token(engine, weight_bits)
     if read_bytes is None:
         return Limit(None, None, reason)
     on_gpus, a_model = any(engine.glob("rank*.engine")), any(engine.glob("*.safetensors"))
@@ -81,22 +84,23 @@ def limit(engine: Path, *, tp: int = 1) -> Limit:
     return Limit(read_bytes / (bandwidth * CPU_MARGIN), read_bytes, words)
 
 
-def bytes_per_token(engine: Path) -> tuple[int | None, str]:
+def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int | None, str]:
     """Bytes of weights that one token reads at least, or None and why that is not known.
 
-    Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value.
+    Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value. A server of a
+    Hugging Face folder keeps so many bits of a value at most; 0: nobody knows how many.
     """
     try:
-        return _bytes_per_token(engine, Fields.read(engine, "config.json"))
+        return _bytes_per_token(engine, Fields.read(engine, "config.json"), weight_bits)
     except ModelFileError as error:
         return None, f"the engine's {error.short}"
     except DownloadError as error:
         return None, error.message
 
 
-def _bytes_per_token(engine: Path, config: Fields) -> tuple[int | None, str]:
-    if shards := sorted(engine.glob("*.safetensors")):
-        return _of_model(engine, [shard.name for shard in shards], config)
+def _bytes_per_token(engine: Path, config: Fields, weight_bits: int) -> tuple[int | None, str]:
+    if shards := _shards(engine):
+        return _of_model(engine, shards, config, weight_bits)
     model = config.fields("pretrained_config" if config.has("pretrained_config") else "geometry")
     experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
     if any((*experts, model.fields("moe").optional_integer("num_experts"))):
@@ -112,15 +116,28 @@ def _bytes_per_token(engine: Path, config: Fields) -> tuple[int | None, str]:
     return weights - table, ""
 
 
-def _of_model(folder: Path, shards: Sequence[str], config: Fields) -> tuple[int | None, str]:
+def _shards(folder: Path) -> list[str]:
+    """The files that a server reads: some folders have the same weights in another form beside them."""
+    names = sorted(file.name for file in folder.glob("*.safetensors"))
+    if names and (folder / INDEX).is_file():
+        return sorted({*read_index(folder).values()})
+    return [SINGLE] if SINGLE in names else names
+
+
+def _of_model(folder: Path, shards: Sequence[str], config: Fields, weight_bits: int) -> tuple[int | None, str]:
     """The same of a Hugging Face model, by the headers of its files: without embeddings that are not the output head too,
     and without what looks at images.
     """
     if num_experts(config.values) is not None:
         return None, _MIXTURE
+    if weight_bits == 0:
+        return None, "how many bits its server keeps of a weight is not known: its command line is the matrix's own"
     sizes: dict[str, int] = {}
     for shard in shards:
-        sizes |= {name: tensor.end - tensor.begin for name, tensor in tensors(folder, shard).tensors.items()}
+        sizes |= {
+            name: min(tensor.end - tensor.begin, math.prod(tensor.shape) * weight_bits // 8)
+            for name, tensor in tensors(folder, shard).tensors.items()
+        }
     untied = any(name.endswith(_HEADS) for name in sizes)
     read = {
         name: size

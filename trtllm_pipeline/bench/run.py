@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Load, run_level
-from trtllm_pipeline.bench.metrics import so_far
 from trtllm_pipeline.bench.objectives import NONE, Objectives
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
@@ -32,7 +31,7 @@ from trtllm_pipeline.processes.process import allow_open_files
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BUILT_IN_PROMPTS: Final = "builtin:prompts"
+    from trtllm_pipeline.bench.metrics import SoFar
 
 
 def record(
@@ -59,6 +58,7 @@ def record(
     """
     plan = rounds.levels
     total, done = sum(len(level.planned) for level in plan), 0
+    looking: SoFar | None = None
 
     def count() -> None:
         nonlocal done
@@ -66,7 +66,14 @@ def record(
         progress(done, max(done, total))
 
     def seen() -> Seen:
-        return so_far(path, tokenizer, objectives) if done else Seen()
+        nonlocal looking
+        if not done:
+            return Seen()
+        if looking is None:
+            from trtllm_pipeline.bench.metrics import SoFar
+
+            looking = SoFar(path, tokenizer, objectives)
+        return looking.look()
 
     async def measure(events: EventFile) -> None:
         nonlocal total
@@ -150,6 +157,8 @@ class ServerLoad:
             raise UsageError(
                 "--concurrency and --request-rate exclude each other", hint="measure twice, once with each"
             )
+        if self.load.max_in_flight is not None and not self.load.request_rate and self.find_rate is None:
+            raise UsageError("--max-in-flight is of --request-rate: --concurrency says itself how many are in flight")
         if self.target.protocol.endswith("_unary") and "tpot" in objectives.per_request:
             raise UsageError(
                 "--slo tpot: an answer in one piece has no time per token", hint="leave out --no-streaming"

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from trtllm_pipeline.bench import counters, roofline
+from trtllm_pipeline.bench import counters
 from trtllm_pipeline.bench.load import EventFile
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import AnyClient, Target
-from trtllm_pipeline.bench.validity import POSSIBLE_REUSE
 from trtllm_pipeline.client.triton import Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
@@ -43,7 +42,7 @@ PROBE_TOKENS: Final = 256
 PROBE_ANSWER_TOKENS: Final = 2
 _CHARACTERS_PER_TOKEN: Final = 4
 """Of ordinary English, about; for probes where there is no tokenizer."""
-_NOT_TOLD: Final = frozenset({"tp", "speculative"})
+_NOT_TOLD: Final = frozenset({"tp", "speculative", "weight_bits"})
 """Declared for the roofline, and for what is counted; neither engine nor server has them under that name."""
 
 
@@ -98,8 +97,10 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
     if claim.without_reuse and triton is not None:
         events.write("reused_blocks", at=at, blocks=await reused_blocks(triton))
     if claim.engine is not None and target.service.started:
-        tp = claim.declared.get("tp")
-        limit = await asyncio.to_thread(roofline.limit, claim.engine, tp=tp if isinstance(tp, int) else 1)
+        from trtllm_pipeline.bench import roofline
+
+        told = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
+        limit = await asyncio.to_thread(roofline.limit, claim.engine, **told)
         events.write("roofline", at=at, **limit.to_json())
 
 
@@ -163,6 +164,8 @@ async def probe(
             told = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
             events.write("probe", pair=pair, send=send, **told)
             times += [] if ttft_ms is None or answer.cached_tokens else [ttft_ms]
+        from trtllm_pipeline.bench.validity import POSSIBLE_REUSE
+
         if len(times) == 2 and times[1] >= POSSIBLE_REUSE * times[0]:
             return
 

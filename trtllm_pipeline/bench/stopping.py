@@ -59,9 +59,13 @@ class StopRule:
     """No further repeat is begun after that; also of a search."""
 
     def narrow(self, repeats: Sequence[Mapping[str, float | None]]) -> bool:
-        """Whether the intervals of a level are narrow, from the values of its repeats."""
+        """Whether the intervals of a level are narrow, from the values of its repeats. A metric that none of them has stays
+        without one, however long it is measured: nothing waits for it, and a gate tells of it.
+        """
         for name, wanted in self.precisions.items():
             values = [value for repeat in repeats if (value := repeat.get(name)) is not None]
+            if repeats and not values:
+                continue
             width = relative_half_width(values)
             if width is None or width > wanted:
                 return False
@@ -133,7 +137,9 @@ class RateSearch:
         return max(kept, default=None), high
 
     def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
-        """95 % interval of the rate; where the share falls so sharply that no curve can be fitted, the same as `bounds`."""
+        """95 % interval of the rate, which holds the one that is told; where the share falls so sharply that no curve can be
+        fitted, the same as `bounds`.
+        """
         low, high = self.bounds(probes)
         near = [
             (probe.rate, len(one), sum(one))
@@ -141,7 +147,9 @@ class RateSearch:
             if low is not None and high is not None and low / _NEAR <= probe.rate <= high * _NEAR
             for one in probe.rounds
         ]
-        return crossing_interval(near, self.wanted) or (low, high)
+        fitted = crossing_interval(near, self.wanted)
+        # The rate is the highest that was tried and kept, so the curve may cross a little above it.
+        return (low, high) if fitted is None or low is None else (min(low, fitted[0]), max(low, fitted[1]))
 
 
 def _rounded(rate: float) -> float:

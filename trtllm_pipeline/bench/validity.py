@@ -406,8 +406,12 @@ def _server_counts(good: list[TimedRequest], total: int) -> Found:
     f"-; a warning from {MAX_QUEUE_SHARE:.0%} of the median e2e on",
     "the queue is measured, not the engine",
 )
-def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
-    """These models are quick, and have a setting for how many there are."""
+def _server_queue(run: LoadRun, level: LevelRun) -> Found:
+    """These models are quick, and have a setting for how many there are. Parts of a streamed answer wait beside each other, so
+    that all of their waits may be more than its latency; several instances of the postprocessing do not keep their order
+    (tensorrtllm_backend #614, and seen on Triton 2.51).
+    """
+    streamed = not run.records.header["protocol"].endswith("_unary")
     if not level.answered or not level.triton:
         return
     typical_ms = median(request.e2e_ms for request in level.answered)
@@ -416,10 +420,10 @@ def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
         waited_us = sum(record["models"].get(model, {}).get("queue_us", 0.0) for record in level.triton)
         waited_ms = waited_us / 1e3 / len(level.requests)
         if waited_ms > MAX_QUEUE_SHARE * typical_ms:
-            message = (
-                f"each request waited {waited_ms:.1f} ms for the {model}, {waited_ms / typical_ms:.0%} of its "
-                f"latency; raise settings.repository.{model}_instances"
-            )
+            advice = f"raise settings.repository.{model}_instances"
+            if streamed and model == "postprocessing":
+                advice = "several instances of it mix up the parts of streamed answers"
+            message = f"the {model} of a request waited {waited_ms:.1f} ms in all, where its median latency is {typical_ms:.1f} ms; {advice}"
             yield "warning", message
 
 
@@ -552,6 +556,25 @@ def _rate_search(run: LoadRun) -> Found:
     fewest = min((sum(request.measured for request in repeat) for repeat in rounds), default=ENOUGH_REQUESTS)
     if fewest < ENOUGH_REQUESTS:
         yield "warning", f"the interval of the highest rate is too narrow: some rates were tried with {fewest} requests"
+
+
+@_gate(
+    "metrics of stop_when that a level does not have",
+    "-",
+    "their interval never gets narrow, so repeats do not wait for it",
+)
+def _stop_when(run: LoadRun, level: LevelRun) -> Found:
+    timed = any(request.tpot_ms is not None for request in level.answered)
+    known = {
+        "tpot": timed,
+        "itl": timed,
+        "icl": any(len(request.times_ns) > 1 for request in level.answered),
+        "input": all(request.input_tokens is not None for request in level.answered),
+        "tokens": bool(level.gpus),
+    }
+    for name in run.records.header["settings"].get("stop_when") or ():
+        if not known.get(name.partition("_")[0], True):
+            yield "warning", f"stop_when: there is no {name} here, so no repeat waited for its interval"
 
 
 @_gate("prompts that warm-up and measurement share", "-", "cached prompts are faster")

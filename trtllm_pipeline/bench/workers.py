@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
-from multiprocessing.sharedctypes import Synchronized
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.bench.load import EventFile, Level, Share, Turns, run_level
+from trtllm_pipeline.bench.load import EventFile, Level, Share, Together, run_level
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.errors import ServerError
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+    from multiprocessing.synchronize import Barrier
 
 SLOTS_PER_WORKER: Final = 128
 REQUESTS_PER_S_PER_WORKER: Final = 200.0
@@ -42,18 +43,20 @@ async def run(target: Target, level: Level, events: Path, done: Callable[[], Non
 
     Raises ServerError when a process did not come to its end.
     """
+    import multiprocessing
+
     # A process forked from one with threads and open connections inherits their locks: these start afresh.
     context = multiprocessing.get_context("spawn")
-    turns, ended, start_ns = context.Value("q", 0), context.Value("q", 0), context.Value("q", 0)
+    number, warm, ended, start_ns = (context.Value("q", 0) for _ in range(4))
     barrier = context.Barrier(workers)
     processes = [
         context.Process(
             target=_work,
-            args=(target, level, events, Share(number, workers), turns, ended, start_ns, barrier),
-            name=f"perf worker {number}",
+            args=(target, level, events, Share(worker, workers), number, warm, ended, start_ns, barrier),
+            name=f"perf worker {worker}",
             daemon=True,
         )
-        for number in range(workers)
+        for worker in range(workers)
     ]
     told = 0
     try:
@@ -86,7 +89,8 @@ def _work(
     level: Level,
     events: Path,
     share: Share,
-    turns: Synchronized[int],
+    number: Synchronized[int],
+    warm: Synchronized[int],
     ended: Synchronized[int],
     start_ns: Synchronized[int],
     barrier: Barrier,
@@ -108,8 +112,9 @@ def _work(
     async def part() -> None:
         async with target.client() as client:
             with EventFile(events) as file:
+                together = Together(share.workers, number, warm)
                 await run_level(
-                    client, level, target.generation, file, done, share=share, turns=Turns(turns), begin=begin
+                    client, level, target.generation, file, done, share=share, together=together, begin=begin
                 )
 
     asyncio.run(part())

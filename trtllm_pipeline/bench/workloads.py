@@ -113,6 +113,11 @@ def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ())
             of = replace(of, text=f"{prefix}{_BETWEEN}{of.text}", shared=len(prefix))
         of = replace(of, max_tokens=output_tokens, messages=(), references=(), stop_words=(), turn=1)
         prompts += _turns(writer, of, input_tokens, workload.turns)
+    if workload.shared_prefix_tokens and not any(prompt.shared for prompt in prompts):
+        raise StageError(
+            f"no prompt is longer than the {workload.shared_prefix_tokens} tokens that prompts are to share",
+            failure=FailureClass.USER,
+        )
     return tuple(prompts)
 
 

@@ -47,7 +47,7 @@ Declare = _expected(
     "--declare",
     "NAME=VALUE",
     "A setting by TensorRT-LLM's name, read back where the server reports it; enable_kv_cache_reuse=false is also "
-    "probed, tp=N is used for the roofline; can be given several times.",
+    "probed, tp=N and weight_bits=N are used for the roofline; can be given several times.",
 )
 Engine = _expected("--engine", "DIR", "The engine it serves, on this machine: limits, and the roofline of its weights.")
 Repository = _expected(
@@ -258,10 +258,12 @@ def load(
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
     from trtllm_pipeline.bench.load import Load
+    from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
-    from trtllm_pipeline.bench.result import LEVEL_METRICS, LoadResult
-    from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, ServerLoad
+    from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS
+    from trtllm_pipeline.bench.result import LoadResult
+    from trtllm_pipeline.bench.run import ServerLoad
     from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.stopping import StopRule, parse_precisions
     from trtllm_pipeline.bench.target import Target
@@ -275,6 +277,12 @@ def load(
     made = bool(isl or lengths)
     if not made and (isl_stddev or osl_stddev or shared_prefix_tokens):
         raise UsageError("--isl-stddev, --osl-stddev and --shared-prefix-tokens need --isl")
+    rates = options.numbers("--request-rate", request_rate, float, params.MOST_RATE)
+    interval_s = None
+    if measurement_interval is not None:
+        interval_s = options.positive("--measurement-interval", measurement_interval) / 1e3
+        if wrong := next(filter(None, (params.too_many(interval_s, rate) for rate in rates)), None):
+            raise UsageError(f"--measurement-interval: {wrong}", hint="give a shorter interval, or a lower rate")
     run = ServerLoad(
         target=Target.at(
             url,
@@ -298,7 +306,7 @@ def load(
                 int,
                 params.MOST_IN_FLIGHT,
             ),
-            request_rate=options.numbers("--request-rate", request_rate, float, params.MOST_RATE),
+            request_rate=rates,
             requests=requests,
             warmup_requests=warmup_requests,
             repeats=repeats,
@@ -306,9 +314,7 @@ def load(
             burstiness=options.positive("--burstiness", burstiness),
             seed=random_seed,
             until_flat=warmup_until_flat,
-            interval_s=None
-            if measurement_interval is None
-            else options.positive("--measurement-interval", measurement_interval) / 1e3,
+            interval_s=interval_s,
             max_in_flight=max_in_flight,
             turn_delay_s=turn_delay_s,
         ),

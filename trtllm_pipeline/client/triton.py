@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
-import secrets
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,8 +39,9 @@ from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 if TYPE_CHECKING:
-    from tritonclient.grpc import model_config_pb2, service_pb2
     from typing_extensions import Self
+
+    from trtllm_pipeline.client.triton_messages import model_config_pb2, service_pb2
 
 PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 """gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate."""
@@ -218,7 +219,7 @@ class Client(BaseClient):
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
         """The configuration of `model` as the server runs it, defaults filled in."""
-        from tritonclient.grpc import service_pb2
+        from trtllm_pipeline.client.triton_messages import service_pb2
 
         if self.protocol.startswith("http"):
             return await self._config_over_http(model)
@@ -266,14 +267,14 @@ class Client(BaseClient):
 
     async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
         """Names, data types and shapes of the tensors of `model`, as the server reports them to clients."""
-        from tritonclient.grpc import service_pb2
+        from trtllm_pipeline.client.triton_messages import service_pb2
 
         request = service_pb2.ModelMetadataRequest(name=model)
         return await self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
 
     async def server(self) -> str | None:
         """Name and version that the server reports, such as "triton 2.51.0"; None if it reports none."""
-        from tritonclient.grpc import service_pb2
+        from trtllm_pipeline.client.triton_messages import service_pb2
 
         try:
             if not self.protocol.startswith("http"):
@@ -302,7 +303,7 @@ class Client(BaseClient):
         return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
 
     async def _grpc_ready(self) -> bool:
-        from tritonclient.grpc import service_pb2
+        from trtllm_pipeline.client.triton_messages import service_pb2
 
         reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
         return bool(reply.ready)
@@ -351,7 +352,7 @@ class _GrpcUnary(Session):
         self._model = client.model
         self._call = GrpcCall(client.service.grpc)
         # Requests are ended by their id, so two sessions never have the same. Engines want a number.
-        self._count = secrets.randbits(_SESSION_BITS) << _COUNT_BITS
+        self._count = int.from_bytes(os.urandom(4), "big") >> 32 - _SESSION_BITS << _COUNT_BITS
         self._log_probs = self._input_tokens = self._drafts = False
 
     def _encode(self, request: GenerationRequest) -> bytes:
@@ -381,7 +382,8 @@ class _GrpcUnary(Session):
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         from google.protobuf.message import DecodeError
-        from tritonclient.grpc import service_pb2
+
+        from trtllm_pipeline.client.triton_messages import service_pb2
 
         if await self._call.connect():
             answer.connected_ns = time.monotonic_ns()
@@ -414,7 +416,8 @@ class _GrpcStream(_GrpcUnary):
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         from google.protobuf.message import DecodeError
-        from tritonclient.grpc import service_pb2
+
+        from trtllm_pipeline.client.triton_messages import service_pb2
 
         call, request_id, parse = self._call, str(self._count), service_pb2.ModelStreamInferResponse.FromString
         self._over = False
@@ -464,7 +467,8 @@ class _GrpcStream(_GrpcUnary):
         Without an engine that can be told, or an answer of it, the call is reset and the connection closed.
         """
         from google.protobuf.message import DecodeError
-        from tritonclient.grpc import service_pb2
+
+        from trtllm_pipeline.client.triton_messages import service_pb2
 
         call, engine = self._call, self._client.stopped_by
         if self._over:
@@ -540,7 +544,8 @@ def _keep(answer: Answer, name: str, count: int | None) -> None:
 def config_of(body: bytes) -> model_config_pb2.ModelConfig:
     """A model's configuration as Triton sends it over HTTP. Raises ProtocolError if it is invalid."""
     from google.protobuf import json_format
-    from tritonclient.grpc import model_config_pb2
+
+    from trtllm_pipeline.client.triton_messages import model_config_pb2
 
     value = fields.parse(body)
     try:
@@ -558,7 +563,7 @@ def infer_request(
 
     Raises ServerError for a value of another type than its tensor.
     """
-    from tritonclient.grpc import service_pb2
+    from trtllm_pipeline.client.triton_messages import service_pb2
 
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
     for name, value in tensors.items():
@@ -598,7 +603,7 @@ def _packed(model: ServedModel, name: str, datatype: str, code: str, values: Seq
 
 def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:
     """Data type of each tensor of a configuration by name, as config.pbtxt spells it; its number where it is unknown."""
-    from tritonclient.grpc import model_config_pb2
+    from trtllm_pipeline.client.triton_messages import model_config_pb2
 
     known = model_config_pb2.DataType.DESCRIPTOR.values_by_number
     return {

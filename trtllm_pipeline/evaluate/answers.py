@@ -1,27 +1,24 @@
-"""Where answers come from: a running server that is asked, or the event file of a load run."""
+"""Answers of a running server to questions, and their scores."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.bench.events import level_of, read_records
 from trtllm_pipeline.bench.prompts import Render, chat_renderer, tokenizer_folder, unrendered
-from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.client.session import Answer
-from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
-from trtllm_pipeline.evaluate.result import AccuracyResult, AnsweredQuestion, Place
+from trtllm_pipeline.evaluate.result import AccuracyResult, AnsweredQuestion
 from trtllm_pipeline.evaluate.scores import Metric, Question
 from trtllm_pipeline.files.tokenizer import tokenizer_at
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.bench.target import Target
+    from trtllm_pipeline.client.session import Answer
 
 Encode = Callable[[str], tuple[int, ...]]
 """Text to tokens, without special ones."""
@@ -87,6 +84,10 @@ def score_server(
     Answers are in the folder before they are scored, and stay there when scoring fails. Raises StageError for requests
     that failed: what is missing is no wrong answer.
     """
+    import asyncio
+
+    from trtllm_pipeline.client.triton import failure_class
+
     pairs = list(zip(questions, asyncio.run(_ask(target, questions, concurrency, progress)), strict=True))
     answers = [
         AnsweredQuestion(question, answer.text, None if encode is None else encode(answer.text))
@@ -118,6 +119,8 @@ async def _ask(
     progress: Callable[[int, int, str], None] | None,
 ) -> list[Answer]:
     """Answers in the order of `questions`, `concurrency` of them in flight together."""
+    import asyncio
+
     answers: dict[str, Answer] = {}
     async with target.client() as client:
         waiting = iter(questions)
@@ -131,49 +134,3 @@ async def _ask(
 
         await asyncio.gather(*(slot() for _ in range(min(concurrency, len(questions)))))
     return [answers[question.prompt.id] for question in questions]
-
-
-@dataclass(frozen=True, slots=True)
-class TimedAnswers:
-    """The measured answers of a load run to some questions."""
-
-    answers: tuple[AnsweredQuestion, ...]
-    failed: int
-    """Measured requests of these questions that have no answer; they are not scored."""
-    not_asked: tuple[str, ...]
-    """Ids of questions that no measured request asked: there were fewer requests than prompts."""
-    settings: Mapping[str, Any]
-    """Of the load run."""
-
-
-def timed_answers(events: Path, questions: Mapping[str, Question], encode: Encode | None) -> TimedAnswers:
-    """The measured answers in an event file to `questions`, by id.
-
-    Raises StageError for what is no event file, and for questions that are not those that were asked.
-    """
-    told = read_records(events)
-    answers: list[AnsweredQuestion] = []
-    times: Counter[tuple[Any, ...]] = Counter()
-    failed = 0
-    for id_, text in told.prompts.items():
-        if id_ in questions and text != questions[id_].prompt.text:
-            raise StageError(
-                f"row {id_!r}: the load run asked {text[:60]!r}, the row says {questions[id_].prompt.text[:60]!r}",
-                failure=FailureClass.USER,
-                hint="score with the file that was asked",
-            )
-    for record in told.requests:
-        if record["phase"] != "measured" or record["prompt"] not in questions:
-            continue
-        level = (*level_of(record), record["repeat"])
-        key = (record["prompt"], *level)
-        if record["error"] is None:
-            answer = "".join(event.text for event in record["events"] if not event.reasoning)
-            tokens = None if encode is None else encode(answer)
-            answers.append(AnsweredQuestion(questions[record["prompt"]], answer, tokens, Place(*level, times[key])))
-        else:
-            failed += 1
-        times[key] += 1
-    asked = {id_ for id_, *_ in times}
-    not_asked = tuple(id_ for id_ in questions if id_ not in asked)
-    return TimedAnswers(tuple(answers), failed, not_asked, told.header["settings"])

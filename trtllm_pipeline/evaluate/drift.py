@@ -19,13 +19,6 @@ from trtllm_pipeline.bench.stats import Interval, Summary, mean_interval, summar
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files import user_files
 
-DEFINITIONS: Final = {
-    "agreement": "share of answers that are the same, character by character; every question counts once",
-    "first_divergence": "where answers that differ do so first, counted from 0; tokens are those of the answers encoded "
-    "again",
-    "difference": "mean over questions of score - reference's score of the same question",
-}
-
 Key = tuple[Any, ...]
 """The id of an answer's question, and which of the answers to it in a load run."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from trtllm_pipeline.bench.result import count_of, numbers_of
 from trtllm_pipeline.bench.stats import CONFIDENCE, MEAN_INTERVAL, Interval, mean_interval
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -85,6 +84,8 @@ class AccuracyResult:
     @staticmethod
     def read(data: Mapping[str, Any]) -> AccuracyResult:
         """What is in an accuracy.json. What is not what it should be counts as missing."""
+        from trtllm_pipeline.bench.result import count_of, numbers_of
+
         ends, digest, settings = (data.get(name) for name in ("intervals", "rows_digest", "settings"))
         intervals: dict[str, Interval | None] = {}
         for name, pair in ends.items() if isinstance(ends, dict) else ():

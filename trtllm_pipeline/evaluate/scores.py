@@ -18,6 +18,13 @@ from typing import Any, Final
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.errors import FailureClass, StageError
 
+DRIFT: Final = {
+    "agreement": "share of answers that are the same, character by character; every question counts once",
+    "first_divergence": "where answers that differ do so first, counted from 0; tokens are those of the answers encoded "
+    "again",
+    "difference": "mean over questions of score - reference's score of the same question",
+}
+"""What `drift` measures."""
 NORMALISATION: Final = "Unicode NFKC, case folded, punctuation and symbols to spaces, runs of spaces to one, stripped"
 LETTERS: Final = string.ascii_uppercase
 """Names of the choices of a question, in their order."""

@@ -12,9 +12,8 @@ from typing import Final
 from trtllm_pipeline.bench.result import METRICS as LOAD_METRICS
 from trtllm_pipeline.bench.result import LevelResult, MetricDefinition
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
-from trtllm_pipeline.evaluate.drift import DEFINITIONS as DRIFT
+from trtllm_pipeline.evaluate.scores import DRIFT, NORMALISATION
 from trtllm_pipeline.evaluate.scores import METRICS as SCORES
-from trtllm_pipeline.evaluate.scores import NORMALISATION
 from trtllm_pipeline.report.rows import CellResult
 
 METRICS: Final = (
@@ -27,6 +26,12 @@ METRICS: Final = (
         "difference", "-1 to 1", f"from the unquantized cell that is equal otherwise: {DRIFT['difference']}"
     ),
     MetricDefinition("first_divergence", "", DRIFT["first_divergence"]),
+    MetricDefinition(
+        "trtllm_bench",
+        "tokens/s",
+        "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the most requests "
+        "in flight",
+    ),
     MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
     MetricDefinition(
         "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"
@@ -82,6 +87,7 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column(
             "SLO req/s", lambda row: _number(row.highest_rate.rate) if row.highest_rate else None, 2, "highest_rate"
         ),
+        Column("trtllm-bench tok/s", lambda row: _number(row.trtllm_bench_tps), 3, "trtllm_bench"),
         Column(f"tok/J {high}", _at(-1, lambda level: level.tokens_per_joule), 3, "tokens_per_joule"),
         Column(f"GPU W {high}", _at(-1, lambda level: level.gpu_use.power_w if level.gpu_use else None), 7),
         *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),

@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtllm_pipeline.bench import stats
 from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
-from trtllm_pipeline.bench.result import (
-    HIGHER_IS_BETTER,
-    LEVEL_METRICS,
-    RATES,
-    LevelResult,
-    RepeatResult,
-    latency_of,
-    load_words,
-)
+from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
+from trtllm_pipeline.bench.result import LevelResult, RepeatResult, latency_of, load_words
 from trtllm_pipeline.bench.stats import Interval, Statistic
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
@@ -39,6 +32,7 @@ CELL_METRICS: Final = {
     "build_s": "build_s",
     "preparation_s": "preparation_s",
     "engine_bytes": "engine_size_bytes",
+    "trtllm_bench_tps": "trtllm_bench_tps",
 }
 """Metric -> attribute of a cell."""
 DEFAULT: Final = (
@@ -207,7 +201,7 @@ class Comparison:
 
 def better_is_higher(metric: str) -> bool:
     """Which way is an improvement."""
-    return metric in HIGHER_IS_BETTER or metric.partition(".")[0] == "accuracy"
+    return metric in HIGHER_IS_BETTER or metric == "trtllm_bench_tps" or metric.partition(".")[0] == "accuracy"
 
 
 def check_metric(name: str) -> str:

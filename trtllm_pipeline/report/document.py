@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -132,6 +131,8 @@ def as_html(blocks: Iterable[Block]) -> str:
 
 
 def _marked_up(block: Block) -> Iterator[str]:
+    from html import escape  # a table of all of HTML's characters, which only pages need
+
     if isinstance(block, Heading):
         yield f"<h3>{escape(block.text)}</h3>"
     elif isinstance(block, TextLine):

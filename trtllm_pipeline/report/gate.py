@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.bench.result import LEVEL_METRICS
+from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import NOT_COMPARABLE, ComparisonError, UsageError
 from trtllm_pipeline.planning.names import count

@@ -8,7 +8,8 @@ from typing import Any, Final
 from trtllm_pipeline.bench import self_test
 from trtllm_pipeline.bench.conditions import system_words, workload_words
 from trtllm_pipeline.bench.engine_report import Beside
-from trtllm_pipeline.bench.result import RATES, LevelDetails, LevelResult, LoadResult, load_words
+from trtllm_pipeline.bench.metric_names import RATES
+from trtllm_pipeline.bench.result import LevelDetails, LevelResult, LoadResult, load_words
 from trtllm_pipeline.bench.stats import STATISTICS
 from trtllm_pipeline.report.tables import cell, csv_table, plain_table
 

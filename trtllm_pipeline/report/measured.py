@@ -17,13 +17,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from trtllm_pipeline.bench.conditions import deciding, differences
-from trtllm_pipeline.bench.result import LATENCIES, RATES, LevelResult, LoadResult, RepeatResult, load_key, load_words
+from trtllm_pipeline.bench.conditions import Conditions, deciding, differences
+from trtllm_pipeline.bench.metric_names import LATENCIES, RATES
 from trtllm_pipeline.bench.result import NAME as PERF
+from trtllm_pipeline.bench.result import LevelResult, LoadResult, RepeatResult, load_key, load_words
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
 from trtllm_pipeline.files.tokenizer import tokenizer_at
 from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import find_run, read_run
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows_of
@@ -46,7 +48,7 @@ class RequestSample:
     output_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured(CellResult):
     """The results of a cell with the files that they came from, as far as these are still there."""
 
@@ -110,7 +112,7 @@ def selected(found: Side, patterns: Sequence[str]) -> Side:
 
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
     path = Path(text)
-    if os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises for a name that is too long)
+    if os.path.isdir(path):
         path /= next((name for name in (PERF, EVENTS, REPORT) if (path / name).exists()), EVENTS)
     if os.path.lexists(path):
         return _file(path, tokenizer)
@@ -144,9 +146,16 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
     for row in rows:
         made = artifacts.get(row.id, {})
         perf, model, answers = made.get("perf"), made.get("download"), made.get("accuracy") or made.get("score")
+        if perf is not None and row.levels and _measured_s(perf) != row.conditions.measured_s:
+            perf = None  # measured again since: what is there now is not what this row was made of
         events = None if perf is None or model is None else (perf / EVENTS, model)
         cells.append(Measured.of(row, perf=perf, events=events, answers=answers))
     return tuple(cells)
+
+
+def _measured_s(perf: Path) -> float | None:
+    """When what a perf artifact holds was measured."""
+    return Conditions.read(read_object(perf / PERF)).measured_s
 
 
 def _file(path: Path, tokenizer: Path | None) -> Side:

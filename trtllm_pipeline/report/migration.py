@@ -151,7 +151,7 @@ def _apart(cell: Measured, found: Comparison) -> str | None:
         return cell.unfit
     for refused in found.refused:
         if refused.cell == cell.id:
-            return f"not comparable: {'; '.join(map(str, refused.differences))}"
+            return "; ".join(map(str, refused.differences))
     for each in (*found.unfit, *found.only_new):
         if each.cell == cell.id:
             return each.reason
@@ -262,7 +262,7 @@ def _reasons(other: Lane, delta: Delta | None, best: Lane, against: Comparison, 
 def _prepared(best: Lane, sound: Sequence[Lane]) -> Iterator[str]:
     others = [lane for lane in sound if lane is not best and lane.cell.preparation_s]
     if best.cell.preparation_s is None and others:
-        yield f"nothing has to be built for it, as for {' and '.join(lane.name for lane in others)}"
+        yield f"it needs no preparation, unlike {' and '.join(lane.name for lane in others)}"
 
 
 def _dropped(worse: Sequence[Lane]) -> Iterator[str]:

@@ -10,15 +10,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from trtllm_pipeline.bench.result import LATENCIES, METRICS, LevelResult
+from trtllm_pipeline.bench.metric_names import LATENCIES
+from trtllm_pipeline.bench.result import DEFINITIONS, LevelResult
+from trtllm_pipeline.report.columns import METRICS
 from trtllm_pipeline.report.rows import CellResult
 
 _PREFIX: Final = "pipeline_cell"
-_FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
+_FORMULAS: Final = {**DEFINITIONS, **{metric.name: metric.formula for metric in METRICS}}
 _OF_LEVEL: Final = {
     "output_tokens_per_s": "output_tokens_per_second",
     "input_tokens_per_s": "input_tokens_per_second",
     "requests_per_s": "requests_per_second",
+    "saturated_rps": "saturated_requests_per_second",
     "tokens_per_joule": "tokens_per_joule",
     "acceptance": "acceptance_ratio",
 }
@@ -56,6 +59,10 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
         yield name, _FORMULAS[field], [(labels, getattr(level, field)) for labels, level in of_level]
     goodputs: list[_Sample] = [(labels, level.goodput.share) for labels, level in of_level if level.goodput is not None]
     yield "goodput_ratio", _FORMULAS["goodput"], goodputs
+    rates: list[_Sample] = [(cell, row.highest_rate.rate) for cell, row in of_cell if row.highest_rate is not None]
+    yield "highest_rate_requests_per_second", _FORMULAS["highest_rate"], rates
+    benched: list[_Sample] = [(cell, row.trtllm_bench_tps) for cell, row in of_cell]
+    yield "trtllm_bench_output_tokens_per_second", _FORMULAS["trtllm_bench"], benched
     scores: list[_Sample] = [
         ({**cell, "metric": name}, score) for cell, row in of_cell for name, score in row.accuracy.items()
     ]

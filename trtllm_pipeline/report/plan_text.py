@@ -11,7 +11,7 @@ from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.files.quantization import AS_IS, shown
-from trtllm_pipeline.planning.names import about, count, said_once, size
+from trtllm_pipeline.planning.names import about, count, never_works, size
 from trtllm_pipeline.planning.needs import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
@@ -26,7 +26,9 @@ _LIST_UP_TO: Final = 40
 def plan_text(plan: Plan, seen: Forecast, *, verbose: bool) -> str:
     """What a plan comes to: totals by stage, why, and what can never work."""
     lines = [_cells(plan), *_notes(plan)]
-    lines += (_work(plan, seen, verbose=verbose) if plan.feasible else []) + _never(plan, verbose=verbose)
+    lines += _work(plan, seen, verbose=verbose) if plan.feasible else []
+    never = [(cell.id, str(cell.reason)) for cell in plan.cells if cell.reason is not None]
+    lines += ["", *never_works(never, None if verbose else "--verbose")] if never else []
     return "\n".join(lines)
 
 
@@ -171,20 +173,6 @@ def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     todo = seen.to_run.union(seen.pulls)
     if verbose or 0 < len(todo) <= _LIST_UP_TO:
         lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), seen)
-    return lines
-
-
-def _never(plan: Plan, *, verbose: bool) -> list[str]:
-    """The cells that can never work, and why."""
-    lines: list[str] = []
-    infeasible = [cell for cell in plan.cells if cell.reason is not None]
-    if infeasible:
-        lines += ["", f"{count(len(infeasible), 'cell')} can never work:"]
-        shown = infeasible if verbose else infeasible[:10]
-        reasons = said_once(str(cell.reason) for cell in shown)
-        lines += [f"  {cell.id}: {reason}" for cell, reason in zip(shown, reasons, strict=True)]
-        if len(shown) < len(infeasible):
-            lines.append(f"  and {len(infeasible) - len(shown)} more; --verbose lists them")
     return lines
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from trtllm_pipeline.bench import objectives
 from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
+from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
 from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import LEVEL_METRICS, LevelResult, load_words
+from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import shared_parts, without

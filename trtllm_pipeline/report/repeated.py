@@ -12,7 +12,7 @@ import shutil
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,7 +32,7 @@ from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.config.load import LoadedMatrix
+    from trtllm_pipeline.config.loaded import LoadedMatrix
 
 NAME: Final = "digest.json"
 LOCK: Final = "lock"
@@ -42,13 +42,15 @@ _FILES: Final = (OUTLINE, PLAN, REPORT)
 def digest(request: Request, loaded: LoadedMatrix, plan: Plan, present: Mapping[Fingerprint, Artifact]) -> str:
     """Of all that follows from a request where nothing of its `plan` is to run."""
     installed = plan.machine.tensorrt_llm
-    asked = request.to_json(), loaded.document.data, loaded.recipes, installed and installed.release
+    matrix = loaded.written, loaded.command_line, loaded.defaults, loaded.recipes, loaded.written_recipes
+    asked = request.to_json(), matrix, installed and installed.release
     cells = [
-        (cell.id, cell.toolchain, cell.recipe.get("quantization"), cell.reason, cell.changes) for cell in plan.cells
+        (cell.id, cell.toolchain, cell.recipe.get("quantization"), cell.reason, *map(astuple, cell.changes))
+        for cell in plan.cells
     ]
     runs = [run.fingerprint for run in plan.stage_runs.values()]
     there = array("d", [-1.0 if (found := present.get(run)) is None else found.published_s for run in runs])
-    text = [json.dumps((__version__, asked, cells), default=repr), *map(" ".join, plan.by_cell.values()), *runs]
+    text = [json.dumps((__version__, asked, cells)), *map(" ".join, plan.by_cell.values()), *runs]
     whole = "\n".join(text).encode(errors="surrogatepass")
     return blake2b(whole + there.tobytes(), digest_size=16).hexdigest()
 

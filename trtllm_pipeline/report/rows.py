@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
+from trtllm_pipeline.bench.engine_report import NAME as REPORT_OF_BENCH
+from trtllm_pipeline.bench.engine_report import Beside, EngineReport
 from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.bench.result import HighestRate, LevelResult, LoadResult, levels_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.evaluate import drift
-from trtllm_pipeline.evaluate.drift import Drift
+from trtllm_pipeline.errors import MatrixError, StageError, UsageError
 from trtllm_pipeline.evaluate.result import NAME as ACCURACY
 from trtllm_pipeline.evaluate.result import AccuracyResult
 from trtllm_pipeline.files.writing import read_object
@@ -34,6 +34,7 @@ from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.evaluate.drift import Drift
     from trtllm_pipeline.execution.loop import Outcome
 
 UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
@@ -61,9 +62,9 @@ class CellStatus(str, Enum):
     """Not begun, or not finished because the run ended after another cell's failure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as Cell
 class CellResult:
-    """The results of one cell: status, failure, measurements, scores, and the conditions they were measured under."""
+    """The results of one cell, which nobody changes: status, failure, measurements, scores, and the conditions they were measured under."""
 
     id: CellId
     axes: Mapping[str, Json]
@@ -90,6 +91,8 @@ class CellResult:
     """By rising concurrency, then by rising request rate."""
     highest_rate: HighestRate | None = None
     """That keeps the objectives, where it was looked for."""
+    trtllm_bench: Mapping[str, Json] | None = None
+    """What trtllm-bench said of the engine in its own process, beside the level of the same load: `bench/engine_report.py`."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """Metric -> mean score, 0 to 1."""
     accuracy_total: int | None = None
@@ -131,6 +134,12 @@ class CellResult:
         known = [self.seconds[stage] for stage in _PREPARATION if stage in self.seconds]
         return sum(known) if known else None
 
+    @property
+    def trtllm_bench_tps(self) -> float | None:
+        """Output tokens/s of the engine in the process of trtllm-bench."""
+        value = (self.trtllm_bench or {}).get("output_tokens_per_s")
+        return float(value) if isinstance(value, (int, float)) else None
+
     def to_json(self) -> dict[str, Json]:
         """The row as in report.json, see docs/formats.md."""
         written: dict[str, Json] = {
@@ -146,14 +155,19 @@ class CellResult:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> CellResult:
         """The row that `to_json` wrote. Raises KeyError, ValueError, TypeError for anything else."""
-        fields = {name: value for name, value in data.items() if name in _PLAIN_FIELDS}
+        fields = {name: data[name] for name in data if name in _PLAIN_FIELDS}
+        drifted = data.get("accuracy_drift")
+        if drifted is not None:
+            from trtllm_pipeline.evaluate.drift import Drift  # of few cells, and it reads answers with pydantic
+
+            drifted = Drift.from_json(drifted)
         return CellResult(
             **fields,
             changes=tuple(data.get("changes", ())),
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
             highest_rate=HighestRate.read(data.get("highest_rate")),
-            accuracy_drift=None if (drifted := data.get("accuracy_drift")) is None else Drift.from_json(drifted),
+            accuracy_drift=drifted,
             findings=tuple(data["findings"]),
             conditions=Conditions.read(data.get("conditions")),
         )
@@ -220,6 +234,8 @@ def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId
 
     A cell is left out where it or its reference has no answers, or they were not asked the same.
     """
+    from trtllm_pipeline.evaluate import drift
+
     read = cache(drift.read)
     found = {}
     for cell, reference in references(axes).items():
@@ -248,6 +264,15 @@ def _written(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
     """The JSON object in a file of an artifact, where there is one."""
     there = artifact is not None and any(file == name for file, _ in artifact.files)
     return read_object(artifact.out / name) if artifact is not None and there else None
+
+
+def _in_process(artifact: Artifact | None, perf: LoadResult) -> dict[str, Json] | None:
+    """The report of trtllm-bench beside what perf measured; None where either is missing."""
+    if artifact is None or not perf.valid:
+        return None
+    with suppress(MatrixError, StageError):
+        return Beside.of(perf, EngineReport.read(artifact.out / REPORT_OF_BENCH)).to_json()
+    return None
 
 
 def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
@@ -287,6 +312,7 @@ def _row(
         engine_size_bytes=made[_ENGINE_STAGE].size_bytes if _ENGINE_STAGE in made else None,
         levels=levels,
         highest_rate=perf.highest_rate if perf.valid else None,
+        trtllm_bench=_in_process(made.get("trtllm_bench"), perf),
         accuracy=accuracy.scores,
         accuracy_total=accuracy.total,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},

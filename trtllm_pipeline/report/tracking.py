@@ -7,8 +7,10 @@ else written as files: a database of MLflow, or runs that `wandb sync` sends lat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,6 +100,18 @@ def _numbers(line: Mapping[str, object]) -> dict[str, float]:
     }
 
 
+@contextmanager
+def _ending(well: Callable[[], object], failed: Callable[[], object]) -> Iterator[None]:
+    """End a tracker's run whatever happens, or it is shown as one that still goes on."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # what went wrong first is what has to be told
+            failed()
+        raise
+    well()
+
+
 def _to_mlflow(results: Results, cells: list[TrackedCell], folder: Path | None) -> str:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
@@ -118,10 +132,13 @@ def _to_mlflow(results: Results, cells: list[TrackedCell], folder: Path | None) 
                 for metric, value in measured.items()
             ]
             params = [Param(key, value[:_LONGEST]) for key, value in cell.params.items()]
-            for start in range(0, max(len(told), len(params), 1), _BATCH):
-                part = slice(start, start + _BATCH)
-                client.log_batch(run.info.run_id, told[part], params[part], [RunTag("pipeline.cell", cell.name)])
-            client.set_terminated(run.info.run_id)
+            with _ending(
+                partial(client.set_terminated, run.info.run_id),
+                partial(client.set_terminated, run.info.run_id, "FAILED"),
+            ):
+                for start in range(0, max(len(told), len(params), 1), _BATCH):
+                    part = slice(start, start + _BATCH)
+                    client.log_batch(run.info.run_id, told[part], params[part], [RunTag("pipeline.cell", cell.name)])
     except MlflowException as error:
         raise UsageError(f"MLflow refuses: {str(error).splitlines()[0]}") from error
     return (
@@ -153,10 +170,10 @@ def _to_wandb(results: Results, cells: list[TrackedCell], folder: Path | None) -
                 reinit="create_new",
                 settings=wandb.Settings(**settings),
             )
-            for step, measured in cell.levels.items():
-                run.log(dict(measured), step=step)
-            run.summary.update(dict(cell.once))
-            run.finish()
+            with _ending(run.finish, partial(run.finish, exit_code=1)):  # its own `with` prints a traceback
+                for step, measured in cell.levels.items():
+                    run.log(dict(measured), step=step)
+                run.summary.update(dict(cell.once))
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases refuses: {str(error).splitlines()[0]}") from error
     return "Weights & Biases" if folder is None else f"wandb sync {folder}/wandb/offline-run-*"

@@ -23,9 +23,11 @@ from trtllm_pipeline.bench.conditions import (
     version_words,
     workload_words,
 )
-from trtllm_pipeline.bench.result import CLIENT_ERROR, LATENCIES, LENGTHS, LevelResult, load_words
+from trtllm_pipeline.bench.metric_names import LATENCIES
+from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import StateError, in_brackets
+from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
@@ -60,6 +62,8 @@ _WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highe
 _MAX_FAILURES: Final = 20
 _MAX_ROWS: Final = 200
 """Cells that a table lists: nobody reads more, and JSON and CSV have all."""
+_NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellStatus.RUNNING})
+"""Of so many cells those are not listed that nothing has come of yet."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
 
@@ -91,6 +95,7 @@ def to_json(
     )
 
 
+@uncollected()
 def read_report(
     path: Path, decode: Callable[[bytes], dict[str, Any]] = decode_mapping
 ) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
@@ -152,12 +157,19 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
         {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
         {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
         {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
+        _of_bench(row.trtllm_bench),
         {f"accuracy_{name}": score for name, score in row.accuracy.items()},
         scores,
         {"drift_reference": drift.reference, "drift_agreement": drift.agreement} if drift else {},
         {} if measured is None else {"measured_at": measured},
         conditions,
     ]
+
+
+def _of_bench(found: Mapping[str, Json] | None) -> Mapping[str, object]:
+    """What trtllm-bench said of a cell."""
+    names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
+    return {f"trtllm_bench_{name}": found[name] for name in names if name in found} if found else {}
 
 
 def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, object]]:
@@ -171,6 +183,7 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
         {} if known.request_rate is None else {"request_rate": known.request_rate},
         {name: getattr(known, name) for name in rates},
         {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
+        {} if known.saturated_rps is None else {"saturated_rps": known.saturated_rps},
         {} if known.acceptance is None else {"acceptance": known.acceptance},
         {} if known.tokens_per_joule is None else {"tokens_per_joule": known.tokens_per_joule},
         {} if known.gpu_use is None else {f"gpu_{name}": value for name, value in asdict(known.gpu_use).items()},
@@ -242,13 +255,14 @@ def to_table(
     from rich.text import Text
 
     parts = shared_parts([row.id for row in rows])
-    listed = rows[:_MAX_ROWS]
+    listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
     shown, by_model, name_width = _fit(listed, columns(listed), parts, width)
-    said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
-    said += _table(listed, shown, parts, name_width, by_model=by_model)
+    said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
+    if listed:
+        said += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
     if len(rows) > len(listed):
-        more = count(len(rows) - len(listed), "more cell")
-        said.append(Text(f"and {more}: pipeline report --format csv has all", "dim"))
+        more = f"and {count(len(rows) - len(listed), 'more cell')}" if listed else "none has ended"
+        said.append(Text(f"{more}: pipeline report --format csv has all", "dim"))
     failures = failures_of(rows, workspace, told)
     for what, ids, details in failures[:_MAX_FAILURES]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
@@ -435,6 +449,9 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
         found = [*row.changes, *row.warnings]
         if any(level.window == "whole" for level in row.levels):
             found.append("the steady window was too short: rates include ramp-up and drain")
+        other = (row.trtllm_bench or {}).get("not_the_same")
+        if isinstance(other, list) and other:
+            found.append(f"trtllm-bench had another load than the server: {', '.join(map(str, other))}")
         if not found:
             continue
         kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]

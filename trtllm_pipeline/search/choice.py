@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.bench.conditions import GROUPS
+from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER
 from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import HIGHER_IS_BETTER, LevelResult, load_words
+from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.planning.names import about

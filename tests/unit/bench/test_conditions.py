@@ -23,6 +23,7 @@ from trtllm_pipeline.bench.conditions import (
     differences,
     system,
     workload,
+    workload_words,
 )
 from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.prompts import Prompt
@@ -120,6 +121,22 @@ def test_another_server_may_be_another_runtime() -> None:
 
 def test_what_nobody_recorded_is_said_in_words_without_a_unit() -> None:
     assert {Conditions().shown(field) for field in FIELDS} == {UNKNOWN}
+
+
+def test_a_load_in_words() -> None:
+    rates = {"concurrency": None, "requests": 600, "repeats": 1, "max_in_flight": 8, "warmup_requests": 4}
+    levels = [
+        {"concurrency": 2, "requests": 8, "repeats": 3, "warmup_requests": "4 to 32, until TTFT is flat"},
+        {"concurrency": 8, "requests": 8, "repeats": 3, "warmup_requests": "16 to 128, until TTFT is flat"},
+        {"concurrency": 1, "requests": "1.5 s", "repeats": 1, "warmup_requests": 2, "turn_delay_s": 0.5},
+        {**rates, "request_rate": 5.0},
+    ]
+    told = workload_words(Conditions(None, None, {"levels": levels})).partition("concurrency ")[2]
+    assert told.split("; ") == [
+        "2, 8: 8 requests after 4 to 128 of warm-up, until TTFT is flat, 3 times",
+        "concurrency 1: 1.5 s after 2 of warm-up, 0.5 s between turns",
+        "5 requests/s: 600 requests after 4 of warm-up, at most 8 in flight",
+    ]
 
 
 @pytest.mark.parametrize(

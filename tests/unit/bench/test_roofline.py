@@ -154,6 +154,32 @@ def test_weights_of_a_hugging_face_folder(
     assert (reason == "") == (expected is not None)
 
 
+def test_weights_that_a_folder_has_twice_are_read_once(tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path, LLAMA, {"a": 30}, {"lm_head.weight": 100})
+    named = {"a": "model-00001-of-00002.safetensors", "lm_head.weight": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    (other := tmp_path / "other").mkdir()
+    hugging_face(other, LLAMA, {"layers.0.a": 30, "output.weight": 100})
+    (other / "model-00001-of-00001.safetensors").rename(folder / "consolidated.safetensors")
+    assert bytes_per_token(folder) == (260, "")
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    (folder / "model-00001-of-00002.safetensors").rename(folder / "model.safetensors")
+    assert bytes_per_token(folder) == (60, "")
+
+
+def test_a_server_may_keep_fewer_bits_than_the_files_have(tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path, LLAMA, {"a": 30})
+    assert [bytes_per_token(folder, bits)[0] for bits in (32, 16, 8, 4)] == [60, 60, 30, 15]
+    header = json.dumps({"a": {"dtype": "F32", "shape": [30], "data_offsets": [0, 120]}}).encode()
+    (shard,) = folder.glob("*.safetensors")
+    shard.write_bytes(len(header).to_bytes(8, "little") + header + bytes(120))
+    assert bytes_per_token(folder) == (60, ""), "servers load 32 bits as 16"
+    found, reason = bytes_per_token(folder, 0)
+    assert found is None
+    assert "how many bits" in reason
+
+
 def test_a_hugging_face_folder_that_is_damaged_is_not_known(tmp_path: Path) -> None:
     folder = hugging_face(tmp_path, LLAMA, {"a": 30})
     (shard,) = folder.glob("*.safetensors")

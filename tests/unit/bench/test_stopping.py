@@ -11,8 +11,9 @@ from typing import get_args
 import pytest
 
 from trtllm_pipeline.bench.load import Flatness, Load
+from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
 from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.result import LEVEL_METRICS
+from trtllm_pipeline.bench.result import HighestRate
 from trtllm_pipeline.bench.stats import relative_half_width, share_interval
 from trtllm_pipeline.bench.stopping import (
     LEAST_REPEATS,
@@ -92,10 +93,18 @@ def test_there_are_never_more_repeats_than_the_most() -> None:
     assert rounds.next(Seen(([{"output_tps": 1.0}, {"output_tps": 9.0}],))) == []
 
 
-def test_a_metric_that_no_repeat_has_is_not_narrow() -> None:
-    rule = StopRule(precisions={"tpot_p50": 0.5})
-    assert not rule.narrow([{"tpot_p50": None}] * 9)
-    assert rule.narrow([{"tpot_p50": 4.0}] * 2)
+def test_nothing_waits_for_a_metric_that_no_repeat_has() -> None:
+    rule = StopRule(precisions={"tpot_p50": 0.5, "output_tps": 0.03})
+    steady = [{"tpot_p50": None, "output_tps": 100.0 + number / 10} for number in range(LEAST_REPEATS)]
+    assert rule.narrow(steady)
+    assert not rule.narrow([*steady, {"tpot_p50": 4.0, "output_tps": 100.0}]), "of one repeat there is no interval"
+    assert not rule.narrow([])
+    assert StopRule(precisions={"tpot_p50": 0.5}).narrow([{"tpot_p50": 4.0}] * 2)
+
+
+def test_an_interval_of_a_rate_plans_a_million_requests_at_most() -> None:
+    """Rates of a search are not known before, and what is planned is in memory."""
+    assert len(Load(interval_s=1e6).level(PROMPTS, 0, None, 10.0).measured) == 1_000_000
 
 
 @pytest.mark.parametrize("text", ["", "output_tps", "output_tps=0", "output_tps=100%", "speed=3%", "output_tps=3%,,"])
@@ -148,6 +157,7 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
 
         rate, (low, high), asked = found_rate(draw, answered, 0.95, 1.0)
         assert rate is not None
+        assert (low or 0) <= rate <= (high or math.inf), "what is told lies in its own interval"
         held += (low or 0) <= truth <= (high or math.inf)
         off.append(abs(rate / truth - 1))
         tries.append(asked)
@@ -155,6 +165,18 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
     assert max(off) < 0.2
     assert held >= 36, "the interval holds the truth"
     assert max(tries) < 40
+
+
+@pytest.mark.parametrize(
+    ("rate", "low", "high", "words"),
+    [
+        (7.2, 7.0, 7.6, "7.2 requests/s keep ttft 300 ms for 99.5 % of requests (95 % interval 7 to 7.6)"),
+        (7.2, 7.2, None, "7.2 requests/s keep ttft 300 ms for 99.5 % of requests (no higher rate was tried)"),
+        (None, None, 5.0, "no rate that was tried keeps ttft 300 ms for 99.5 % of requests; the lowest was 5/s"),
+    ],
+)
+def test_the_highest_rate_in_words(rate: float | None, low: float | None, high: float | None, words: str) -> None:
+    assert str(HighestRate(0.995, {"ttft": 300.0}, rate, low, high, {"5": {}, "12": {}})) == words
 
 
 def test_a_sharp_limit_is_found_within_a_step() -> None:

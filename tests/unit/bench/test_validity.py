@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.bench.test_perf_metrics import Words, analyze, counted, found, moved, request, write
-from trtllm_pipeline.bench.metrics import so_far
+from trtllm_pipeline.bench.metrics import SoFar
 from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.validity import GATES
 
@@ -81,6 +81,22 @@ def test_the_models_around_the_engine_are_no_bottleneck(
     counted_by_triton = {model: {"requests": 6, "queue_us": queue_ms * 1e3}}
     triton = {"type": "triton", "concurrency": 1, "repeat": 0, "models": counted_by_triton}
     assert judged(tmp_path, answer(0), triton) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "protocol", "words"),
+    [
+        ("preprocessing", "grpc", "; raise settings.repository.preprocessing_instances"),
+        ("postprocessing", "grpc_unary", "; raise settings.repository.postprocessing_instances"),
+        ("postprocessing", "grpc", "; several instances of it mix up the parts of streamed answers"),
+    ],
+)
+def test_what_would_mix_up_answers_is_not_advised(tmp_path: Path, model: str, protocol: str, words: str) -> None:
+    triton = {"type": "triton", "concurrency": 1, "repeat": 0, "models": {model: {"requests": 6, "queue_us": 9e3}}}
+    path = write(tmp_path / "e", answer(0), triton)
+    path.write_text(path.read_text().replace('"protocol": "grpc"', f'"protocol": "{protocol}"'))
+    (told,) = (each["message"] for each in analyze(path, Words())["findings"] if each["check"] == "server_queue")
+    assert told.endswith(words)
 
 
 def roofline(pass_ms: float | None) -> dict[str, Any]:
@@ -265,8 +281,50 @@ def test_what_a_rate_did_not_send_any_more_counts_also_where_it_is_all(
     asked = [moved(answer(0, **rate), 100 * at) for at in range(1, 1 + sent)]
     unsent = {"type": "unsent", **rate, "repeat": 0, "requests": 3}
     path = write(tmp_path / "e", {"type": "probed", **rate, "repeat": 0}, warm, *asked, unsent)
-    (probe,) = so_far(path, Words(), Objectives({"ttft": 100.0})).probes  # type: ignore[arg-type]
+    (probe,) = SoFar(path, Words(), Objectives({"ttft": 100.0})).look().probes  # type: ignore[arg-type]
     assert (probe.rate, probe.rounds) == (5.0, rounds)
+
+
+def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tmp_path: Path) -> None:
+    class Counting(Words):
+        texts = 0
+
+        def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
+            self.texts += 1
+            return super().encode(sequence, add_special_tokens=add_special_tokens)
+
+    rate = {"concurrency": None, "request_rate": 5.0}
+    records = [moved(request(0, [(20, " a"), (30 + at, " b")], repeat=at), 200 * at) for at in range(6)]
+    for at in range(2):
+        records += [{"type": "probed", **rate, "repeat": at}, moved(answer(0, **rate, repeat=at), 2000 + 200 * at)]
+    objectives, tokenizer = Objectives({"ttft": 100.0}), Counting()
+    path = write(tmp_path / "e", *records[:5])
+    looking = SoFar(path, tokenizer, objectives)  # type: ignore[arg-type]
+    looking.look()
+    asked = tokenizer.texts
+    for record in records[5:]:
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if record["type"] == "request":
+            seen = looking.look()
+    assert tokenizer.texts - asked == 3 * (1 + 3), "each time the new answer, two prompts and an empty text"
+    assert seen == SoFar(path, Words(), objectives).look()  # type: ignore[arg-type]
+    assert [len(repeats) for repeats in seen.repeats] == [6]
+    assert [probe.rounds for probe in seen.probes] == [((True,), (True,))]
+    assert seen.most_rps is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"), [("tpot_p50", "warning"), ("tokens_per_joule", "warning"), ("input_tps", None), ("rps", None)]
+)
+def test_a_metric_that_could_not_end_the_repeats_is_named(tmp_path: Path, wanted: str, told: str | None) -> None:
+    path = write(tmp_path / "e", answer(0, tokens=1))
+    path.write_text(
+        path.read_text().replace('"settings": {}', json.dumps({"settings": {"stop_when": {wanted: 0.03}}})[1:-1])
+    )
+    result = analyze(path, Words())
+    assert found(result).get("stop_when") == told
+    assert all(wanted in each["message"] for each in result["findings"] if each["check"] == "stop_when")
 
 
 @pytest.mark.parametrize(("requests", "expected"), [(1000, None), (998, "warning")])

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from trtllm_pipeline.bench.load import Load, warmup_prompt
 from trtllm_pipeline.bench.prompts import Prompt, conversations, read
 from trtllm_pipeline.bench.workloads import CORPUS, Workload, made, read_lengths
-from trtllm_pipeline.errors import MatrixError
+from trtllm_pipeline.errors import MatrixError, StageError
 
 
 @pytest.fixture(scope="module", params=["bytes", "words"])
@@ -134,8 +134,13 @@ def test_shared_beginnings(tokenizer: Tokenizer) -> None:
     assert warm.text.startswith(begins[0])
     assert warm.text != prompts[0].text
     assert warm.input_tokens is None
-    unshared = made(tokenizer, Workload(input_tokens=30, shared_prefix_tokens=40, prompts=2))
-    assert {prompt.shared for prompt in unshared} == {0}
+
+
+def test_a_shared_beginning_that_no_prompt_has_room_for_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(StageError, match="no prompt is longer than the 64 tokens"):
+        made(tokenizer, Workload(input_tokens=40, shared_prefix_tokens=64, prompts=4))
+    some = made(tokenizer, Workload(input_tokens=0, lengths=((40, 4), (90, 4)), shared_prefix_tokens=64))
+    assert [bool(prompt.shared) for prompt in some] == [False, True]
 
 
 def test_turns_go_on_where_the_one_before_ended(tokenizer: Tokenizer) -> None:

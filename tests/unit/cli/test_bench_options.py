@@ -76,6 +76,7 @@ def test_names_that_are_the_same_everywhere() -> None:
         (("--requests", "0"), "should be greater than or equal to 1"),
         (("--burstiness", "inf"), "--burstiness: expected a positive number, got inf"),
         (("--measurement-interval", "0"), "--measurement-interval: expected a positive number, got 0"),
+        (("--measurement-interval", "1e9", "--request-rate", "2"), "are 2,000,000 requests, 1,000,000 at most"),
         (("--measurement-interval", "inf"), "should be less than or equal to 1000000000"),
         (("--turn-delay-s", "inf"), "should be less than or equal to 1000000"),
         (("--slo", "ttft_p42=300ms"), "--slo: 'ttft_p42=300ms' is not an objective"),
@@ -131,3 +132,8 @@ def test_counts_have_a_limit_that_is_told(
     told = capsys.readouterr().err
     assert option in told
     assert f"less than or equal to {most}" in told or f"up to {most}, got" in told
+
+
+def test_a_limit_of_rates_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "load", *SERVER, "--concurrency", "2", "--max-in-flight", "3"]) == 2
+    assert "--max-in-flight is of --request-rate" in capsys.readouterr().err

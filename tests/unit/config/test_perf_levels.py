@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,11 @@ from pydantic import ValidationError
 
 from tests.contexts import faults
 from tests.helpers import fabricated
+from trtllm_pipeline.config.expand import expand
+from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.config.models import Perf
+from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.stages.params import PerfParams, key
 from trtllm_pipeline.toolchains.common_stages import PERF
 
@@ -32,7 +38,6 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"concurrency": ()}, "needs a concurrency, a request_rate or find_rate"),
         ({"request_rate": (0.0,)}, "greater than 0"),
         ({"request_rate": (2.0, 2.0)}, "there twice"),
         ({"concurrency": (65_537,)}, "less than or equal to 65536"),
@@ -42,11 +47,6 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
         ({"repeats": 1_001}, "less than or equal to 1000"),
         ({"max_tokens": 10_000_001}, "less than or equal to 10000000"),
         ({"slo": {"ttft": 300.0}}, "slo"),
-        ({"find_rate": 0.95}, "find_rate needs slo"),
-        ({"top_p": 0.9}, "at temperature 0"),
-        ({"input_tokens": 9}, "input_tokens needs workload: isl_osl"),
-        ({"lengths_data": "lengths.jsonl"}, "lengths_data needs workload: isl_osl"),
-        ({"workload": "isl_osl", "stop_words": (".",)}, "stop_words end answers"),
         ({"stop_when": {"output_tps": "300%"}}, "less than 1"),
         ({"stop_when": {"output_tps": "much"}}, "stop_when"),
         ({"stop_when": {"speed": 0.1}}, "stop_when"),
@@ -57,6 +57,63 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
 def test_what_means_nothing_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         Perf(**settings)
+
+
+def matrix(folder: Path, settings: Any = None, override: Any = None, **axes: Any) -> Path:
+    """A matrix of one cell and more axes, with these settings of perf."""
+    content = {
+        "name": "my",
+        "axes": {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [2], "lengths": ["160,16"], **axes},
+        "settings": {"perf": settings or {}},
+        "override": [] if override is None else [{"where": {}, "settings": {"perf": override}}],
+    }
+    path = folder / "my.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
+    return tuple(expand(load_matrix(path, sets), default_toolchain="embedded"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"concurrency": []}, "needs a concurrency, a request_rate or find_rate"),
+        ({"find_rate": 0.95}, "find_rate needs slo"),
+        ({"top_p": 0.9}, "at temperature 0"),
+        ({"input_tokens": 9}, "input_tokens needs workload: isl_osl"),
+        ({"lengths_data": "lengths.jsonl"}, "lengths_data needs workload: isl_osl"),
+        ({"workload": "isl_osl", "stop_words": ["."]}, "stop_words end answers"),
+        ({"measurement_interval_ms": 1e9, "request_rate": [2.0]}, "are 2,000,000 requests, 1,000,000 at most"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_where_it_stands(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    sets = tuple(f"settings.perf.{name}={json.dumps(value)}" for name, value in settings.items())
+    for given, changes, place in (
+        ({"settings": settings}, (), "settings.perf"),
+        ({"override": settings}, (), "override[0].settings.perf"),
+        ({}, sets, "settings.perf"),
+    ):
+        with pytest.raises(MatrixError, match=words) as refused:
+            cells(matrix(tmp_path, **given), changes)
+        assert [fault.key for fault in refused.value.faults] == [place]
+
+
+def test_what_fits_together_may_be_said_in_several_places(tmp_path: Path) -> None:
+    asked = {"workload": "isl_osl", "slo": {"ttft_ms": 300.0}}
+    beginnings = matrix(tmp_path, asked, **{"settings.perf.shared_prefix_tokens": [0, 64]})
+    assert [cell.settings["perf"]["shared_prefix_tokens"] for cell in cells(beginnings)] == [0, 64]
+    sets = ("settings.perf.find_rate=0.95", "settings.perf.input_tokens=64")
+    (cell,) = cells(matrix(tmp_path, asked), sets)
+    assert (cell.settings["perf"]["find_rate"], cell.settings["perf"]["input_tokens"]) == (0.95, 64)
+    (cell,) = cells(matrix(tmp_path, asked, {"find_rate": 0.5}))
+    assert cell.settings["perf"]["find_rate"] == 0.5
+    apart = matrix(tmp_path, {**asked, "input_tokens": 64}, {"workload": "prompts"})
+    with pytest.raises(MatrixError, match="input_tokens needs workload: isl_osl"):
+        cells(apart)
 
 
 def test_what_was_added_is_part_of_a_measurement_only_where_it_is_asked_for() -> None:

@@ -20,6 +20,7 @@ from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report import compare_writers as writers
+from trtllm_pipeline.report import measured
 from trtllm_pipeline.report.compare import (
     ChangeVerdict,
     Comparison,
@@ -948,3 +949,22 @@ def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pyte
     )
     assert found(result, "tpot_mean").verdict is ChangeVerdict.NOISE
     assert found(result, "e2e_mean").verdict is ChangeVerdict.WORSE
+
+
+def test_what_was_measured_again_under_the_same_key_is_not_what_an_earlier_run_reported(tmp_path: Path) -> None:
+    perf = tmp_path / "perf"
+    perf.mkdir()
+    now = dataclasses.replace(CONDITIONS, measured_s=2000.0)
+    (perf / "perf.json").write_text(json.dumps({"measured_s": 2000.0, "levels": []}))
+    made = {"c": {"perf": perf, "download": tmp_path}}
+    rows = [
+        CellResult(CellId("c"), {"model": "m"}, CellStatus.DONE, levels=(level(tps=tps),), conditions=conditions)
+        for tps, conditions in ((60.0, now), (50.0, dataclasses.replace(now, measured_s=1000.0)))
+    ]
+    new, base = (measured._cells([row], made)[0] for row in rows)
+    assert (new.perf, base.perf) == (perf, None)
+    assert base.events is None, "its requests are gone"
+    found = compare(Side("new", (new,)), Side("base", (base,)), ["output_tps"])
+    ((delta,),) = (pair.deltas for pair in found.pairs)
+    assert delta.method == "repeats" or delta.method == "paired_repeats"
+    assert delta.change == pytest.approx(0.2)

@@ -14,11 +14,12 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers.fabricated_run import HOSTILE, run
+from trtllm_pipeline.bench.result import HighestRate, LevelResult
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.report import tracking
 from trtllm_pipeline.report.openmetrics import to_openmetrics
 from trtllm_pipeline.report.rows import CellResult
-from trtllm_pipeline.report.writers import NAME, to_csv, to_json
+from trtllm_pipeline.report.writers import NAME, flat, to_csv, to_json
 
 
 def families(rows: tuple[CellResult, ...]) -> dict[str, Any]:
@@ -44,6 +45,21 @@ def test_openmetrics_have_every_level_in_base_units() -> None:
     assert first.value == rows[0].levels[0].output_tokens_per_s
     assert {sample.labels["stage"] for sample in found["pipeline_cell_stage_seconds"].samples} == {"build", "perf"}
     assert "pipeline_cell_itl_seconds" not in found, "nobody measured it"
+
+
+def test_what_is_measured_of_some_cells_alone_is_exported_too() -> None:
+    rows = run(2)[0]
+    rate = LevelResult(request_rate=10.0, requests=40, failures=0, window="whole", saturated_rps=7.25)
+    searched = HighestRate(0.95, {"ttft": 300.0}, 6.5, 6.2, 6.9, {})
+    bench = {"output_tokens_per_s": 333.0}
+    asked = dataclasses.replace(rows[0], levels=(rate,), highest_rate=searched, trtllm_bench=bench)
+    found = families((asked, rows[1]))
+    told = {name: [each.value for each in family.samples] for name, family in found.items()}
+    assert told["pipeline_cell_saturated_requests_per_second"] == [7.25]
+    assert told["pipeline_cell_highest_rate_requests_per_second"] == [6.5]
+    assert told["pipeline_cell_trtllm_bench_output_tokens_per_second"] == [333.0]
+    (line, *_) = flat((asked, rows[1]))
+    assert (line["saturated_rps"], line["highest_rate"], line["trtllm_bench_output_tokens_per_s"]) == (7.25, 6.5, 333.0)
 
 
 def test_openmetrics_of_hostile_cells_and_of_axes_over_settings_can_be_read() -> None:
@@ -172,3 +188,68 @@ def test_wandb_leaves_runs_to_send_later(tmp_path: Path, monkeypatch: pytest.Mon
     said = tracking.track("wandb", results(run(2)[0], tmp_path), tmp_path / "out")
     assert said == f"2 cells logged: wandb sync {tmp_path}/out/wandb/offline-run-*"
     assert len(list((tmp_path / "out").glob("wandb/offline-run-*/*.wandb"))) == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
+def test_a_run_of_mlflow_that_is_cut_short_is_ended_as_failed(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: dict[str, str] = {}
+
+    class Client:
+        def __init__(self, _uri: str | None) -> None: ...
+        def get_experiment_by_name(self, _name: str) -> Any:
+            return SimpleNamespace(experiment_id="1")
+
+        def create_run(self, _experiment: str, *, run_name: str, tags: dict[str, str]) -> Any:
+            return SimpleNamespace(info=SimpleNamespace(run_id=run_name, start_time=0))
+
+        def log_batch(self, run_id: str, *_: object) -> None:
+            if run_id == rows[1].id:
+                raise error
+
+        def set_terminated(self, run_id: str, status: str = "FINISHED") -> None:
+            ended[run_id] = status
+
+    modules = {
+        "mlflow": SimpleNamespace(MlflowClient=Client),
+        "mlflow.entities": SimpleNamespace(Metric=tuple_of, Param=tuple_of, RunTag=tuple_of),
+        "mlflow.exceptions": SimpleNamespace(MlflowException=OSError),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    rows = run(3)[0]
+    with pytest.raises(type(error)):
+        tracking.track("mlflow", results(rows, tmp_path), tmp_path / "out")
+    assert ended == {rows[0].id: "FINISHED", rows[1].id: "FAILED"}
+
+
+def tuple_of(*values: object) -> tuple[object, ...]:
+    return values
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
+def test_a_run_of_wandb_that_is_cut_short_is_ended_as_failed(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    class Run:
+        summary: dict[str, float] = {}  # noqa: RUF012
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def log(self, _values: dict[str, float], *, step: int) -> None:
+            if self.name == rows[1].id and step > 1:
+                raise error
+
+        def finish(self, exit_code: int | None = None) -> None:
+            ended.append((self.name, exit_code))
+
+    module = SimpleNamespace(init=lambda *, name, **_: Run(name), Settings=SimpleNamespace, Error=ValueError)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    rows = run(3)[0]
+    with pytest.raises(type(error)):
+        tracking.track("wandb", results(rows, tmp_path), tmp_path / "out")
+    assert ended == [(rows[0].id, None), (rows[1].id, 1)]

@@ -14,8 +14,10 @@ from typing import Any
 
 from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
+from trtllm_pipeline.bench.result import HighestRate
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.planning.needs import HOST, TIME
+from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.compare import compare
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast
 from trtllm_pipeline.report.html.page import to_html
@@ -218,12 +220,23 @@ def test_only_what_occurs_is_defined() -> None:
     rows, record = run(2)
     terms = set(re.findall(r"<dt>(\w+)", page(2).partition('id="definitions"')[2]))
     assert terms >= {"ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s", "steady", "headline"}
-    assert not terms & {"itl_ms", "icl_ms", "acceptance", "whole", "chrf", "first_divergence"}
+    assert not terms & {"itl_ms", "icl_ms", "acceptance", "whole", "chrf", "first_divergence", "highest_rate"}
     bare = [
         dataclasses.replace(row, levels=(), accuracy={}, accuracy_intervals={}, accuracy_drift=None) for row in rows
     ]
     text = to_html(bare, dataclasses.replace(record, stages=()), plots=False)
     assert set(re.findall(r"<dt>(\w+)", text.partition('id="definitions"')[2])) <= {"engine_size_bytes"}
+
+
+def test_every_column_of_the_page_is_defined_there() -> None:
+    rows, record = run(2)
+    searched = HighestRate(0.95, {"ttft": 300.0}, 7.2, 7.0, 7.6, {})
+    asked = dataclasses.replace(rows[0], highest_rate=searched, trtllm_bench={"output_tokens_per_s": 333.0})
+    text = to_html([asked, rows[1]], record, plots=False)
+    terms = set(re.findall(r"<dt>(\w+)", text.partition('id="definitions"')[2]))
+    shown = {column.metric for column in columns([asked, rows[1]]) if column.formula is not None}
+    assert shown >= {"highest_rate", "trtllm_bench", "ttft_ms"}
+    assert shown <= terms
 
 
 def test_each_cell_that_works_has_the_command_that_serves_it(tmp_path: Path) -> None:

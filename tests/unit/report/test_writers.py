@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import fabricated
+from tests.helpers import fabricated, fabricated_run
 from tests.helpers.fabricated_conditions import CONDITIONS, other
 from tests.helpers.fabricated_run import drift
 from trtllm_pipeline.bench.conditions import Conditions
@@ -18,8 +18,9 @@ from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.planning.names import amount, duration, shared_parts, shorten, without
 from trtllm_pipeline.progress.views import LOOKS, grid
+from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.report.writers import print_report, read_report, to_csv, to_json, to_markdown
+from trtllm_pipeline.report.writers import flat, notes_of, print_report, read_report, to_csv, to_json, to_markdown
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:
@@ -296,6 +297,21 @@ def test_of_a_thousand_rows_a_table_lists_what_people_read(monkeypatch: pytest.M
     assert time.perf_counter() - start < 2.0, "well under one second; the rest is for a busy machine"
 
 
+def test_of_very_many_rows_those_are_listed_that_something_has_come_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted run of a large matrix said "interrupted" in 200 lines."""
+    rows = [dataclasses.replace(row("fp16", batch), status=CellStatus.INTERRUPTED, levels=()) for batch in range(300)]
+    assert table(tuple(rows), 80, monkeypatch).splitlines()[:2] == [
+        "300 cells: 300 interrupted; all: smollm2-135m-instruct fp16 tp1pp1 isl128-osl64",
+        "none has ended: pipeline report --format csv has all",
+    ]
+    rows[250] = row("fp16", 250)
+    shown = table(tuple(rows), 80, monkeypatch)
+    assert "bs250 " in shown
+    assert "bs249 " not in shown
+    assert "and 299 more cells" in shown
+    assert "bs199 " in table(tuple(rows[:200]), 80, monkeypatch)
+
+
 def test_short_names() -> None:
     assert shared_parts(["m/fp16/tp1/bs4", "m/int8/tp1/bs8"]) == ("m", "tp1")
     assert shared_parts(["m/fp16"]) == ()
@@ -395,3 +411,15 @@ def test_conditions_that_are_none_are_not_recorded(data: object) -> None:
     assert found.system is None
     assert found.level(1, None) == {}
     assert to_markdown([row("fp16", conditions=found)])
+
+
+def test_a_report_of_trtllm_bench_has_a_column_a_place_in_csv_and_a_note_where_the_load_was_another() -> None:
+    row = fabricated_run.run(1)[0][0]
+    told = {"output_tokens_per_s": 812.4, "ttft_ms": 9.5, "not_the_same": ["input tokens 64 here, 256 there"]}
+    row = dataclasses.replace(row, trtllm_bench=told)
+    assert {each.head: each.value(row) for each in columns([row])}["trtllm-bench tok/s"] == "812"
+    (first, *_) = flat([row])
+    assert (first["trtllm_bench_output_tokens_per_s"], first["trtllm_bench_ttft_ms"]) == (812.4, 9.5)
+    assert "trtllm_bench_tpot_ms" not in first
+    assert ("trtllm-bench had another load than the server: input tokens 64 here, 256 there", 1) in notes_of([row])
+    assert CellResult.from_json(row.to_json()).trtllm_bench == told

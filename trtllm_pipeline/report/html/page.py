@@ -320,14 +320,12 @@ def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinit
     levels = [level for row in rows for level in row.levels]
     windows = {level.window for level in levels}
     known = {name for level in levels for name, values in level.latencies.items() if values}
-    known |= {name for row in rows for name in row.accuracy}
+    known |= {column.metric for column in columns(rows) if column.metric is not None}
     terms = {
         **dict.fromkeys(("n", "input_tokens", "headline", "percentiles"), bool(levels)),
         "steady": "steady" in windows,
         "whole": bool(windows - {"steady", None}),
         "normalisation": any(row.accuracy for row in rows),
-        "interval": any(row.accuracy_intervals for row in rows),
-        **dict.fromkeys(("agreement", "difference"), any(row.accuracy_drift is not None for row in rows)),
         "engine_size_bytes": any(row.engine_size_bytes is not None for row in rows),
         "seconds": any(stage.made_s is not None for stage in record.stages),
     }

@@ -268,6 +268,24 @@
     for (const cell of cells) cell.row.cells[0].after((cell.best = make("td")));
   }
 
+  // On a wide window the table is not cut off: of columns that do not fit, those of the highest rank go first, as on a terminal.
+  function fit() {
+    const table = $("cells-table");
+    const box = table.parentElement;
+    const heads = [...table.tHead.rows[0].cells];
+    const show = (head, shown) => { for (const row of table.rows) row.cells[heads.indexOf(head)].hidden = !shown; };
+    for (const head of heads) if (head.hidden) show(head, true);
+    const left = [];
+    $("unfit").textContent = "";
+    const byRank = heads.filter((head) => head.dataset.rank > 2).sort((a, b) => a.dataset.rank - b.dataset.rank);
+    while (matchMedia("(min-width: 64rem)").matches && box.scrollWidth > box.clientWidth + 1 && byRank.length) {
+      const head = byRank.pop();
+      left.unshift(head.firstChild.textContent);
+      show(head, false);
+      $("unfit").textContent = ` In this window there is no room for ${left.join(", ")}: a wider one and the CSV have them.`;
+    }
+  }
+
   function sortable() {
     const heads = [...$("cells-table").tHead.rows[0].cells];
     heads.forEach((head, place) => {
@@ -282,7 +300,7 @@
       });
     });
     const more = make("button", { id: "more", type: "button", className: "more", hidden: true });
-    more.addEventListener("click", () => { shownRows = Infinity; show(); });
+    more.addEventListener("click", () => { shownRows = Infinity; show(); fit(); });
     $("cells-table").parentElement.after(more);
   }
 
@@ -610,7 +628,7 @@
     pair(facts, "fingerprint", stage.fingerprint);
     pair(facts, "folder", stage.folder);
     pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => `${n} ${name}`).join(", "));
-    pair(facts, "beside it", { machine: "nothing", gpu: "measurements on other GPUs" }[stage.exclusive]);
+    pair(facts, "beside it", { machine: "nothing while it measures", gpu: "measurements on other GPUs" }[stage.exclusive]);
     pair(facts, "GPUs", stage.gpus.join(", "));
     pair(facts, "files", stage.files ? `${stage.files}, ${(stage.size_bytes / 1e6).toFixed(1)} MB` : "");
     for (const [name, value] of Object.entries(stage.provenance)) pair(facts, name, name === "finished_s" ? new Date(value * 1000).toISOString() : value);
@@ -689,6 +707,8 @@
     sortable();
     controls();
     show();
+    fit();
+    addEventListener("resize", soon(fit));
     addEventListener("hashchange", followHash);
     $("close").addEventListener("click", () => $("details").close());
     $("details").addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
