@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--format", choices=["text", "json"], default="text")
     given = parser.parse_args()
     command = ("sleep", str(given.seconds))
-    cluster = RayCluster(given.address, None)
+    cluster = RayCluster(given.address)
     with tempfile.TemporaryDirectory() as folder:
         bare(command, 2 * sum(node.cpus for node in cluster.nodes))  # Ray has started its workers
         rows = [bare(command, given.jobs), stage_runs(cluster, command, given.jobs, Path(folder))]

@@ -12,6 +12,11 @@ The lower bound is explained at `bound`; the shortest schedule lies between it a
 First come first served starts, in the order of the matrix, whatever is ready and fits. One after another is what a shell
 loop does.
 
+    python benchmarks/makespan.py --plans 100 --accuracy 30 120 600
+
+Where each server is also asked for so many seconds what is not measured: the time of the plans that measure alone on the machine, each
+next server loaded meanwhile, over that with one server after another.
+
     python benchmarks/makespan.py --together 10000 --plans 4
 
 Of random plans put together until they have so many stage runs, how much longer they take than what a plan of as many is
@@ -82,6 +87,42 @@ def plan(rng: random.Random, gpus: int, rule: Exclusive = Exclusive.MACHINE) -> 
                 smoke = add(f"smoke/{key}", s=5, scope=Scope.IN_SERVICE, of=serve)
                 add(f"perf/{key}", smoke, s=rng.choice([60, 180]), scope=Scope.IN_SERVICE, of=serve)
     return tasks
+
+
+def with_accuracy(tasks: Sequence[Task], seconds: float) -> list[Task]:
+    """The same, each server of one unit of memory and asked for so long what is not measured."""
+    rules = {task.id: task.resources.exclusive for task in tasks}
+    found: list[Task] = []
+    for task in tasks:
+        if task.scope is Scope.SERVICE:
+            task = replace(task, memory=(1,))
+        elif task.service is not None and task.id.startswith("perf/"):
+            asked = replace(task, id=StageRunId(task.id.replace("perf/", "accuracy/")), expected_s=seconds)
+            task = replace(task, resources=Resources(exclusive=rules[task.service]))
+            found.append(asked)
+        found.append(task)
+    return found
+
+
+def preloading(number: int, seed: int, gpus: int, seconds: float) -> dict[str, float]:
+    """Ratios of plans that measure alone: servers loaded beside the one before, over one after another."""
+    one = Capacity(4 + 4 * gpus, tuple(f"GPU-{index}" for index in range(gpus)))
+    times = []
+    for index in range(number):
+        tasks = with_accuracy(plan(random.Random(seed * 1_000_003 + index), gpus), seconds)
+        if any(task.resources.exclusive is Exclusive.MACHINE for task in tasks):
+            takes = {task.id: task.expected_s for task in tasks}
+            times.append([ours(tasks, takes, machine) for machine in (replace(one, memory=(2,)), one)])
+    ratios = [beside / after for beside, after in times]
+    return {
+        "gpus": gpus,
+        "accuracy_s": seconds,
+        "plans": len(times),
+        "over_one_after_another_total": sum(beside for beside, _ in times) / sum(after for _, after in times),
+        "over_one_after_another_median": statistics.median(ratios),
+        "over_one_after_another_least": min(ratios),
+        "over_one_after_another_worst": max(ratios),
+    }
 
 
 def units(
@@ -340,6 +381,7 @@ def main() -> None:
     parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True, help="the best of many orders")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--together", type=int, metavar="STAGE_RUNS", help="plans put together until they have so many")
+    parser.add_argument("--accuracy", type=float, nargs="+", metavar="SECONDS", help="what servers do beside perf")
     args = parser.parse_args()
     if args.together is not None:
         rng = random.Random(args.seed)
@@ -347,10 +389,11 @@ def main() -> None:
             over = [over_expected(rng, gpus, args.exclusive, args.together) for _ in range(args.plans)]
             print(f"gpus {gpus}  over_expected_least {min(over):.4f}  over_expected_worst {max(over):.4f}")
         return
-    rows = [
-        measure(args.plans, args.seed, gpus, cold=args.cold, tries=args.tries, rule=args.exclusive, search=args.search)
-        for gpus in args.gpus
-    ]
+    if args.accuracy:
+        rows = [preloading(args.plans, args.seed, gpus, each) for gpus in args.gpus for each in args.accuracy]
+    else:
+        options = {"cold": args.cold, "tries": args.tries, "rule": args.exclusive, "search": args.search}
+        rows = [measure(args.plans, args.seed, gpus, **options) for gpus in args.gpus]
     if args.format == "json":
         json.dump(rows, sys.stdout, indent=1)
         print()

@@ -30,6 +30,12 @@ PLAN: Final = "pipeline plan, 2 cells"
 RATIO: Final = 8.0
 """Of help in a pipe to the bare interpreter, at most."""
 TERMINAL_MS: Final = 150.0
+PROGRAM_MS: Final = 150.0
+"""Of a stage's program, until it begins, at most."""
+_PROGRAMS: Final = (
+    *(f"stages.{stage}" for stage in ("download", "smoke", "perf", "accuracy", "score", "launch")),
+    *(f"toolchains.embedded.{stage}" for stage in ("convert", "build", "repository")),
+)
 _OTHERS: Final = ("hf", "aiperf")
 
 
@@ -46,12 +52,12 @@ def programs(workspace: Path) -> dict[str, list[str]]:
         PLAN: [*ours, "plan", "--matrix", matrix, "--toolchain", "embedded", "--workspace", str(workspace)],
         "a worker, until it reads its job": [sys.executable, "-c", "import trtllm_pipeline.worker"],
         **{
-            f"the program of {stage}, until it begins": [
+            f"the program of {module.rpartition('.')[2]}, until it begins": [
                 sys.executable,
                 "-c",
-                f"import trtllm_pipeline.worker, trtllm_pipeline.stages.{stage}",
+                f"import trtllm_pipeline.worker, trtllm_pipeline.{module}",
             ]
-            for stage in ("download", "smoke", "perf", "accuracy", "score")
+            for module in _PROGRAMS
         },
     }
     for name in _OTHERS:
@@ -110,6 +116,11 @@ def main() -> int:
         broken.append(f"{HELP}: more than {RATIO:g} x the {BARE}")
     if medians[TERMINAL] > TERMINAL_MS:
         broken.append(f"{TERMINAL}: more than {TERMINAL_MS:g} ms")
+    broken += [
+        f"{name}: more than {PROGRAM_MS:g} ms"
+        for name, value in medians.items()
+        if name.endswith("until it begins") and value > PROGRAM_MS
+    ]
     for line in broken:
         print(f"over the limit: {line}")
     return 1 if args.check and broken else 0

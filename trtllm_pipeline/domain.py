@@ -86,6 +86,8 @@ class Resources:
     gpus: int = 0
     downloads: int = 0
     exclusive: Exclusive = Exclusive.NONE
+    accelerator: str | None = None
+    """Type of its GPUs, in lower case, where a cluster has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,9 @@ class Needs:
     """Names of the fields above that are assumptions: shown, but nothing is refused for them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that makes it in five times as long, and large matrices make many
 class Cell:
-    """One point of the matrix. Recipe and settings are shared between cells; nobody changes them.
+    """One point of the matrix. Nobody changes it, nor recipe and settings, which cells share.
 
     `settings` maps a section (download, quantize, build, serve, smoke, perf, accuracy, ...) to its values with
     defaults filled in and this cell's overrides applied. `reason` says why the cell cannot work, or is None.
@@ -163,5 +165,7 @@ class Cell:
     """By which its settings differ from the matrix, after it ran out of memory."""
     ep: int = 1
     """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""
+    gpu: str | None = None
+    """Type of GPU that it is for; None: of what there is."""
     companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
     """Models beside its own, once they are pinned: name -> `source`, `files` and `folder`, as a pinned recipe has them."""

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,6 @@ from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
 from trtllm_pipeline.planning.request import LOCAL, RAY, SLURM, Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
-from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.index import Artifact
@@ -40,7 +39,7 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.config.load import LoadedMatrix
+    from trtllm_pipeline.config.loaded import LoadedMatrix
     from trtllm_pipeline.execution.cluster import Cluster
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import Forecast
@@ -95,15 +94,14 @@ class Placement:
 @contextmanager
 def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
     """Where the request's stage runs go. Raises UsageError where there is no such cluster."""
-    from trtllm_pipeline.execution.executor import Executor
-    from trtllm_pipeline.execution.forecast import capacity
+    from trtllm_pipeline.execution.forecast import capacities
     from trtllm_pipeline.execution.scheduler import Capacity
 
     if request.ray_address is not None and request.executor != RAY:
         raise UsageError("--ray-address needs --executor ray")
     if request.executor in (None, LOCAL):
         machine = machine_of(request)
-        yield Placement(machine, [capacity(machine)], Executor)
+        yield Placement(machine, capacities(machine), _executor_here)
         return
     if request.assume is not None:
         raise UsageError(
@@ -124,9 +122,15 @@ def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
         cluster.close()
 
 
+def _executor_here() -> Executor:
+    from trtllm_pipeline.execution.executor import Executor  # a plan needs none
+
+    return Executor()
+
+
 def _exchange(request: Request, loaded: LoadedMatrix) -> str | None:
     """Where files pass between the pipeline and nodes that do not see the workspace; None where they do."""
-    url = loaded.command_line.cluster.exchange or loaded.matrix.settings.cluster.exchange
+    url: str | None = loaded.of_cluster("exchange")
     if url is not None and request.executor == SLURM:
         raise UsageError(
             "settings.cluster.exchange is for --executor ray", hint="nodes of Slurm need the workspace at the same path"
@@ -135,29 +139,39 @@ def _exchange(request: Request, loaded: LoadedMatrix) -> str | None:
 
 
 def _cluster(request: Request, loaded: LoadedMatrix) -> Cluster:
-    given, matrix = loaded.command_line.cluster, loaded.matrix.settings.cluster
-    accelerator = given.accelerator or matrix.accelerator
+    accelerators = _gpu_types(loaded)
+    if accelerator := loaded.of_cluster("accelerator"):
+        if accelerators:
+            raise UsageError(
+                "the matrix has the types of GPU among its axes, and settings.cluster.accelerator names one for all cells",
+                hint="leave one of them out",
+            )
+        accelerators = (accelerator,)
     if request.executor == SLURM:
         from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
 
-        return SlurmCluster(given.sbatch or matrix.sbatch, accelerator)
+        return SlurmCluster(loaded.of_cluster("sbatch"), accelerators)
     try:
         from trtllm_pipeline.execution.ray_cluster import RayCluster
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--executor ray needs the package {error.name}", hint="pip install 'trtllm-pipeline[ray]'"
         ) from error
-    return RayCluster(request.ray_address, accelerator)
+    return RayCluster(request.ray_address, accelerators)
+
+
+def _gpu_types(loaded: LoadedMatrix) -> tuple[str, ...]:
+    """The types of GPU that cells are for; none where the matrix says nothing of them."""
+    added = [str(cell["gpu"]) for cell in loaded.added if cell["gpu"] is not None]
+    return tuple(dict.fromkeys((*(loaded.axes["gpu"] or ()), *added)))
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:
     """The toolchain of cells that name none: the request's, the matrix's, or what `machine` has."""
-    if asked := request.toolchain or loaded.matrix.toolchain:
+    if asked := request.toolchain or loaded.written.get("toolchain"):
         return toolchains.load(asked).name
-    named = loaded.matrix.axes.toolchain
-    if named is None or "auto" in named:
-        return toolchains.detect(machine).name
-    return named[0]
+    named = loaded.axes["toolchain"]
+    return toolchains.detect(machine).name if named is None or "auto" in named else str(named[0])
 
 
 def select_cells(
@@ -171,9 +185,26 @@ def select_cells(
     memory = _memory(store, machine)
 
     def infeasible(cell: Cell) -> str | None:
-        return toolchains.load(cell.toolchain).infeasible(cell, machine) or memory(cell)
+        return _lacks_gpu(cell, machine) or _infeasible(cell, machine) or memory(cell)
 
     return _expanded(request, loaded, machine, infeasible)
+
+
+def _infeasible(cell: Cell, machine: Machine) -> str | None:
+    """Why its toolchain cannot make or serve a cell on `machine`."""
+    return toolchains.load(cell.toolchain).infeasible(cell, machine.of(cell.gpu))
+
+
+def _lacks_gpu(cell: Cell, machine: Machine) -> str | None:
+    """Why a cell that is for a type of GPU cannot have one."""
+    if cell.gpu is None:
+        return None
+    if (lacks := machine.lacks(cell.gpu)) is not None:
+        return lacks
+    servers = [each for each in toolchains.load(cell.toolchain).stages if each.scope is Scope.SERVICE]
+    if any(each.resources(cell, machine.of(cell.gpu)).gpus for each in servers):
+        return None
+    return f"it is for GPUs of type {cell.gpu}, and its server takes none"
 
 
 def _memory(store: Store | None, machine: Machine) -> Callable[[Cell], str | None]:
@@ -196,16 +227,22 @@ def _expanded(
     """The cells that the request selects, with the toolchains of `machine`; see `expand`. What is not selected is not judged."""
     from trtllm_pipeline.config.expand import expand, judged, select, with_control
 
+    if len(machine.types) > 1 and not _gpu_types(loaded):
+        types = ", ".join(name for name, _ in machine.types)
+        raise UsageError(
+            f"there are several types of GPU ({types}), and the matrix does not say which its cells are for",
+            hint=f"--set 'axes.gpu=[{types}]'",
+        )
     toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
     release = None if installed is None else installed.release
-    told = request.toolchain or loaded.matrix.toolchain
+    told = request.toolchain or loaded.written.get("toolchain")
     cells = expand(
         loaded,
         default_toolchain=toolchain,
         instead=None if told else lambda recipe: toolchains.load(toolchain).instead(recipe, machine),
         release=release,
     )
-    cells = with_control(cells, len(machine.gpus), feasibility)
+    cells = with_control(cells, lambda cell: len(machine.of(cell.gpu).gpus), feasibility)
     return tuple([judged(cell, feasibility) for cell in select(cells, request.cells)])
 
 
@@ -230,9 +267,10 @@ def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Pla
 
 def _source(request: Request, loaded: LoadedMatrix, machine: Machine) -> RemoteSource | None:
     """The remote store that artifacts are pulled from: the request's, or the matrix's. Raises UsageError."""
-    url = request.remote
-    if url is None and (url := loaded.matrix.remote) is not None and "://" not in url:
-        url = str(loaded.path.parent / Path(url).expanduser())
+    of_matrix: str | None = loaded.written.get("remote")
+    if of_matrix is not None and "://" not in of_matrix:
+        of_matrix = str(loaded.path.parent / Path(of_matrix).expanduser())
+    url = request.remote if request.remote is not None else of_matrix
     if url is None:
         return None
     from trtllm_pipeline.execution.pulling import RemoteSource
@@ -269,10 +307,7 @@ def _with_retries(plan: Plan, store: Store, pins: Pins, until: str | None) -> Pl
     def make(cells: Sequence[Cell]) -> Plan:
         return _make(cells, plan.machine, pins, until)
 
-    def reason(cell: Cell) -> str | None:
-        return toolchains.load(cell.toolchain).infeasible(cell, plan.machine)
-
-    return retries.followed(plan, make, store.index.attempts, reason)
+    return retries.followed(plan, make, store.index.attempts, lambda cell: _infeasible(cell, plan.machine))
 
 
 def _judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
@@ -284,10 +319,10 @@ def _judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | N
     toolchain, reason = toolchains.load(cell.toolchain), None
     drafter = toolchain.drafter(cell)
     if drafter is not None:
-        reason = toolchain.infeasible(drafter, machine)
+        reason = _infeasible(drafter, machine)
         reason = None if reason is None else f"settings.speculative.model {drafter.model}: {reason}"
     elif cell.precision == AS_IS or "code" in cell.recipe:
-        reason = toolchain.infeasible(cell, machine)
+        reason = _infeasible(cell, machine)
     if reason is None and cell.companions:
         reason = memory(cell)
     return cell if reason is None else replace(cell, reason=reason)
@@ -297,9 +332,8 @@ def _lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
     """Whether a cell that cannot work here could with more memory."""
     from trtllm_pipeline.planning.needs import without_limits
 
-    toolchain = toolchains.load(cell.toolchain)
     asked = replace(cell, reason=None)
-    return toolchain.infeasible(asked, machine) is not None and not toolchain.infeasible(asked, without_limits(machine))
+    return _infeasible(asked, machine) is not None and not _infeasible(asked, without_limits(machine))
 
 
 def check_feasible(plan: Plan) -> None:
@@ -379,16 +413,16 @@ def fits(request: Request, store: Store | None) -> Fits:
 
     def wrong(cell: Cell) -> bool:
         toolchain = toolchains.load(cell.toolchain)
-        return bool(needs.lacking(cell, toolchain.stages, machine, corrections) or toolchain.infeasible(cell, machine))
+        return bool(needs.lacking(cell, toolchain.stages, machine, corrections) or _infeasible(cell, machine))
 
     for cell in cells:
         toolchain = toolchains.load(cell.toolchain)
-        if cell.reason is not None or toolchain.infeasible(cell, roomy) is not None:
+        if cell.reason is not None or _lacks_gpu(cell, machine) or _infeasible(cell, roomy) is not None:
             continue  # what cannot work for another reason is the plan's to tell
-        need, reason = needs.lacking(cell, toolchain.stages, machine, corrections), toolchain.infeasible(cell, machine)
+        need, reason = needs.lacking(cell, toolchain.stages, machine, corrections), _infeasible(cell, machine)
         if need is not None or reason is not None:
             works = reason is None and need is not None and need.verdict == needs.LESS
-            proposal, changed = fitting.fit(cell, machine, wrong, same_batch=works) or (None, None)
+            proposal, changed = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works) or (None, None)
             fit = Fit(cell, str(reason) if need is None else needs.in_words(need), works, proposal, changed)
             found.append(fit if proposal is None else replace(fit, added=fit.changed_id not in with_(proposal)))
     return Fits(len(cells), tuple(found))
@@ -488,7 +522,7 @@ def _run(
     check_room(seen, store)  # before there is a run: one without a plan would be the latest
     found = None if seen.to_run or seen.pulls else repeated.digest(request, loaded, plan, present)
     earlier = None if found is None else repeated.unchanged(store, found)
-    run_id = runs.run_id(time.time(), name or secrets.token_hex(2))
+    run_id = runs.run_id(time.time(), name or os.urandom(2).hex())
     folder = store.runs_dir / run_id
     folder.mkdir()
     store.index.begin_run(run_id, str(request.matrix.absolute()), command)
@@ -592,15 +626,16 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store, machine
         raise UsageError(
             "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
         )
+    from trtllm_pipeline.processes.process import allow_open_files  # what only plans starts nothing
+
     plan = _plan(request, loaded, store, machine)
     check_feasible(plan)
     allow_open_files(_connections(plan))
-    for name in sorted({cell.toolchain for cell in plan.feasible}):
-        missing = toolchains.load(name).missing(machine)
+    for name, gpu in sorted({(cell.toolchain, cell.gpu or "") for cell in plan.feasible}):
+        missing = toolchains.load(name).missing(machine.of(gpu))
         if missing is not None:
-            raise PlanError(
-                f"toolchain {name} cannot run on this machine: {missing}", hint="`pipeline plan` works without it"
-            )
+            where = f"on nodes with {gpu}" if gpu and machine.types else "on this machine"
+            raise PlanError(f"toolchain {name} cannot run {where}: {missing}", hint="`pipeline plan` works without it")
     for warning in (*exposed(plan), *toolchains.caveats(plan.feasible)):
         logger.warning("%s", warning)
     store.sweep()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.store.store import Store
 
 HEAVY = {
     "asyncio",
@@ -38,7 +39,7 @@ HEAVY = {
     "yaml",
 }
 OF_TYPER = {"subprocess"}
-"""What Typer imports of these when it is imported; pydantic comes with the first option that has a value."""
+"""What Typer imports of these when it is imported."""
 NEEDED_TO_PLAN = {"blake3", "concurrent.futures", "pydantic", "socket", "sqlite3", "yaml"}
 """Reading the matrix, digesting the files it names, looking into the workspace, and the scheduler's forecast."""
 _CALL = """
@@ -53,10 +54,16 @@ sys.exit(code)
 """
 
 
-def imported(*words: str) -> set[str]:
+_SETTLED = """
+from trtllm_pipeline.config import load
+load._SETTLED_S = float("-inf")  # whoever runs this may have changed the package just now
+"""
+
+
+def imported(*words: str, call: str = _CALL) -> set[str]:
     # Measuring coverage imports things of its own.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    done = subprocess.run([sys.executable, "-c", _CALL, *words], capture_output=True, text=True, check=True, env=env)
+    done = subprocess.run([sys.executable, "-c", call, *words], capture_output=True, text=True, check=True, env=env)
     return set(done.stderr.splitlines()[-1].split())
 
 
@@ -81,7 +88,137 @@ def test_only_the_module_of_the_command_is_imported() -> None:
     assert not {"trtllm_pipeline.cli.run", "trtllm_pipeline.cli.stage"} & modules
 
 
+def test_the_value_of_an_option_is_no_command(tmp_path: Path) -> None:
+    matrix = matrices_folder() / "tiny.yaml"
+    words = ("--matrix", str(matrix), "--toolchain", "embedded", "--until", "build", "--workspace", str(tmp_path / "w"))
+    modules = imported("plan", *words)
+    assert "trtllm_pipeline.cli.run" in modules
+    assert not {"trtllm_pipeline.cli.stage", "trtllm_pipeline.toolchains.tensorrt_llm.backends"} & modules
+
+
+@pytest.mark.parametrize(
+    "words", [("stage", "build", "--help"), ("help", "stage", "build"), ("--debug", "build", "--help")]
+)
+def test_commands_are_imported_wherever_their_name_stands(words: tuple[str, ...]) -> None:
+    assert "trtllm_pipeline.cli.stage" in imported(*words)
+
+
 def test_planning_imports_no_server_no_model_and_no_terminal(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
     assert modules & HEAVY <= NEEDED_TO_PLAN | OF_TYPER
+
+
+def test_a_matrix_that_was_checked_before_takes_no_pydantic_and_no_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ("plan", "--matrix", str(matrices_folder() / "tiny.yaml"), "--toolchain", "embedded")
+    words += ("--workspace", str(tmp_path / "w"))
+    first, again = (imported(*words, call=f"{_SETTLED}{_CALL}") for _ in range(2))
+    assert {"pydantic", "yaml", "trtllm_pipeline.config.models"} <= first
+    assert not {"pydantic", "pydantic_core", "yaml", "trtllm_pipeline.config.models"} & again
+
+
+def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
+    matrix = matrices_folder() / "tiny.yaml"
+    modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
+    assert "trtllm_pipeline.execution.forecast" in modules
+    assert "trtllm_pipeline.execution.executor" not in modules
+
+
+def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
+    Store(tmp_path)
+    modules = imported("runs", "--workspace", str(tmp_path), "--format", "json")
+    assert "trtllm_pipeline.report.runs" in modules
+    assert "pydantic" not in modules
+
+
+def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> None:
+    code = "import sys; import trtllm_pipeline.report.writers; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "trtllm_pipeline.report.rows" in modules
+    assert not {"annotated_types", "trtllm_pipeline.evaluate.drift", "trtllm_pipeline.bench.events"} & set(modules)
+
+
+def test_looking_for_a_toolchain_imports_none_of_tensorrt_llm_where_that_is_not_installed() -> None:
+    code = """
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.machine.probe import machine
+from trtllm_pipeline.toolchains import base
+with suppress(PlanError):
+    base.detect(replace(machine(), tensorrt_llm=None))
+print(*sys.modules)
+"""
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "trtllm_pipeline.toolchains.embedded" in modules
+    assert "trtllm_pipeline.toolchains.tensorrt_llm.backends" not in modules
+
+
+EVENT_LOOP = {"asyncio", "concurrent.futures", "socket", "ssl", "subprocess"}
+"""What asyncio imports, and is."""
+
+
+@pytest.mark.parametrize(
+    ("program", "needed"),
+    [
+        ("stages.download", set()),
+        ("stages.smoke", EVENT_LOOP),
+        ("stages.perf", set()),
+        ("stages.accuracy", set()),
+        ("stages.score", set()),
+        ("toolchains.embedded.convert", set()),
+        ("toolchains.embedded.build", {"concurrent.futures", "socket"}),
+        ("toolchains.embedded.repository", {"concurrent.futures"}),
+    ],
+)
+def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: str, needed: set[str]) -> None:
+    code = f"import sys, trtllm_pipeline.worker, trtllm_pipeline.{program}; print(*sys.modules)"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    modules = set(done.stdout.split())
+    assert f"trtllm_pipeline.{program}" in modules
+    assert modules & {*HEAVY, "typer"} <= needed
+
+
+def test_messages_of_triton_come_without_its_clients_and_are_theirs_when_these_come() -> None:
+    code = """
+import sys
+from trtllm_pipeline.client.triton_messages import model_config_pb2, service_pb2
+print(*sys.modules)
+import tritonclient.grpc
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+assert tritonclient.grpc.InferenceServerClient
+assert tritonclient.grpc.service_pb2 is service_pb2
+assert ModelConfig is model_config_pb2.ModelConfig
+"""
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "tritonclient.grpc.service_pb2" in modules
+    assert not {"grpc", "numpy", "ml_dtypes", "tritonclient.utils"} & set(modules)
+
+
+def test_messages_of_triton_are_those_of_its_clients_that_came_before() -> None:
+    code = """
+import tritonclient.grpc
+from trtllm_pipeline.client.triton_messages import model_config_pb2
+assert tritonclient.grpc.model_config_pb2 is model_config_pb2
+assert tritonclient.grpc.InferenceServerClient
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_reading_a_matrix_looks_for_no_plugins_and_leaves_the_environment_as_it_was() -> None:
+    code = """
+import os
+before = dict(os.environ)
+import trtllm_pipeline.config.models
+assert dict(os.environ) == before
+from pydantic.plugin import _loader
+print(_loader._plugins)
+"""
+    env = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "None\n"

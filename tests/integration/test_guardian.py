@@ -397,11 +397,20 @@ def test_signals_to_the_group_of_the_pipeline_do_not_reach_the_guardian(tmp_path
     assert not sleepers(nap)
 
 
-def test_a_killed_guardian_is_noticed_and_nothing_is_left(tmp_path: Path, nap: str) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        "(setsid sleep {nap} &); sleep {nap}",  # told by the variable in their environment
+        "(env -i /bin/sleep {nap} &); exec env -i /bin/sleep {nap}",  # by their session
+    ],
+)
+def test_a_killed_guardian_is_noticed_and_nothing_is_left(tmp_path: Path, nap: str, script: str) -> None:
     with Guardian() as guardian:
-        shell(guardian, tmp_path, f"{DAEMON.format(nap=nap)}; sleep {nap}")
-        wait_for(guardian, Spawned)
+        shell(guardian, tmp_path, "true", "before", log=tmp_path / "before")
+        wait_for(guardian, Exited)
+        shell(guardian, tmp_path, script.format(nap=nap), tell=False)
         assert eventually(lambda: len(sleepers(nap)) == 2)
+        assert guardian.read_events() == [], "nobody is woken up for it"
         os.kill(guardian.pid, signal.SIGKILL)
         with pytest.raises(PipelineError, match="was killed"):
             wait_for(guardian, Exited)

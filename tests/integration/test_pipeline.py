@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -105,6 +107,30 @@ def test_every_cell_ends_with_numbers(done: Path) -> None:
         assert [level["concurrency"] for level in cell["perf"]] == [1, 2]
         assert all(level["ttft_ms"]["p50"] > 0 and level["output_tokens_per_s"] > 0 for level in cell["perf"])
         assert cell["accuracy"].keys() >= {"exact", "contains"}
+
+
+def test_the_next_server_is_loaded_while_nothing_is_measured(done: Path) -> None:
+    """By the times of all attempts, from the history."""
+    attempts = times(done / ".pipeline", "attempts")
+    servers = [each for each in attempts if each["stage"] == "launch"]
+    measured = [each for each in attempts if each["stage"] == "perf"]
+    assert len(servers) == len(measured) == 2
+    first, second = sorted(servers, key=lambda each: each["started_s"])
+    assert measured[0]["ended_s"] <= second["started_s"] < first["ended_s"], "it is loaded beside the rest of the first"
+    for each in measured:
+        beside = [other for other in attempts if overlap(each, other) and other is not each]
+        assert [other["stage"] for other in beside] == ["launch"], "its own server, and nothing else"
+
+
+def times(workspace: Path, table: str) -> list[dict[str, Any]]:
+    """Rows of the index, oldest first."""
+    with sqlite3.connect(workspace / "state.db") as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute(f"SELECT * FROM {table} ORDER BY started_s")]
+
+
+def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(max(one["started_s"], other["started_s"]) < min(one["ended_s"], other["ended_s"]))
 
 
 @pytest.mark.slow
@@ -254,6 +280,31 @@ def test_no_server_survives_a_kill_of_the_pipeline(tmp_path: Path) -> None:
     process.communicate()
     wait_until_gone(tmp_path)
     pipeline("resume", cwd=tmp_path)
+    wait_until_gone(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.0, 1.5])
+def test_neither_of_two_servers_survives_a_kill_of_the_pipeline(tmp_path: Path, after_s: float) -> None:
+    process = start("run", "--matrix", TINY, "--progress", "json", cwd=tmp_path)
+    begun: set[str] = set()
+    assert process.stderr is not None
+    for line in process.stderr:
+        told = json.loads(line) if line.startswith("{") else {}
+        if told.get("status") == "running" and str(told.get("stage_run")).startswith("launch"):
+            begun.add(told["stage_run"])
+        if len(begun) == 2:
+            break
+    assert len(begun) == 2
+    time.sleep(after_s)
+    process.kill()
+    process.communicate()
+    wait_until_gone(tmp_path)
+    # The first cell may have been done with all that it needs before the kill.
+    assert re.search(r"2 cells: (2 done|1 done, 1 up to date)\b", pipeline("resume", cwd=tmp_path))
+    assert "0 damaged" in pipeline("store", "verify", cwd=tmp_path)
+    made = [json.loads(path.read_text())["stage"] for path in (tmp_path / ".pipeline/store").glob("*/*/manifest.json")]
+    assert made.count("perf") == made.count("accuracy") == 2
     wait_until_gone(tmp_path)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
-from tests.helpers.trtllm_runs import eventually
+from tests.helpers.trtllm_runs import Lane, eventually
 from trtllm_pipeline.domain import Resources
-from trtllm_pipeline.errors import FailureClass, UsageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
@@ -28,7 +28,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from trtllm_pipeline.execution.ray_cluster import RayCluster  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 H100 = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H100": 1}, "object_store_memory": 80_000_000}
 
 
@@ -49,7 +49,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def connected(nodes: Any) -> Iterator[RayCluster]:
-    cluster = RayCluster(nodes.address, None)
+    cluster = RayCluster(nodes.address)
     yield cluster
     cluster.close()
 
@@ -82,6 +82,13 @@ def alive(address: str) -> list[dict[str, Any]]:
     return [node for node in json.loads(told.splitlines()[-1]) if node["Alive"]]
 
 
+def run_matrix(workspace: Path, address: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`pipeline run` of the tiny matrix on a cluster."""
+    command = [sys.executable, "-m", "trtllm_pipeline", "run", "-m", str(TINY), "--cells", "*/fp16/*"]
+    command += ["--executor", "ray", "--ray-address", address, "-w", str(workspace), "--format", "json", *options]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
+
+
 def runs(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
@@ -91,7 +98,7 @@ def test_sigterm_stays_what_it_was(nodes: Any) -> None:
 
     before = signal.signal(signal.SIGTERM, mine)
     try:
-        cluster = RayCluster(nodes.address, None)
+        cluster = RayCluster(nodes.address)
         after = signal.getsignal(signal.SIGTERM)
         cluster.close()
         assert (after, signal.getsignal(signal.SIGTERM)) == (mine, mine)
@@ -133,6 +140,29 @@ def test_closing_the_executor_ends_what_runs(connected: RayCluster, tmp_path: Pa
     assert eventually(lambda: not runs(pid), 20)
 
 
+@pytest.mark.parametrize(
+    ("command", "failure", "said"),
+    [
+        (("sh", "-c", "echo the disk is full >&2; exit 75"), FailureClass.TRANSIENT, "the disk is full"),
+        (("sh", "-c", "kill -9 $$"), FailureClass.TRANSIENT, "SIGKILL"),
+        ((sys.executable, "-m", "no_such_module"), FailureClass.USER, "No module named no_such_module"),
+        (("/no/such/python",), FailureClass.USER, "No such file or directory: '/no/such/python'"),
+    ],
+)
+def test_only_a_node_without_our_environment_is_the_users_fault(
+    connected: RayCluster, tmp_path: Path, command: tuple[str, ...], failure: FailureClass, said: str
+) -> None:
+    ticket = connected.start(job(tmp_path, "build", node=connected.nodes[0].node), command)
+    ended: dict[str, StageError | None] = {}
+    assert eventually(lambda: bool(ended.update(connected.over(0.5)) or ended))
+    error = ended[ticket]
+    assert error is not None
+    assert error.failure is failure
+    assert error.message.startswith("its agent failed: ")
+    assert error.message.endswith(said)
+    assert (error.hint is None) == (failure is FailureClass.TRANSIENT)
+
+
 @pytest.mark.slow
 def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
     nodes: Any, connected: RayCluster, executor: ClusterExecutor, tmp_path: Path
@@ -160,39 +190,96 @@ def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
 
 def test_no_cluster_is_said_at_once() -> None:
     with pytest.raises(UsageError, match=r"no Ray cluster at 127\.0\.0\.1:1: "):
-        RayCluster("127.0.0.1:1", None)
+        RayCluster("127.0.0.1:1")
     for address in ("127.0.0.1", ":x", "127.0.0.1:99999"):
         with pytest.raises(UsageError, match=f"no Ray cluster at {address}: expected HOST:PORT"):
-            RayCluster(address, None)
+            RayCluster(address)
 
 
 @pytest.mark.slow
 def test_a_matrix_is_brought_up_to_date_on_ray(nodes: Any, tmp_path: Path) -> None:
     """Embedded, whole: servers and what is measured inside them are tasks of Ray as well."""
     pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
-    pipeline = [
-        sys.executable,
-        "-m",
-        "trtllm_pipeline",
-        "run",
-        "-m",
-        str(ROOT / "matrices/tiny.yaml"),
-        "--format",
-        "json",
-    ]
-    command = [*pipeline, "--cells", "*/fp16/*", "--executor", "ray", "--ray-address", nodes.address]
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, "-w", str(tmp_path / "w")], check=False, capture_output=True, text=True, timeout=300
-        )
-
-    done = run()
+    done = run_matrix(tmp_path / "w", nodes.address)
     assert done.returncode == 0, done.stderr
     assert '"status": "done"' in done.stdout
-    again = run()
+    again = run_matrix(tmp_path / "w", nodes.address)
     assert "nothing to do: everything is up to date" in again.stderr, again.stderr
     assert not list((tmp_path / "w/work").glob("*.cluster"))
+
+
+def ray_node(address: str, *options: str) -> list[str]:
+    """A command that is a node of a cluster as long as it runs."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    return [ray, "start", f"--address={address}", "--num-cpus=2", "--block", *options]
+
+
+TYPES = """\
+name: types
+axes:
+  model: [tiny]
+  precision: [fp16, fp8]
+  max_batch_size: [2]
+  lengths: ["256,32"]
+  gpu: [H100, L40S, B200]
+settings:
+  quantize: { calibration: { samples: 8 } }
+"""
+
+
+@pytest.mark.slow
+def test_a_search_measures_its_cells_on_the_cluster(nodes: Any, tmp_path: Path) -> None:
+    """Each step is a run of its own, in one process."""
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    command = [sys.executable, "-m", "trtllm_pipeline", "search", "-m", str(TINY), "--executor", "ray"]
+    command += ["--ray-address", nodes.address, "-w", str(tmp_path), "--budget", "2", "--format", "json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["cells"], told["spent"], len(told["tried"])) == (2, 2, 2)
+    assert len(list((tmp_path / "runs").glob("*/search.json"))) == 2
+
+
+@pytest.mark.slow
+def test_an_engine_is_built_on_the_type_that_it_will_serve_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of two types: on each a stand-in of TensorRT-LLM of its own, with GPUs of its own, that notes what it was asked."""
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text(TYPES)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    head = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    lanes = {name: Lane(tmp_path / name, "0.16.0", sm=sm, gpus=1) for name, sm in (("H100", 90), ("L40S", 89))}
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for name, lane in lanes.items():
+            options = ("--num-gpus=1", "--resources", json.dumps({f"accelerator_type:{name}": 1}))
+            command = ray_node(head.address, *options)
+            nodes.append(subprocess.Popen(command, env=lane.environment, stdout=subprocess.DEVNULL))
+            there = f"accelerator_type:{name}"
+            assert eventually(lambda there=there: any(there in one["Resources"] for one in alive(head.address)), 90)
+        command = [sys.executable, "-m", "trtllm_pipeline", "run", "-m", str(matrix), "-w", str(tmp_path / "w")]
+        command += ["--until", "build", "--executor", "ray", "--ray-address", head.address, "--format", "json"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+    finally:
+        for node in nodes:
+            node.terminate()
+            node.wait(60)
+        head.shutdown()
+        signal.signal(signal.SIGTERM, before)
+    cells = {each["id"].partition("/")[2]: each for each in json.loads(done.stdout)["cells"]}
+    assert {each["axes"]["gpu"] for each in cells.values()} == {"H100", "L40S", "B200"}
+    reasons = {cell["reason"] for cell in cells.values() if cell["axes"]["gpu"] == "B200"}
+    assert reasons == {"it is for GPUs of type B200; there are h100, l40s"}
+    starts = {name: lane.starts() for name, lane in lanes.items()}
+    assert [each["trtllm-build"] for each in starts.values()] == [2, 2]
+    made = starts["H100"] + starts["L40S"]
+    assert (made["convert_checkpoint.py:llama"], made["quantize.py"]) == (1, 1), "both types read the same checkpoints"
+    engines = (tmp_path / "w/store/build").glob("*/out/**/*.json")
+    told = {name: text for path in engines if (text := path.read_text()) for name in ("H100", "L40S") if name in text}
+    assert set(told) == {"H100", "L40S"}, "each engine says what it was built on"
 
 
 @pytest.mark.slow
@@ -207,29 +294,18 @@ def test_a_matrix_on_a_node_that_does_not_see_the_workspace(tmp_path: Path, monk
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     before = signal.getsignal(signal.SIGTERM)
     head = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    ray = [str(Path(sys.executable).with_name("ray")), "start", f"--address={head.address}", "--num-cpus=2", "--block"]
-    node = subprocess.Popen(isolated(workspace, *ray), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    command = [
-        sys.executable,
-        "-m",
-        "trtllm_pipeline",
-        "run",
-        "-m",
-        str(ROOT / "matrices/tiny.yaml"),
-        "-w",
-        str(workspace),
-    ]
-    command += ["--cells", "*/fp16/*", "--executor", "ray", "--ray-address", head.address, "--format", "json"]
-    command += ["--set", f"settings.cluster.exchange={exchange}"]
+    isolated_node = isolated(workspace, *ray_node(head.address))
+    node = subprocess.Popen(isolated_node, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    through = f"settings.cluster.exchange={exchange}"
     try:
         assert eventually(lambda: sum("CPU" in each["Resources"] for each in alive(head.address)), 60)
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
+        done = run_matrix(workspace, head.address, "--set", through)
         assert done.returncode == 0, done.stderr
         assert '"status": "done"' in done.stdout
         assert list((exchange / "files").iterdir())
         assert eventually(lambda: not list((exchange / "parcels").iterdir()))
         assert not list((workspace / "work").glob("*.cluster"))
-        again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+        again = run_matrix(workspace, head.address, "--set", through)
         assert "nothing to do: everything is up to date" in again.stderr, again.stderr
     finally:
         node.terminate()

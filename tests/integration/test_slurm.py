@@ -1,4 +1,4 @@
-"""Stage runs as jobs of a real Slurm: two nodes on this machine, of which one is lost, and a pipeline that is killed."""
+"""Stage runs as jobs of a real Slurm: three nodes on this machine, of two types, that are lost and come back, and a pipeline that is killed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,17 +62,39 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:h100:2 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:h100:2 State=UNKNOWN
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2 Gres=gpu:l40s:1 State=UNKNOWN
 PartitionName=work Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PartitionName=mixed Nodes=n1,n2,n3 MaxTime=INFINITE State=UP
 """
 GPUS = """
 AutoDetect=off
 NodeName=n1,n2 Name=gpu Type=h100 File=/dev/null
 NodeName=n1,n2 Name=gpu Type=h100 File=/dev/zero
+NodeName=n3 Name=gpu Type=l40s File=/dev/full
 """
 
 
 def tell(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+
+
+def states() -> dict[str, str]:
+    """The state of each node."""
+    lines = tell("sinfo", "--partition=mixed", "-N", "-h", "-o", "%N %T").splitlines()
+    return dict(line.split() for line in lines)
+
+
+def crash(slurm: Path, node: str) -> None:
+    """End all that runs on a node at once, with the job's processes."""
+    os.kill(int((slurm / f"slurmd-{node}.pid").read_text()), signal.SIGKILL)
+    steps = [f"[{number}." for number in tell("squeue", "-h", "-w", node, "-o", "%i").split()]
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and (
+                f"SLURMD_NODENAME={node}\0".encode() in (entry / "environ").read_bytes()
+                or any(f"slurmstepd: {step}" in (entry / "cmdline").read_text() for step in steps)
+            ):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +107,18 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     host = socket.gethostname().partition(".")[0]
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=free_ports(3)))
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=free_ports(4)))
     (folder / "gres.conf").write_text(GPUS)
     patch = pytest.MonkeyPatch()
     patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    patch.setenv("SINFO_PARTITION", "work")  # where nobody names one
     files = {"socket": "socket", "key-file": "key", "pid-file": "munged.pid", "log-file": "log", "seed-file": "seed"}
     tell("munged", "--force", *(f"--{option}={folder / 'munge' / name}" for option, name in files.items()))
     try:
         tell("slurmctld")
-        for node in ("n1", "n2"):
+        for node in ("n1", "n2", "n3"):
             tell("slurmd", "-N", node)
-        assert eventually(lambda: tell("sinfo", "-N", "-h", "-o", "%T").split() == ["idle", "idle"]), "two nodes"
+        assert eventually(lambda: set(states().values()) == {"idle"}), "three nodes"
         yield folder
     finally:
         for pid in [*folder.glob("slurm*.pid"), folder / "munge" / "munged.pid"]:
@@ -105,7 +129,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def executor(slurm: Path) -> Iterator[ClusterExecutor]:
-    executor = ClusterExecutor(SlurmCluster(["--partition=work"], None))
+    executor = ClusterExecutor(SlurmCluster(["--partition=work"]))
     yield executor
     executor.close()
 
@@ -136,6 +160,69 @@ def test_what_ran_on_a_lost_node_is_lost(executor: ClusterExecutor, slurm: Path,
     assert error.failure is FailureClass.LOST
     assert error.message == "doomed: lost with its node: Slurm says NODE_FAIL"
     assert eventually(lambda: "down" not in tell("sinfo", "-h", "-o", "%T")), "the node is back"
+
+
+def test_a_job_goes_to_a_node_with_its_type_of_gpu(slurm: Path, tmp_path: Path) -> None:
+    cluster = SlurmCluster(["--partition=mixed"], ["H100", "L40S"])
+    assert [name for name, _ in cluster.machine.types] == ["h100", "l40s"]
+    executor = ClusterExecutor(cluster)
+    try:
+        jobs = {}
+        for kind in ("l40s", "h100"):
+            jobs[kind] = submit(executor, job(tmp_path, kind, resources=Resources(gpus=1, accelerator=kind)))
+            assert end(executor).error is None
+    finally:
+        executor.close()
+    lines = tell("squeue", "-h", "--states=all", "-o", "%k|%N").splitlines()
+    nodes = dict(line.split("|") for line in lines)
+    assert nodes[jobs["l40s"].attempt] == "n3"
+    assert nodes[jobs["h100"].attempt] in {"n1", "n2"}
+
+
+def test_a_matrix_goes_on_while_nodes_go_down_and_come_back(slurm: Path, tmp_path: Path) -> None:
+    """The node of a convert dies, then there is none for a while: what ran is run again, once, and what is done stays."""
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    command = [
+        sys.executable,
+        "-m",
+        "trtllm_pipeline",
+        "run",
+        "-m",
+        str(TINY),
+        "--until",
+        "build",
+        "--executor",
+        "slurm",
+    ]
+    run = subprocess.Popen([*command, "-w", str(tmp_path / "w")], stderr=subprocess.PIPE, text=True)
+
+    def running() -> dict[str, str]:
+        """Attempt -> node."""
+        lines = tell("squeue", "-h", "--partition=work", "--states=RUNNING", "-o", "%j|%k|%N").splitlines()
+        return {comment: node for name, comment, node in (line.split("|") for line in lines) if name == "convert"}
+
+    try:
+        assert eventually(lambda: bool(running()), 120.0), "a convert runs"
+        lost, node = next(iter(running().items()))
+        other = "n2" if node == "n1" else "n1"
+        tell("scontrol", "update", f"nodename={other}", "state=drain", "reason=test")
+        crash(slurm, node)
+        assert eventually(lambda: states()[node].startswith("down"), 120.0), "its node is down"
+        assert run.poll() is None, "it waits for a node"
+        tell("scontrol", "update", f"nodename={other}", "state=resume")
+        tell("slurmd", "-N", node)
+        _, said = run.communicate(timeout=240)
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    jobs = [line.split("|") for line in tell("squeue", "-h", "--states=all", "-o", "%T|%j|%k").splitlines()]
+    ours = [(state, name, Path(attempt)) for state, name, attempt in jobs if attempt.startswith(str(tmp_path))]
+    failed = [str(attempt) for state, _, attempt in ours if state == "NODE_FAIL"]
+    assert lost in failed
+    done = [attempt.name.split(".")[0] for state, _, attempt in ours if state == "COMPLETED"]
+    assert len(done) == len(set(done)) == 4, "two converts, two builds, each once"
+    assert {attempt.name.split(".")[0] for *_, attempt in ours} == set(done)
+    assert eventually(lambda: set(states().values()) == {"idle"}), "both are back"
 
 
 def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, tmp_path: Path) -> None:

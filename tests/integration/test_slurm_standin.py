@@ -36,8 +36,8 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
-    monkeypatch.setattr(SlurmCluster, "_machine", lambda _self, gpus: Machine(cpus=64, cpu="of a node"))
-    return SlurmCluster(["--partition=gpu", "--account=us"], None)
+    monkeypatch.setattr(SlurmCluster, "_machine", lambda _self, _node: Machine(cpus=64, cpu="of a node"))
+    return SlurmCluster(["--partition=gpu", "--account=us"])
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_nodes_are_those_that_can_run_something(cluster: SlurmCluster) -> No
 
 
 def test_a_node_says_what_it_is() -> None:
-    assert SlurmCluster([], None).machine == replace(probe.machine(), cpus=4)
+    assert SlurmCluster([]).machine == replace(probe.machine(), cpus=4)
 
 
 def test_a_job_asks_for_what_it_needs_and_its_answer_comes_back(
@@ -66,8 +66,38 @@ def test_a_job_asks_for_what_it_needs_and_its_answer_comes_back(
     assert ended.error is None
     assert ended.system is not None
     assert (Path(build.attempt) / "log").read_text() == "said\n"
-    options = (standin / "jobs" / "1").read_text().split("|")[2].split()
-    assert {"--exclusive", "--gres", "--cpus-per-task", "--partition", "--account", "--no-requeue"} <= set(options)
+    asked = {
+        "--exclusive=",
+        "--gres=gpu:h100:2",
+        "--cpus-per-task=1",
+        "--partition=gpu",
+        "--account=us",
+        "--no-requeue=",
+    }
+    assert asked <= options(standin, 1)
+
+
+def options(standin: Path, number: int) -> set[str]:
+    """Of a job: NAME=VALUE each."""
+    return set((standin / "jobs" / str(number)).read_text().split("|")[2].split())
+
+
+def test_a_job_asks_for_its_type_of_gpu_as_slurm_spells_it(
+    cluster: SlurmCluster, standin: Path, tmp_path: Path
+) -> None:
+    (standin / "nodes").write_text("n1|4|gpu:h100:2|idle\nn2|4|gpu:L40S:1|idle\nn3|4|gpu:a100:1|idle\n")
+    both = SlurmCluster([], ["H100", "l40s"])
+    assert [(node.node, node.accelerator) for node in both.nodes] == [("n1", "h100"), ("n2", "l40s")]
+    assert [name for name, _ in both.machine.types] == ["h100", "l40s"]
+    executor = ClusterExecutor(both)
+    asked = [Resources(gpus=1, accelerator="l40s"), Resources(gpus=2, accelerator="h100"), Resources(cpus=2)]
+    for number, each in enumerate(asked):
+        submit(executor, job(tmp_path, f"job{number}", resources=each))
+        assert end(executor).error is None
+    executor.close()
+    assert "--gres=gpu:L40S:1" in options(standin, 1)
+    assert "--gres=gpu:h100:2" in options(standin, 2)
+    assert not any(each.startswith("--gres") for each in options(standin, 3)), "what needs no GPU goes anywhere"
 
 
 def test_a_job_does_not_see_the_tokens_and_the_batch_job_that_it_is(
@@ -161,7 +191,7 @@ def test_what_ended_while_nobody_looked_is_taken(
 
 def test_without_slurm_or_such_a_node(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="the cluster has no node with b200; it has h100"):
-        SlurmCluster([], "b200")
+        SlurmCluster([], ["b200"])
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match="--executor slurm needs sinfo"):
-        SlurmCluster([], None)
+        SlurmCluster([])

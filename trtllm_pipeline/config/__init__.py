@@ -1,1 +1,3 @@
-"""Matrix files and recipes in, cells out: read (`document`), checked (`models`, `load`), multiplied out (`expand`)."""
+"""Matrix files and recipes in, cells out: read (`document`), checked (`validate`, by `models`) or known from before (`load`), multiplied
+out (`expand`).
+"""

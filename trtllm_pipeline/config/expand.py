@@ -1,8 +1,8 @@
 """A loaded matrix to cells: product of the axes, less `exclude`, plus `add`, with settings by `override`; and selection.
 
 A cell's id is made of its values and nothing else, so adding or removing other cells never renames it:
-`qwen2-7b/fp8/tp4pp1/bs8/isl2048-osl1024`, then the toolchain where that is an axis, then `key=value` for each axis over
-a setting. Cells that cannot work are kept, with their reason.
+`qwen2-7b/fp8/tp4pp1/bs8/isl2048-osl1024`, then the toolchain and the type of GPU where these are axes, then `key=value` for
+each axis over a setting. Cells that cannot work are kept, with their reason.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from trtllm_pipeline.config.document import KeyPath, nearest
-from trtllm_pipeline.config.load import AXES, LoadedMatrix, nested, setting_axes
-from trtllm_pipeline.config.models import (
+from trtllm_pipeline.config.document import Document, KeyPath, nearest
+from trtllm_pipeline.config.loaded import LoadedMatrix
+from trtllm_pipeline.config.spelling import (
     SETTINGS_PREFIX,
-    AddedCell,
     Parallelism,
-    Recipe,
-    Settings,
-    Where,
     canonical_lengths,
     canonical_parallel,
+    nested,
     parse_lengths,
     parse_parallel,
 )
@@ -38,8 +38,11 @@ from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 
 MAX_CELLS: Final = 100_000
+_PERF: Final = f"{SETTINGS_PREFIX}perf."
 OF_TENSORRT_LLM: Final = frozenset({"tensorrt_llm", "tensorrt_llm_pytorch"})
 """The toolchains that have a release of TensorRT-LLM."""
+_ANY_GPU: Final = ""
+"""Stands for the type of GPU of a matrix that names none."""
 EMBEDDED: Final = "embedded"
 """The toolchain that uses no GPU."""
 
@@ -101,11 +104,13 @@ def judged(cell: Cell, feasibility: Feasibility) -> Cell:
     return cell if reason is None else replace(cell, reason=reason)
 
 
-def with_control(cells: Sequence[Cell], gpus: int, feasibility: Feasibility = lambda _cell: None) -> tuple[Cell, ...]:
+def with_control(
+    cells: Sequence[Cell], gpus: Callable[[Cell], int], feasibility: Feasibility = lambda _cell: None
+) -> tuple[Cell, ...]:
     """`cells`, and the first that is measured beside others a second time, alone on the machine.
 
     What both measured tells how much the others matter there. There is none where nothing can be measured side by side on
-    so many GPUs: what cannot work at all, by its recipe or as `feasibility` says it, is not.
+    the `gpus` that there are for a cell: what cannot work at all, by its recipe or as `feasibility` says it, is not.
     """
     beside = [
         cell
@@ -115,7 +120,7 @@ def with_control(cells: Sequence[Cell], gpus: int, feasibility: Feasibility = la
         and not cell.settings["openai"]["url"]
         and judged(cell, feasibility).reason is None
     ]
-    first = next((cell for cell in beside if 2 * cell.tp * cell.pp <= gpus), None)
+    first = next((cell for cell in beside if 2 * cell.tp * cell.pp <= gpus(cell)), None)
     if first is None or len(beside) < 2:
         return tuple(cells)
     settings = {**first.settings, "perf": {**first.settings["perf"], "exclusive": Exclusive.MACHINE.value}}
@@ -129,12 +134,12 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | 
     an axis, are left out. Raises MatrixError as `expand` does.
     """
     grid = _Grid(loaded, default_toolchain, release)
-    data: dict[str, Any] = loaded.matrix.model_dump(mode="json", exclude_unset=True)
+    data: dict[str, Any] = deepcopy({**loaded.written})
     data["toolchain"] = default_toolchain
     data.pop("remote", None)  # it says how to get at results, not which
 
     def name(model: str) -> str:
-        return loaded.recipes[model].name if model in loaded.recipes else model
+        return str(loaded.recipes[model]["name"]) if model in loaded.recipes else model
 
     def rule(where: dict[str, Any]) -> dict[str, Any]:
         for axis in grid.axes:
@@ -158,8 +163,8 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | 
         {**override, "where": rule(override["where"])}
         for override in used("override", grid.overrides, (*grid.points, *grid.left_out))
     ]
-    if changed := _given(loaded.command_line):
-        data["override"].append({"where": {}, "settings": changed})
+    if loaded.command_line:
+        data["override"].append({"where": {}, "settings": deepcopy({**loaded.command_line})})
     return data
 
 
@@ -240,32 +245,35 @@ def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> s
 
 
 def infeasible(
-    recipe: Recipe, *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
+    recipe: Mapping[str, Any], *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
 ) -> str | None:
     """Why no such engine of this model can exist, as far as its recipe tells; None when nothing speaks against it."""
     tp, pp, ep = parallel
-    precisions = recipe.precisions_for(toolchain)
-    heads, kv_heads = recipe.num_attention_heads, recipe.num_key_value_heads
-    if recipe.quantization is not None and precision != AS_IS:
-        return f"the weights of {recipe.name} are quantized already ({recipe.quantization}): use precision {AS_IS}, or another model"
-    if precisions == ():
-        return f"{toolchain} does not have {recipe.name}: its recipe lists no precision for it"
+    name, precisions, quantization = recipe["name"], recipe["precisions"], recipe["quantization"]
+    if isinstance(precisions, dict):
+        precisions = precisions.get(toolchain)
+    heads, kv_heads, layers = (
+        recipe[number] for number in ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+    )
+    experts, positions = recipe["num_experts"], recipe["max_position_embeddings"]
+    if quantization is not None and precision != AS_IS:
+        return f"the weights of {name} are quantized already ({quantization}): use precision {AS_IS}, or another model"
+    if precisions == []:
+        return f"{toolchain} does not have {name}: its recipe lists no precision for it"
     if precisions is not None and precision not in precisions:
-        return f"the recipe {recipe.name} lists only {', '.join(precisions)} for {toolchain}, not {precision}"
+        return f"the recipe {name} lists only {', '.join(precisions)} for {toolchain}, not {precision}"
     if heads % tp:
         return f"{heads} attention heads cannot be divided over tp{tp}"
     if kv_heads % tp and tp % kv_heads:
         return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}"
-    if recipe.num_hidden_layers % pp:
-        return f"{recipe.num_hidden_layers} layers cannot be divided over pp{pp}"
-    if ep > 1 and recipe.num_experts is None:
-        return f"ep{ep}: {recipe.name} is not known as a mixture of experts; its recipe has no num_experts"
-    if recipe.num_experts is not None and recipe.num_experts % ep:
-        return f"{recipe.num_experts} experts cannot be dealt evenly over ep{ep}"
-    if isl + osl > recipe.max_position_embeddings:
-        return (
-            f"{isl} input and {osl} output tokens are more than the model's {recipe.max_position_embeddings} positions"
-        )
+    if layers % pp:
+        return f"{layers} layers cannot be divided over pp{pp}"
+    if ep > 1 and experts is None:
+        return f"ep{ep}: {name} is not known as a mixture of experts; its recipe has no num_experts"
+    if experts is not None and experts % ep:
+        return f"{experts} experts cannot be dealt evenly over ep{ep}"
+    if isl + osl > positions:
+        return f"{isl} input and {osl} output tokens are more than the model's {positions} positions"
     return None
 
 
@@ -280,11 +288,14 @@ class _Grid:
         self.default_toolchain = default_toolchain
         self.release = release
         self.faults: list[Fault] = []
-        matrix = loaded.matrix
         self.axes = self._axes()
-        self.excludes = [self._rule(where, ("exclude", index)) for index, where in enumerate(matrix.exclude)]
+        written = loaded.written
+        self.excludes = [
+            self._rule(where, ("exclude", index)) for index, where in enumerate(written.get("exclude", ()))
+        ]
         self.overrides = [
-            self._rule(each.where, ("override", index, "where")) for index, each in enumerate(matrix.override)
+            self._rule(each["where"], ("override", index, "where"))
+            for index, each in enumerate(written.get("override", ()))
         ]
         self._raise_faults()
         count = math.prod(len(axis.values) for axis in self.axes)
@@ -307,8 +318,13 @@ class _Grid:
                 self._fault_of_rule(("override", index, "where"), "matches no cell")
         self._raise_faults()
 
+    @cached_property
+    def document(self) -> Document:
+        """Where everything stands, for faults."""
+        return self.loaded.document()
+
     def _fault(self, at: KeyPath, message: str) -> None:
-        self.faults.append(self.loaded.document.fault(at, message))
+        self.faults.append(self.document.fault(at, message))
 
     def _fault_of_rule(self, at: KeyPath, message: str) -> None:
         """A fault, unless the command line changed an axis."""
@@ -322,13 +338,14 @@ class _Grid:
     def _axes(self) -> list[_Axis]:
         """All axes in the order of an id's segments, the toolchain also when the matrix has no such axis."""
         loaded = self.loaded
-        written = loaded.matrix.axes
-        extra = written.__pydantic_extra__ or {}
-        values: dict[str, tuple[str, ...]] = {name: tuple(map(str, getattr(written, name) or ())) for name in AXES}
-        values["model"] = tuple(loaded.recipes[model].name for model in written.model)
-        values["toolchain"] = tuple(map(self._toolchain, written.toolchain or ("auto",)))
-        values.update({name: tuple(map(_text, extra[name])) for name in setting_axes(extra)})
-        self.added = [self._added_point(list(values), cell) for cell in loaded.matrix.add]
+        values: dict[str, tuple[str, ...]] = {
+            name: tuple(map(_text if name.startswith(SETTINGS_PREFIX) else str, own or ()))
+            for name, own in loaded.axes.items()
+        }
+        values["model"] = tuple([loaded.recipes[model]["name"] for model in values["model"]])
+        values["toolchain"] = tuple(map(self._toolchain, values["toolchain"] or ("auto",)))
+        values["gpu"] = values["gpu"] or (_ANY_GPU,)
+        self.added = [self._added_point(list(values), cell) for cell in loaded.added]
         axes = []
         for position, (name, own) in enumerate(values.items()):
             universe = dict.fromkeys((*own, *(point[position] for point in self.added)))
@@ -345,15 +362,19 @@ class _Grid:
     def _toolchain(self, name: object) -> str:
         return self.default_toolchain if name in {None, "auto"} else str(name)
 
-    def _added_point(self, names: Sequence[str], added: AddedCell) -> Point:
-        values = {**added.model_dump(mode="json"), **(added.__pydantic_extra__ or {})}
-        values["model"] = self.loaded.recipes[added.model].name
-        values["toolchain"] = self._toolchain(added.toolchain)
+    def _added_point(self, names: Sequence[str], added: Mapping[str, Json]) -> Point:
+        own = {
+            "model": self.loaded.recipes[str(added["model"])]["name"],
+            "toolchain": self._toolchain(added["toolchain"]),
+        }
+        values = {**added, **own, "gpu": added["gpu"] or _ANY_GPU}
         return tuple(_text(values[name]) if name.startswith(SETTINGS_PREFIX) else str(values[name]) for name in names)
 
-    def _rule(self, where: Where, at: KeyPath) -> _Rule:
+    def _rule(self, where: Mapping[str, Json], at: KeyPath) -> _Rule:
         """A part of `exclude` or `override`; notes every value in it that no cell has."""
-        written = {**where.model_dump(exclude_none=True), **(where.__pydantic_extra__ or {})}
+        written = {
+            name: value for name, value in where.items() if value is not None or name.startswith(SETTINGS_PREFIX)
+        }
         if not written and at[0] == "exclude":
             self._fault(at, "names no axis, so it would leave out every cell")
         allowed = []
@@ -364,18 +385,22 @@ class _Grid:
                     hits = self.matching(axis, value)
                     if not hits:
                         place = (*at, axis.name)
-                        if isinstance(self.loaded.document.get(place), list):
+                        if isinstance(self.document.get(place), list):
                             place = (*place, index)
                         near = nearest(str(value), axis.universe)
                         self._fault_of_rule(place, f"{value!r} matches no value of {axis.name}{near}")
                     found |= hits
                 allowed.append((position, frozenset(found)))
-        if where.release is None:
+        if "release" not in written:
             return _Rule(tuple(allowed))
         # The same matrix is for machines with other releases, or none: a rule that is for none of its cells there is right.
-        position = AXES.index("toolchain")
+        position = self.position("toolchain")
         allowed.append((position, self.axes[position].universe & OF_TENSORRT_LLM))
-        return _Rule(tuple(allowed), here=_is_release(self.release, where.release), of_a_release=True)
+        return _Rule(tuple(allowed), here=_is_release(self.release, str(written["release"])), of_a_release=True)
+
+    def position(self, axis: str) -> int:
+        """Of an axis among all."""
+        return [each.name for each in self.axes].index(axis)
 
     def matching(self, axis: _Axis, value: object) -> set[str]:
         """Values of an axis that one value of a rule stands for."""
@@ -383,7 +408,7 @@ class _Grid:
             return {_text(value)} & axis.universe
         text = str(value)
         if axis.name == "model" and text in self.loaded.recipes:
-            text = self.loaded.recipes[text].name
+            text = str(self.loaded.recipes[text]["name"])
         elif axis.name == "toolchain":
             text = self._toolchain(text)
         elif axis.name in _SPELL and not set(text) & set("*?["):
@@ -459,24 +484,20 @@ def _value_text(value: Json) -> str:
 
 def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | None) -> Iterator[Cell]:
     loaded, axes = grid.loaded, grid.axes
-    recipes = {recipe.name: recipe for recipe in loaded.recipes.values()}
-    # Notes are for people; what a stage reads must not change with them.
-    written = {
-        name: recipe.model_dump(mode="json", exclude={"sources": {"__all__": {"note"}}})
-        for name, recipe in recipes.items()
-    }
-    has_toolchain = loaded.matrix.axes.toolchain is not None
-    others = {} if has_toolchain or instead is None else {name: instead(recipe) for name, recipe in written.items()}
-    shown = [axis for axis in axes if axis.name != "toolchain" or has_toolchain]
+    recipes = {recipe["name"]: {**recipe} for recipe in loaded.recipes.values()}
+    has_toolchain = loaded.axes["toolchain"] is not None
+    optional = {"toolchain": has_toolchain, "gpu": loaded.axes["gpu"] is not None}
+    others = {} if has_toolchain or instead is None else {name: instead(recipe) for name, recipe in recipes.items()}
+    shown = [axis for axis in axes if optional.get(axis.name, True)]
     positions = [position for position, axis in enumerate(axes) if axis in shown]
     segments = [axes[position].segments for position in positions]
-    layouts = {value: parse_parallel(value) for value in axes[AXES.index("parallel")].universe}
-    lengths = {value: parse_lengths(value) for value in axes[AXES.index("lengths")].universe}
+    layouts = {value: parse_parallel(value) for value in axes[grid.position("parallel")].universe}
+    lengths = {value: parse_lengths(value) for value in axes[grid.position("lengths")].universe}
     settings = _SettingsByCell(loaded, axes)
     base_dir = os.path.abspath(loaded.path.parent)  # noqa: PTH100  (symbolic links stay as the user wrote them)
     reasons: dict[tuple[str, ...], str | None] = {}
     for point, overrides in zip(grid.points, grid.matched, strict=True):
-        model, precision, parallel, batch, pair, toolchain, *_ = point
+        model, precision, parallel, batch, pair, toolchain, gpu, *_ = point
         toolchain = others.get(model) or toolchain
         layout, (isl, osl) = layouts[parallel], lengths[pair]
         asked = (model, precision, parallel, pair, toolchain)
@@ -495,10 +516,11 @@ def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | No
             max_batch_size=int(batch),
             isl=isl,
             osl=osl,
-            recipe=written[model],
+            recipe=recipes[model],
             settings=settings.of(point, overrides),
             base_dir=base_dir,
             reason=reasons[asked],
+            gpu=gpu or None,
         )
 
 
@@ -509,11 +531,10 @@ class _SettingsByCell:
     """
 
     def __init__(self, loaded: LoadedMatrix, axes: Sequence[_Axis]) -> None:
-        matrix = loaded.matrix
-        self.document = loaded.document
-        self.base = _merged(Settings().model_dump(mode="json"), _given(matrix.settings))
-        self.overrides = [_given(override.settings) for override in matrix.override]
-        self.last = _given(loaded.command_line)
+        self.loaded = loaded
+        self.base = _merged({**loaded.defaults}, loaded.written.get("settings", {}))
+        self.overrides = [override["settings"] for override in loaded.written.get("override", ())]
+        self.last = loaded.command_line
         self.varying = [(index, axis.name) for index, axis in enumerate(axes) if axis.name.startswith(SETTINGS_PREFIX)]
         self.made: dict[tuple[object, ...], SettingsDict] = {}
 
@@ -526,6 +547,7 @@ class _SettingsByCell:
             for layer in (*layers, self.last):
                 settings = _merged(settings, layer)
             self._check_retry(settings)
+            self._check_perf(settings, matched)
             self.made[key] = cast("SettingsDict", settings)
         return self.made[key]
 
@@ -535,12 +557,22 @@ class _SettingsByCell:
         if settings["retry"]["oom"][name] == "halve" and settings["repository"][name] is None:
             at = ("settings", "retry", "oom", name)
             why = f"there is nothing to halve: settings.repository.{name} is not set; set it, or list values to try"
-            raise MatrixError((self.document.fault(at, why),))
+            raise MatrixError((self.loaded.document().fault(at, why),))
 
+    def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
+        """Raise MatrixError where settings of perf do not fit together, which only all layers together can tell."""
+        from trtllm_pipeline.stages.params import conflicts
 
-def _given(settings: Settings) -> dict[str, Json]:
-    given: dict[str, Json] = settings.model_dump(mode="json", exclude_unset=True)
-    return given
+        why = next(conflicts(SimpleNamespace(**settings["perf"])), None)
+        if why is None:
+            return
+        if "perf" in self.last:
+            raise MatrixError((Fault("--set", None, "settings.perf", why),))
+        places: list[KeyPath] = [("axes", name) for _, name in self.varying if name.startswith(_PERF)]
+        places += [
+            ("override", index, "settings", "perf") for index in reversed(matched) if "perf" in self.overrides[index]
+        ]
+        raise MatrixError((self.loaded.document().fault((*places, ("settings", "perf"))[0], why),))
 
 
 def _merged(below: dict[str, Json], above: Mapping[str, Json]) -> dict[str, Json]:

@@ -1,196 +1,125 @@
-"""A matrix file and the recipes it names to checked models. All faults of all files are raised at once."""
+"""A matrix file and the recipes it names, checked. What was checked before, to the byte, is not checked again.
+
+Checking takes pydantic and a model of every section: most of the time of a small command. So what was found of a matrix
+without faults is kept in the user's cache, with all that it follows from: the text of the matrix and of its recipes, the
+command line's changes, and the programs that checked it, by size and times of their files. If any of it is different now, or what was kept
+is gone or damaged, the matrix is checked as if nothing had been kept.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trtllm_pipeline.config import sets as set_arguments
-from trtllm_pipeline.config.check import check
-from trtllm_pipeline.config.document import Document, KeyPath, key_text, nearest, read
-from trtllm_pipeline.config.models import SETTINGS_PREFIX, Axes, Matrix, Recipe, Settings
-from trtllm_pipeline.config.recipes import check_recipe, find_recipe, is_folder, recipe_of_folder
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline import __version__
+from trtllm_pipeline.config.document import MAX_BYTES, text_digest
+from trtllm_pipeline.config.loaded import LoadedMatrix
+from trtllm_pipeline.config.recipes import recipe_file
+from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.files import user_files
+from trtllm_pipeline.files.writing import write_text
 
-AXES: Final = tuple(Axes.model_fields)
-"""Names of the axes that are no settings, in the order of a cell id's segments."""
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
 """A commented matrix to start from."""
-_SETTINGS: Final = "settings"
-_CLUSTER: Final = "cluster"
-"""The section of settings that no cell has of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedMatrix:
-    """A checked matrix with the recipes it names."""
-
-    matrix: Matrix
-    recipes: Mapping[str, Recipe]
-    """By value of the model axis: a recipe's name, or the path of a local folder."""
-    path: Path
-    document: Document
-    """The data as read, for the lines of faults found later."""
-    command_line: Settings
-    """Settings given with `--set`; they win over everything."""
-    axes_changed: bool
-    """`--set` changed an axis, so rules of the file may match nothing without being wrong."""
+_CHECKERS: Final = (
+    "trtllm_pipeline",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_extensions",
+    "packaging",
+    "yaml",
+)
+"""Packages whose modules decide what is right."""
+_MOST_KEPT: Final = 64
+_STARTED: Final = time.time()
+_SETTLED_S: Final = 10.0
+"""A file that changed so shortly before this program began may not be what this program imported."""
 
 
 def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
     """The matrix in a file, changed by `sets` (see `sets`). Raises MatrixError with all faults; UsageError."""
-    changes = [set_arguments.parse_set(argument) for argument in sets]
-    document = read(path)
-    final = Document("--set", {})
-    faults: list[Fault] = []
-    for change in changes:
-        if change.path[0] == _SETTINGS:
-            faults += set_arguments.apply(final, set_arguments.Assignment(change.path[1:], change.value))
-        elif change.path[0] != "recipes":
-            faults += set_arguments.apply(document, change)
-    matrix, found = check(Matrix, document)
-    faults += found
-    command_line, found = check(Settings, final)
-    faults += [Fault(fault.path, fault.line, f"{_SETTINGS}.{fault.key}", fault.message) for fault in found]
-    axes = document.get(("axes",))
-    named = axes if isinstance(axes, dict) else {}
-    faults += [*_unknown_axes(document, named), *_setting_axes(document, final, named)]
-    recipes, found = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
-    faults += found
-    if matrix is not None:
-        faults += _repeated(document, matrix.axes)
-    if faults or matrix is None or command_line is None:
-        raise MatrixError(tuple(faults))
-    return LoadedMatrix(
-        matrix, recipes, path, document, command_line, any(change.path[0] == "axes" for change in changes)
-    )
+    found = _kept(path, sets)
+    if found is None:
+        from trtllm_pipeline.config.validate import validated
 
-
-def setting_axes(axes: Mapping[str, object]) -> list[str]:
-    """Names of the axes that vary a setting, in the order they were written."""
-    return [name for name in axes if name.startswith(SETTINGS_PREFIX)]
-
-
-def nested(name: str, value: Json) -> dict[str, Json]:
-    """`{"perf": {"concurrency": value}}` for the axis `settings.perf.concurrency`."""
-    first, *rest = name.removeprefix(SETTINGS_PREFIX).split(".")
-    for key in reversed(rest):
-        value = {key: value}
-    return {first: value}
-
-
-def _places(document: Document, at: KeyPath) -> list[KeyPath]:
-    """The places of the items of a list, none where there is no list."""
-    value = document.get(at)
-    return [(*at, index) for index in range(len(value))] if isinstance(value, list) else []
-
-
-def _rules(document: Document, *sections: str) -> Iterator[tuple[KeyPath, Mapping[str, Json]]]:
-    """Every place outside `axes`, in `sections`, that names axes."""
-    for section in sections:
-        for item in _places(document, (section,)):
-            place = (*item, "where") if section == "override" else item
-            value = document.get(place)
-            if isinstance(value, dict):
-                yield place, value
-
-
-def _unknown_axes(document: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
-    """Axes there are none of. The models let unknown names through, because of `settings.` axes."""
-    known = {*AXES, *setting_axes(named)}
-    for name in named:
-        if name not in known:
-            yield document.fault(("axes", name), f"unknown axis{nearest(name, AXES)}")
-    for place, rule in _rules(document, "exclude", "add", "override"):
-        of_rules = {"release"} if place[0] != "add" else set()
-        for name in rule:
-            if name not in known | of_rules:
-                yield document.fault((*place, name), f"is no axis of this matrix{nearest(name, known)}")
-            elif name == "toolchain" and name not in named:
-                yield document.fault((*place, name), "toolchain is not among the axes of this matrix")
-
-
-def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
-    """Faults of the axes over settings: a value the setting cannot have, or a second place that sets it."""
-    setters: list[tuple[Document, KeyPath]] = [(document, (_SETTINGS,)), (final, ())]
-    setters += [(document, (*place, _SETTINGS)) for place in _places(document, ("override",))]
-    added = list(_rules(document, "add"))
-    for name in setting_axes(named):
-        steps = name.removeprefix(SETTINGS_PREFIX).split(".")
-        if steps[0] == _CLUSTER:
-            yield document.fault(("axes", name), "is the same for all cells: set it in the matrix's own settings")
-        for written, at in setters:
-            holder = written.get((*at, *steps[:-1]))
-            if isinstance(holder, dict) and steps[-1] in holder:
-                yield written.fault((*at, *steps), f"{name} is an axis; change axes.{name} instead")
-        for place in (*_places(document, ("axes", name)), *((*place, name) for place, cell in added if name in cell)):
-            value = document.get(place)
-            if isinstance(value, dict):
-                yield document.fault(place, "is a mapping; name one setting to vary")
-            else:
-                _, found = check(Settings, Document("", nested(name, value)))
-                yield from (document.fault(place, fault.message) for fault in found)
-        for place, cell in added:
-            if name not in cell:
-                yield document.fault(place, "is required", key=(*place, name))
-
-
-def _repeated(document: Document, axes: Axes) -> Iterator[Fault]:
-    """Values that are twice on an axis, also when spelt differently (tp4 and tp4pp1)."""
-    for name, values in axes.model_dump(mode="json").items():
-        first: dict[str, int] = {}
-        for index, value in enumerate(values or ()):
-            same = first.setdefault(json.dumps(value, sort_keys=True), index)
-            if same != index:
-                yield document.fault(("axes", name, index), f"the same value as {key_text(('axes', name, same))}")
-
-
-def _recipes(
-    document: Document, matrix: Path, changes: Sequence[set_arguments.Assignment]
-) -> tuple[dict[str, Recipe], list[Fault]]:
-    """The recipes of all models named, by what they are called there, and what is wrong with them."""
-    faults: list[Fault] = []
-    places = _models(document)
-    files: dict[str, tuple[Document, Path | None]] = {}
-    for model, place in places.items():
-        try:
-            files[model] = _recipe_file(model, matrix)
-        except UsageError as error:
-            faults.append(document.fault(place, error.message))
-        except MatrixError as error:
-            about = [document.fault(place, str(fault)) for fault in error.faults]
-            faults += about if is_folder(model) else error.faults
-    for change in changes:
-        faults += set_arguments.apply_to_recipes({model: file for model, (file, _) in files.items()}, change)
-    recipes: dict[str, Recipe] = {}
-    for model, (file, path) in files.items():
-        recipe, found = check_recipe(file, path)
-        faults += found
-        if recipe is not None:
-            same = next((other for other, known in recipes.items() if known.name == recipe.name), None)
-            if same is not None:
-                faults.append(document.fault(places[model], f"is called {recipe.name} in cell ids, as {same} is"))
-            recipes[model] = recipe
-    return recipes, faults
-
-
-def _recipe_file(model: str, matrix: Path) -> tuple[Document, Path | None]:
-    if is_folder(model):
-        return recipe_of_folder(model, matrix.parent), None
-    path = find_recipe(model, matrix.parent, but=matrix)
-    return read(path), path
-
-
-def _models(document: Document) -> dict[str, KeyPath]:
-    """Models a matrix names, and where it first does."""
-    places = [*_places(document, ("axes", "model")), *((*place, "model") for place, _ in _rules(document, "add"))]
-    found: dict[str, KeyPath] = {}
-    for place in places:
-        value = document.get(place)
-        if isinstance(value, str) and value:
-            found.setdefault(value, place)
+        found, recipes = validated(path, sets)
+        with suppress(OSError, RuntimeError):  # no home, or one that is full or read-only
+            _keep(found, recipes)
     return found
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-pipeline" / "matrices"
+
+
+def _file(path: Path, sets: Sequence[str], digest: str) -> Path:
+    absolute = os.path.abspath(path)  # noqa: PTH100  (symbolic links stay as the user wrote them)
+    asked = json.dumps((__version__, sys.version, absolute, list(sets), digest))
+    return _folder() / f"{blake2b(asked.encode(errors='surrogatepass'), digest_size=16).hexdigest()}.json"
+
+
+def _kept(path: Path, sets: Sequence[str]) -> LoadedMatrix | None:
+    """What was kept of this very matrix; None where it has to be checked."""
+    try:
+        digest = text_digest(user_files.read_text(path, limit=MAX_BYTES))
+        file = _file(path, sets, digest)
+        if file.stat().st_uid != os.geteuid():
+            return None
+        seal, _, text = file.read_bytes().partition(b"\n")
+        if seal.decode() != _seal(text):
+            return None
+        kept = json.loads(text)
+        if any(_stamp(program) != stamp for program, *stamp in kept["programs"]):
+            return None
+        for model, recipe, of_recipe in kept["recipes"]:
+            there = recipe_file(model, path)
+            if (
+                os.path.realpath(there) != recipe
+                or text_digest(user_files.read_text(there, limit=MAX_BYTES)) != of_recipe
+            ):
+                return None
+        return LoadedMatrix(path=path, sets=tuple(sets), digest=digest, **kept["loaded"])
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, MatrixError, UsageError):
+        return None  # what is wrong is told by who checks it
+
+
+def _keep(loaded: LoadedMatrix, recipes: Mapping[str, tuple[Path, str]]) -> None:
+    programs = [(program, *_stamp(program)) for program in _programs()]
+    if any(max(times) / 1e9 > _STARTED - _SETTLED_S for _, _, *times in programs):
+        return
+    kept = {
+        "programs": programs,
+        "recipes": [(model, os.path.realpath(path), digest) for model, (path, digest) in recipes.items()],
+        "loaded": {name: value for name, value in asdict(loaded).items() if name not in {"path", "sets", "digest"}},
+    }
+    text = json.dumps(kept)
+    file = _file(loaded.path, loaded.sets, loaded.digest)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, f"{_seal(text.encode())}\n{text}")
+    for old in sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_MOST_KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def _seal(text: bytes) -> str:
+    return blake2b(text, digest_size=16).hexdigest()
+
+
+def _programs() -> Iterator[str]:
+    """Files of the modules that a matrix was checked with."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _CHECKERS and (file := getattr(module, "__file__", None)):
+            yield file
+
+
+def _stamp(program: str) -> list[Any]:
+    about = os.stat(program)
+    return [about.st_size, about.st_mtime_ns, about.st_ctime_ns]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -31,7 +32,6 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
     model_serializer,
-    model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
@@ -39,7 +39,7 @@ from pydantic_core.core_schema import ModelSchema
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
-from trtllm_pipeline.domain import layout_name
+from trtllm_pipeline.config.spelling import PARALLEL, canonical_lengths, canonical_parallel
 from trtllm_pipeline.evaluate.scores import METRICS
 from trtllm_pipeline.files.quantization import Form
 from trtllm_pipeline.gateway.config import GatewayParams
@@ -58,66 +58,20 @@ Precision = Literal[
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 """What weights can be made into."""
 AnyPrecision = Literal[Precision, "as_is"]
-SETTINGS_PREFIX: Final = "settings."
-"""Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""
 
 Scalar = bool | int | float | str
 Option = Scalar | Annotated[tuple[Scalar, ...], Field(min_length=1)]
 """A value of another program's option, or several."""
 T = TypeVar("T")
 
-_PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
-_LENGTHS = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
 
-
-class Parallelism(NamedTuple):
-    """A layout over GPUs."""
-
-    tp: int
-    """GPUs that share each layer."""
-    pp: int = 1
-    """Groups of layers, one after another."""
-    ep: int = 1
-    """Groups of the `tp` GPUs that hold whole experts; 1 splits each expert over all of them."""
-
-
-def parse_parallel(text: str) -> Parallelism:
-    """Tensor, pipeline and expert parallel sizes of `tp4pp2ep4`; `tp4` is `tp4pp1ep1`. Raises ValueError for anything else."""
-    match = _PARALLEL.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f"{text!r} is not a layout over GPUs: write tp4, tp4pp2 with pipeline stages, tp4ep4 or tp4pp2ep4 with expert "
-            "parallelism"
-        )
-    found = Parallelism(*(int(size or 1) for size in match.groups()))
-    if found.tp % found.ep:
-        raise ValueError(
-            f"{text!r}: experts are dealt among the GPUs of tp{found.tp}, which ep{found.ep} does not divide"
-        )
-    return found
-
-
-def parse_lengths(text: str) -> tuple[int, int]:
-    """Input and output tokens of `2048,1024`. Raises ValueError for anything else."""
-    match = _LENGTHS.fullmatch(text)
-    if match is None:
-        raise ValueError(f'{text!r} is not a pair of lengths: write "ISL,OSL" in tokens, such as "2048,1024"')
-    return int(match[1]), int(match[2])
-
-
-def canonical_parallel(text: str) -> str:
-    """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the one spelling used in ids and comparisons."""
-    tp, pp, ep = parse_parallel(text)
-    return layout_name(tp, pp, ep if ep > 1 else None)
-
-
-def canonical_lengths(text: str) -> str:
-    """`2048,1024` for `2048, 1024`."""
-    isl, osl = parse_lengths(text)
-    return f"{isl},{osl}"
+_NO_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
+_plugins = os.environ.get(_NO_PLUGINS)
+# To find plugins, pydantic would read what every installed package says of itself: 17 ms. None is meant for these models.
+os.environ[_NO_PLUGINS] = "1"
 
 
 def _adapter_name(value: str) -> str:
@@ -189,6 +143,7 @@ def _one_module(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+GpuType = Name
 HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
@@ -210,7 +165,7 @@ Parallel = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": f"^{_PARALLEL.pattern.replace('?:', '')}$",
+            "pattern": f"^{PARALLEL.pattern.replace('?:', '')}$",
             "examples": ["tp1", "tp4pp2", "tp4ep4"],
         }
     ),
@@ -426,12 +381,6 @@ class Recipe(Strict):
     smoke: RecipeSmoke | None = None
     """A question with a known answer, for the smoke test."""
 
-    def precisions_for(self, toolchain: str) -> tuple[str, ...] | None:
-        """Precisions that work with `toolchain`; None when nothing is known."""
-        if isinstance(self.precisions, dict):
-            return {str(key): values for key, values in self.precisions.items()}.get(toolchain)
-        return self.precisions
-
 
 # --------------------------------------------------------------------------------------------------------- settings
 
@@ -629,11 +578,9 @@ class Perf(Section):
     """What may run beside a measurement, of all that pipelines run on its machine. machine: nothing. gpu: other measurements,
     each on GPUs and CPUs of its own; what has no GPU has the machine. none: anything."""
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Perf:
-        for wrong in params.conflicts(self):
-            raise ValueError(wrong)
-        return self
+    trtllm_bench: bool = False
+    """Also ask the engine, or the PyTorch runtime, in the process of trtllm-bench, when the server is gone: the prompts of the
+    most requests in flight once more. TensorRT-LLM 0.20 and later."""
 
     @field_validator("images", check_fields=False)
     @classmethod
@@ -762,6 +709,8 @@ class Axes(Strict):
     """Pairs "ISL,OSL": most input and output tokens of a request. Quote them."""
     toolchain: Axis[AxisToolchain] | None = None
     """Toolchains to compare; auto, or no such axis, is what this machine has."""
+    gpu: Axis[GpuType] | None = None
+    """Types of GPU to build, serve and measure on: as a cluster calls them, or a part of the GPU's name, such as H100."""
 
 
 class Where(Strict):
@@ -776,6 +725,7 @@ class Where(Strict):
     max_batch_size: BatchSizes | None = None
     lengths: Texts | None = None
     toolchain: Texts | None = None
+    gpu: Texts | None = None
     release: Releases | None = None
     """Releases of TensorRT-LLM, as version specifiers (PEP 440) such as "<0.16": the cells of its toolchains, where the
     machine has one of these."""
@@ -793,6 +743,7 @@ class AddedCell(Strict):
     max_batch_size: BatchSize
     lengths: Lengths
     toolchain: AxisToolchain | None = None
+    gpu: GpuType | None = None
 
 
 class Override(Strict):
@@ -832,6 +783,12 @@ class Matrix(Strict):
     """Other settings for some cells."""
     settings: Settings = Settings()
     """Settings of the stages for all cells."""
+
+
+if _plugins is None:
+    del os.environ[_NO_PLUGINS]
+else:
+    os.environ[_NO_PLUGINS] = _plugins
 
 
 class _Described(GenerateJsonSchema):

@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.config.check import check
-from trtllm_pipeline.config.document import SUFFIXES, Document, nearest, read
-from trtllm_pipeline.config.models import Recipe
+from trtllm_pipeline.config.document import SUFFIXES, Document, KeyPath, Origin, nearest, read
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
-from trtllm_pipeline.files.model_files import named_alike, num_experts, rotary
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.config.models import Recipe
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -41,6 +41,9 @@ def load_recipe(path: Path) -> Recipe:
 
 def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, list[Fault]]:
     """A recipe's data as a model, and what is wrong with it. The recipe bears the name of its file, if it has one."""
+    from trtllm_pipeline.config.check import check  # who only looks for recipes needs no models
+    from trtllm_pipeline.config.models import Recipe
+
     recipe, faults = check(Recipe, document)
     if recipe is not None and path is not None and recipe.name != path.stem:
         faults.append(document.fault(("name",), f"must be {path.stem!r}, as the file is called"))
@@ -110,15 +113,23 @@ def is_folder(model: str) -> bool:
     return model.startswith(".") or "/" in model or "\\" in model
 
 
+def recipe_file(model: str, matrix: Path) -> Path:
+    """What a matrix' recipe of a model is read from: a recipe, or a local folder's config.json. Raises UsageError."""
+    if is_folder(model):
+        return matrix.parent / os.path.expanduser(model) / "config.json"  # noqa: PTH111  (Path.expanduser raises for an unknown user)
+    return find_recipe(model, matrix.parent, but=matrix)
+
+
 def recipe_of_folder(model: str, base: Path) -> Document:
     """The data of a recipe made from a Hugging Face folder's config.json. Raises MatrixError when it cannot be read."""
-    model = os.path.expanduser(model)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
+    model = os.path.expanduser(model)  # noqa: PTH111
     folder = base / model
     config = read(folder / "config.json")
     name = folder.name if folder.name not in ("", "..") else folder.resolve().name
     recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, f"Local folder {model}")
     recipe["sources"] = [{"local": model}]
-    return Document(config.name, recipe, {path: origin for path, origin in config.origins.items() if len(path) == 1})
+    origins: dict[KeyPath, Origin] = {path: origin for path, origin in config.origins.items() if len(path) == 1}
+    return Document(config.name, recipe, origins, config.digest)
 
 
 def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> Mapping[str, Json]:
@@ -137,6 +148,8 @@ def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> M
 
 def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str, Json]:
     """The data of a recipe without sources."""
+    from trtllm_pipeline.files.model_files import named_alike, num_experts, rotary
+
     data: dict[str, Json] = named_alike(config)
     if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too
         data = {**text, **data}

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Exclusive, Json, Scope, StageRunId
+from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, read_job
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine import gpus, probe
@@ -153,10 +154,28 @@ def main(argv: Sequence[str]) -> int:
     """Run the attempt that is named, or print the machine. Returns the exit code, which says nothing of the stage."""
     prepare()
     if argv:
-        run(Path(argv[0]))
-    else:
-        print(json.dumps(asdict(probe.machine())))  # noqa: T201 - that is what was asked
+        return exit_code(lambda: run(Path(argv[0])))
+    print(json.dumps(asdict(probe.machine())))  # noqa: T201 - that is what was asked
     return 0
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """That of an agent which does `run`: 0, or `os.EX_TEMPFAIL` where its node or the URL is at fault, with why on stderr."""
+    try:
+        run()
+    except (PipelineError, OSError) as error:
+        print(said(error), file=sys.stderr)  # noqa: T201 - the pipeline reads the last line
+        return os.EX_TEMPFAIL
+    return 0
+
+
+def said(error: BaseException) -> str:
+    """What an error says, of whatever kind it is."""
+    if isinstance(error, PipelineError):
+        return error.message
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
 
 
 def prepare() -> None:

@@ -50,27 +50,33 @@ class ClusterNode:
     @property
     def capacity(self) -> Capacity:
         """What it has to hand out; downloads are not done there."""
-        return Capacity(self.cpus, tuple(f"{self.name}/{number}" for number in range(self.gpus)), 0, self.name)
+        gpus = tuple(f"{self.name}/{number}" for number in range(self.gpus))
+        return Capacity(self.cpus, gpus, 0, self.name, self.type)
+
+    @property
+    def type(self) -> str | None:
+        """The type of its GPUs in lower case: clusters spell it as they like."""
+        return None if self.accelerator is None else self.accelerator.lower()
 
 
-def chosen(nodes: Iterable[ClusterNode], accelerator: str | None) -> list[ClusterNode]:
-    """The nodes with CPUs and this type of accelerator; with None, of the only type that there is, or all where none has any.
+def chosen(nodes: Iterable[ClusterNode], accelerators: Sequence[str]) -> list[ClusterNode]:
+    """The nodes with CPUs and one of these types of accelerators, in their order; without any, of the only type, or all.
 
-    Raises UsageError.
+    Raises UsageError where there is none.
     """
     nodes = [node for node in nodes if node.cpus]
     types = sorted({node.accelerator for node in nodes if node.accelerator is not None})
-    if accelerator is None and len(types) > 1:
+    if not accelerators and len(types) > 1:
         raise UsageError(
             f"the cluster has several types of accelerators: {', '.join(types)}",
-            hint="a plan is for one of them: --set settings.cluster.accelerator=TYPE",
+            hint=f"--set settings.cluster.accelerator=TYPE for one of them, --set 'axes.gpu=[{', '.join(types)}]' to compare",
         )
-    wanted = accelerator or next(iter(types), None)
-    found = [node for node in nodes if node.accelerator == wanted]
+    wanted: list[str | None] = [each.lower() for each in accelerators or types]
+    found = [node for each in wanted or [None] for node in nodes if node.type == each]
     if not found:
-        what = "with CPUs" if wanted is None else f"with {wanted}"
+        what = f"with {' or '.join(accelerators)}" if accelerators else "with CPUs"
         has = f"it has {', '.join(types)}" if types else "no node names a type"
-        raise UsageError(f"the cluster has no node {what}" + ("" if wanted is None else f"; {has}"))
+        raise UsageError(f"the cluster has no node {what}" + (f"; {has}" if accelerators else ""))
     return found
 
 
@@ -81,7 +87,7 @@ class KnownNodes:
         self, chosen: Sequence[ClusterNode], look: Callable[[], Iterable[ClusterNode]], every_s: float
     ) -> None:
         """`look` lists the nodes of all types; it may raise UsageError while nothing is known."""
-        self.accelerator = chosen[0].accelerator
+        self._types = {node.type for node in chosen}
         self._there = {node.name: node for node in chosen}
         self._look = look
         self._every_s = every_s
@@ -96,7 +102,7 @@ class KnownNodes:
             listed = list(self._look())
         except UsageError:
             return []
-        now = {node.name: node for node in listed if node.cpus and node.accelerator == self.accelerator}
+        now = {node.name: node for node in listed if node.cpus and node.type in self._types}
         gone = [NodeGone(name) for name in self._there if name not in now]
         came = [NodeCame(node.capacity) for name, node in now.items() if name not in self._there]
         self._there = now
@@ -111,6 +117,19 @@ def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
         cpus=min(node.cpus for node in nodes),
         gpus=tuple(replace(machine.gpus[0], index=number, uuid=str(number)) for number in range(gpus)),
     )
+
+
+def machine_of(
+    nodes: Sequence[ClusterNode], accelerators: Sequence[str], look: Callable[[ClusterNode], Machine]
+) -> Machine:
+    """What plans are made for, as `look` finds it on one node of each type; see `in_common`."""
+    machines: dict[str | None, Machine] = {}
+    for node in nodes:
+        if node.type not in machines:
+            machines[node.type] = in_common(look(node), [each for each in nodes if each.type == node.type])
+    first = next(iter(machines.values()))
+    types = tuple((name, each) for name, each in machines.items() if name is not None and accelerators)
+    return replace(first, types=types)
 
 
 class Cluster(Protocol):
@@ -322,7 +341,9 @@ class ClusterExecutor(Executor):
         if now - self._beat_s > agents.BEAT_S:
             self._beat_s = now
             for agent in self._agents.values():
-                if agent.service:
+                if agent.service or (
+                    self._exchange is not None and not agent.answers()
+                ):  # there it waits for its parcel
                     agent.orders["beat"] += 1
                     agent.order()
 

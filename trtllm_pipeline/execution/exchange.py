@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Fingerprint, Json, StageRunId
-from trtllm_pipeline.errors import FailureClass, PipelineError, RemoteError, StageError, StateError
+from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError
 from trtllm_pipeline.execution import agent, views
 from trtllm_pipeline.execution.executor import Job, Usage, read_job
 from trtllm_pipeline.files.digest import digest_file
@@ -42,6 +42,7 @@ from trtllm_pipeline.files.writing import object_text, read_object, write_json
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
+from trtllm_pipeline.store.claims import Claim
 from trtllm_pipeline.store.manifest import FileEntry, Kind, Manifest
 from trtllm_pipeline.store.remote import NotTransferableError, Progress, Remote
 from trtllm_pipeline.store.store import LOG
@@ -58,6 +59,8 @@ _ANSWERS: Final = agent.ANSWERS
 _RESULT: Final = "result.json"
 _NAME: Final = "parcel"
 """In the folder of an attempt's orders: the name of its parcel, by which a node knows that it sees the pipeline's own."""
+_CLAIM: Final = ".agent"
+"""Ends the name of the file by which an agent claims an attempt on its node."""
 _FILES: Final = "files"
 """Of an attempt on a node: copies of users' files."""
 
@@ -91,12 +94,25 @@ class _Mail:
     pieces: dict[str, int] = field(default_factory=dict)
     """Of each log, how many were taken."""
     fetched: set[str] = field(default_factory=set)
+    sending: list[Future[None]] = field(default_factory=list)
     failed: dict[str, Json] = field(default_factory=dict)
     """Answers of our own, for what could not be sent or fetched."""
     copying: Future[None] | None = None
     copied_s: float = -math.inf
     """When the last copying began that is done."""
     silent_since: float | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    progress: Progress = field(default_factory=Progress)
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self.over.set()
+        self.progress.stopped = True
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether what failed may work later: the URL does not answer, or a disk."""
+    return isinstance(error, (RemoteError, OSError)) and not isinstance(error, NotTransferableError)
 
 
 def _patiently(do: Callable[[], T], over: threading.Event | None = None) -> T:
@@ -133,7 +149,7 @@ class Exchange:
             mail = self._mail[attempt] = _Mail(attempt, f"{attempt.name}-{secrets.token_hex(4)}")
             (agent.folder_of(attempt) / _NAME).write_text(mail.name, encoding="utf-8")
         mail.attempts[job.id] = Path(job.attempt)
-        self._pool.submit(self._send, mail, job)
+        mail.sending.append(self._pool.submit(self._send, mail, job))
 
     def command(self, attempt: Path) -> tuple[str, ...]:
         """What runs the agent of an attempt on a node."""
@@ -146,39 +162,43 @@ class Exchange:
     def drop(self, attempt: Path) -> None:
         """Forget an agent that has ended, and remove its parcels."""
         mail = self._mail.pop(attempt)
-        for each in mail.attempts.values():
-            self._pool.submit(self._remove, _beside(mail.name, each))
+        mail.end()
+        self._pool.submit(self._remove, mail)
 
     def close(self) -> None:
         """Let go of the URL."""
         self._end.set()
         self._thread.join()
+        for mail in self._mail.values():
+            mail.end()
         self._pool.shutdown()
         self._remote.close()
 
-    def _remove(self, name: str) -> None:
-        with suppress(RemoteError):
-            self._remote.remove(f"{_PARCELS}/{name}")
+    def _remove(self, mail: _Mail) -> None:
+        # What is on its way would come after the removal. It was begun before this: the pool takes what is first first.
+        wait([*mail.sending, *([mail.copying] if mail.copying else [])])
+        for each in mail.attempts.values():
+            with suppress(RemoteError):
+                self._remote.remove(f"{_PARCELS}/{_beside(mail.name, each)}")
 
     def _send(self, mail: _Mail, job: Job) -> None:
         try:
-            _patiently(partial(self._send_parcel, _beside(mail.name, Path(job.attempt)), job), self._end)
-        except (PipelineError, OSError) as error:
-            why = error.message if isinstance(error, PipelineError) else f"{error.filename}: {error.strerror}"
-            self._fail(mail, job.id, f"{job.stage}: what it reads cannot be sent: {why}")
+            _patiently(partial(self._send_parcel, mail, job), mail.over)
+        except Exception as error:  # noqa: BLE001  in a pool nobody else would hear of it, and the job would wait for ever
+            self._fail(mail, job.id, f"{job.stage}: what it reads cannot be sent: {agent.said(error)}")
 
-    def _send_parcel(self, name: str, job: Job) -> None:
+    def _send_parcel(self, mail: _Mail, job: Job) -> None:
         artifacts: list[Json] = []
         for path in {*job.inputs.values(), *job.viewed.values()}:
             folder = Path(path).parent
             if Path(path).name == OUT and (folder / manifest.NAME).is_file():
                 sealed = manifest.read(folder)
-                self._remote.send_contents(folder, sealed, Progress())
+                self._remote.send_contents(folder, sealed, mail.progress)
                 artifacts.append([str(folder), (folder / manifest.NAME).read_text(encoding="utf-8")])
         files: dict[str, Json] = {}
         for each, path in job.files.items():
             entry = FileEntry(Path(path).name, Path(path).stat().st_size, digest_file(Path(path)))
-            self._remote.send_contents(Path(path).parent, _contents((), [entry]), Progress())
+            self._remote.send_contents(Path(path).parent, _contents((), [entry]), mail.progress)
             files[each] = manifest.listed([entry])
         shown: dict[str, Json] = {
             each: [str(file.relative_to(job.inputs[each])) for file in manifest.walk(Path(job.inputs[each]))]
@@ -188,6 +208,7 @@ class Exchange:
             "job": (Path(job.attempt) / JOB).read_text(encoding="utf-8"),
             "artifacts": artifacts,
         }
+        name = _beside(mail.name, Path(job.attempt))
         self._remote.write(_at(name, _PARCEL), object_text({**parcel, "files": files, "views": shown}).encode())
 
     def _fail(self, mail: _Mail, run: str, why: str) -> None:
@@ -221,12 +242,12 @@ class Exchange:
             mail.silent_since = None
         except FileNotFoundError:  # it has ended
             return
-        except (PipelineError, OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001  in a pool nobody else would hear of it
             logger.debug("%s", error)
             mail.silent_since = mail.silent_since or now
             if now - mail.silent_since > _PATIENCE_S:
                 for run in mail.attempts.keys() - mail.fetched:
-                    self._fail(mail, run, f"no answer of its node: {error}")
+                    self._fail(mail, run, f"no answer of its node: {agent.said(error)}")
         if mail.failed:
             answers = read_object(folder / agent.ANSWERS) or {"ended": {}}
             answers["ended"] = {**mail.failed, **answers["ended"]}
@@ -278,35 +299,52 @@ class _Node:
     """Bytes and pieces of each log that are there."""
     told: bytes = b""
     over: threading.Event = field(default_factory=threading.Event)
+    progress: Progress = field(default_factory=Progress)
+    """Of what arrives."""
+    claimed: dict[Path, Claim] = field(default_factory=dict)
+    """The attempts laid out here, which nobody else removes as long as this lives."""
+    ending: bool = False
+    """Whether the agent was told to end, for want of what it needs."""
 
     def run(self) -> None:
         """Run the agent, and say what it says."""
         attempt = Path(json.loads(_patiently(partial(self.parcel, self.name))["job"])["attempt"])
-        known = agent.folder_of(attempt) / _NAME
+        folder = agent.folder_of(attempt)
+        known = folder / _NAME
         if known.is_file() and known.read_text(encoding="utf-8") == self.name:  # the pipeline's own machine
             agent.run(attempt)
             return
-        job = _patiently(partial(self.unpack, self.name))
-        self.attempts[job.id] = attempt
-        folder = agent.folder_of(attempt)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        _patiently(partial(self.take_orders, folder))
-        copier = threading.Thread(target=self.copy, args=(folder,))
-        copier.start()
+        _sweep(attempt.parent)
         try:
-            agent.run(attempt)
+            job = _patiently(partial(self.unpack, self.name))
+            self.attempts[job.id] = attempt
+            folder.mkdir()
+            _patiently(partial(self.take_orders, folder))
+            copier = threading.Thread(target=self.copy, args=(folder,))
+            copier.start()
+            try:
+                agent.run(attempt)
+            finally:
+                self.over.set()
+                copier.join()
         finally:
             self.over.set()
-            copier.join()
-            for each in self.attempts.values():
-                shutil.rmtree(each, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            self.progress.stopped = True
+            self.pool.shutdown()
+            for each, claim in self.claimed.items():
+                _remove(each, claim)
 
     def parcel(self, name: str) -> dict[str, Any]:
-        """A parcel, as soon as it is there: what a job reads is sent before."""
+        """A parcel, as soon as it is there: what a job reads is sent before. Raises StateError where nobody will send it."""
+        orders, heard_s = b"", time.monotonic()
         while (content := self.remote.read(_at(name, _PARCEL))) is None:
-            time.sleep(_POLL_S)
+            now = self.remote.read(_at(self.name, agent.ORDERS)) or b""
+            if now != orders:
+                orders, heard_s = now, time.monotonic()
+            if time.monotonic() - heard_s > _PATIENCE_S:
+                raise StateError(f"{name}: the pipeline has sent nothing, and was silent for {_PATIENCE_S:g} s")
+            if self.over.wait(_POLL_S):
+                raise StateError(f"{name}: its agent has ended")
         found: dict[str, Any] = json.loads(content)
         return found
 
@@ -314,6 +352,7 @@ class _Node:
         """Lay out an attempt as the pipeline has it."""
         parcel = self.parcel(name)
         attempt = Path(json.loads(parcel["job"])["attempt"])
+        self.claim(attempt)
         for folder, sealed in parcel["artifacts"]:
             self.keep(Path(folder), sealed.encode(), attempt.parent)
         shutil.rmtree(attempt, ignore_errors=True)
@@ -323,7 +362,7 @@ class _Node:
         moved = dict[str, str]()
         for each, listed in parcel["files"].items():
             (entry,) = manifest.entries(listed)
-            self.remote.fetch_contents(attempt / _FILES / each, _contents((), [entry]), Progress())
+            self.remote.fetch_contents(attempt / _FILES / each, _contents((), [entry]), self.progress)
             moved[job.files[each]] = str(attempt / _FILES / each / entry.path)
         for each, files in parcel["views"].items():
             views.make(attempt, each, Path(job.viewed[each]), files)
@@ -335,17 +374,29 @@ class _Node:
         job.write(attempt / JOB)
         return job
 
+    def claim(self, attempt: Path) -> None:
+        """Have an attempt's folders for this agent: a pipeline elsewhere may have one of this name and workspace."""
+        if attempt not in self.claimed:
+            attempt.parent.mkdir(parents=True, exist_ok=True)
+            self.claimed[attempt] = self.taken(attempt.with_name(f"{attempt.name}{_CLAIM}"))
+            shutil.rmtree(agent.folder_of(attempt), ignore_errors=True)
+
+    def taken(self, path: Path) -> Claim:
+        """The claim on `path`, as soon as nobody else has it. Raises StateError when the agent has ended before."""
+        while (claim := claims.take(path)) is None:
+            if self.over.wait(_POLL_S):
+                raise StateError(f"{path.name}: its agent has ended")
+        return claim
+
     def keep(self, folder: Path, content: bytes, work: Path) -> None:
         """See that an artifact is in `folder`."""
         sealed = manifest.decode(content, folder.parent.name, folder.name, str(folder))
-        work.mkdir(parents=True, exist_ok=True)
-        while (claim := claims.take(work / f"{folder.name}.lock")) is None:
-            time.sleep(_POLL_S)
+        claim = self.taken(work / f"{folder.name}.lock")
         try:
             if not any(each.kind is Kind.DAMAGED for each in manifest.inspect(folder, contents=False)):
                 return
             arriving = work / f"{folder.name}.arriving"
-            self.remote.fetch_contents(arriving, sealed, Progress())
+            self.remote.fetch_contents(arriving, sealed, self.progress)
             (arriving / manifest.NAME).write_bytes(content)
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -364,11 +415,20 @@ class _Node:
                 silent_since = None
                 if over and everything:
                     return
-            except (RemoteError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  without this thread the agent would hear nothing, and nobody hear of it
                 silent_since = silent_since or time.monotonic()
-                if over and time.monotonic() - silent_since > _PATIENCE_S:
-                    print(f"what it has left cannot be sent: {error}", file=sys.stderr)  # noqa: T201 - of a task
-                    return
+                while_it_runs = _may_pass(error) and not over
+                if not while_it_runs and time.monotonic() - silent_since > _PATIENCE_S:
+                    self.give_up(f"what it has left cannot be sent: {agent.said(error)}")
+                    if over:
+                        return
+
+    def give_up(self, why: str) -> None:
+        """End the agent, once, and say why."""
+        if not self.ending:
+            self.ending = True
+            print(why, file=sys.stderr)  # noqa: T201  the pipeline reads the last line of the task
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def take_orders(self, folder: Path) -> None:
         """Give the agent its orders; a job as soon as what it reads is here."""
@@ -376,12 +436,12 @@ class _Node:
         here: list[Json] = []
         for each in orders.get("jobs", ()):
             if each not in self.unpacked:
-                self.unpacked[each] = self.pool.submit(_patiently, partial(self.unpack, _beside(self.name, Path(each))))
+                unpack = partial(self.unpack, _beside(self.name, Path(each)))
+                self.unpacked[each] = self.pool.submit(_patiently, unpack, self.over)
             if not self.unpacked[each].done():
                 break
             if error := self.unpacked[each].exception():
-                print(f"{each}: what it reads cannot be fetched: {error}", file=sys.stderr)  # noqa: T201 - of a task
-                os.kill(os.getpid(), signal.SIGTERM)
+                self.give_up(f"{each}: what it reads cannot be fetched: {error}")
                 break
             self.attempts[self.unpacked[each].result().id] = Path(each)
             here.append(each)
@@ -393,7 +453,8 @@ class _Node:
         if answers is None:
             return True
         for run, ended in answers["ended"].items():
-            if run not in self.sent:
+            failed = run in self.sent and self.sent[run].done() and self.sent[run].exception()
+            if run not in self.sent or (failed and _may_pass(failed) and not self.over.is_set()):
                 sending = partial(self.send, self.attempts[run], failed=ended["failed"])
                 self.sent[run] = self.pool.submit(_patiently, sending)
         done = {run: future.result() for run, future in self.sent.items() if future.done()}
@@ -435,12 +496,27 @@ class _Node:
         except StateError as error:
             failure.write(attempt, StageError(error.message))
             files, failed = (), True
-        beside = manifest.scan_records(attempt, attempt / OUT)
+        beside = manifest.scan_records(attempt)
         records = [entry for entry in beside if entry.link is None and entry.path != JOB]
         self.remote.send_contents(attempt, _contents(files, records), Progress())
         result: dict[str, Json] = {"files": manifest.listed(files), "records": manifest.listed(records)}
         self.remote.write(_at(_beside(self.name, attempt), _RESULT), object_text(result).encode())
         return failed
+
+
+def _sweep(work: Path) -> None:
+    """Remove what agents that were killed have left on this node."""
+    for path in work.glob(f"*{_CLAIM}"):
+        claim = claims.take(path)
+        if claim is not None:
+            _remove(path.with_name(path.name.removesuffix(_CLAIM)), claim)
+
+
+def _remove(attempt: Path, claim: Claim) -> None:
+    """Remove an attempt from this node, and let go of it."""
+    for folder in (attempt, agent.folder_of(attempt)):
+        shutil.rmtree(folder, ignore_errors=True)
+    claim.release()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -449,13 +525,9 @@ def main(argv: Sequence[str]) -> int:
     agent.prepare()
     remote = Remote(url)
     try:
-        _Node(remote, name).run()
-    except PipelineError as error:
-        print(error.message, file=sys.stderr)  # noqa: T201 - the pipeline reads the last line
-        return 1
+        return agent.exit_code(_Node(remote, name).run)
     finally:
         remote.close()
-    return 0
 
 
 if __name__ == "__main__":

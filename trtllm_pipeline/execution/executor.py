@@ -7,13 +7,12 @@ months later with `pipeline exec job.json`, runs the same commands.
 from __future__ import annotations
 
 import math
-import os
-import selectors
+import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -33,6 +32,7 @@ from trtllm_pipeline.store.store import LOG
 
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
+_COUNTS_S: Final = 0.1
 _TIMEOUT_GRACE_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
 
@@ -74,11 +74,16 @@ class Job:
     """Input name -> the artifact of which `inputs` has a folder with some files, there as long as the attempt runs."""
     schema: int = field(default=SCHEMA)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
         """Write the job file."""
         data = {each: getattr(self, each) for each in self.__slots__}
-        data |= {"scope": self.scope.value, "resources": asdict(self.resources)}
+        data |= {"scope": self.scope.value, "resources": _table(self.resources)}
         write_once(path, object_text(data))
+
+
+def _table(resources: Resources) -> dict[str, Json]:
+    """As `asdict`, which copies all that it finds and takes ten times as long."""
+    return {name: getattr(resources, name) for name in resources.__slots__}
 
 
 def read_job(path: Path) -> Job:
@@ -198,6 +203,7 @@ class _Active:
 
     job: Job
     claims: Sequence[int]
+    before: out_of_memory.Counts
     deadline: float
     started: float
     command: int = 0
@@ -207,9 +213,7 @@ class _Active:
     """When a service that was asked to stop is made to."""
     stopping: bool = False
     took: Usage = Usage(0.0, 0.0, 0)
-    """Of the commands that have ended."""
-    environment: dict[str, str] = field(default_factory=dict)
-    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+    """Until the last command ended that has."""
 
 
 class Executor:
@@ -217,11 +221,11 @@ class Executor:
 
     def __init__(self) -> None:
         self._guardian = Guardian()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._guardian, selectors.EVENT_READ)
+        self._poll = select.poll()
+        self._poll.register(self._guardian, select.POLLIN)
         self._active: dict[StageRunId, _Active] = {}
-        self._environment = dict(os.environ)  # reading it decodes every value
         self._gpus = GpuPeaks()
+        self._counts: out_of_memory.Counts | None = None
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
         """Whether `submit` only has to wait for this attempt of an earlier invocation. On this machine these are gone."""
@@ -230,21 +234,28 @@ class Executor:
     def submit(self, job: Job, claims: Sequence[int]) -> None:
         """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
         now = time.monotonic()
-        active = _Active(job, claims, now + job.timeout_s, now, environment={**self._environment, **job.environment})
+        active = _Active(job, claims, self._killed_before(now), now + job.timeout_s, now)
         self._active[job.id] = active
         self._gpus.begin(job.id, job.gpus)
         self._spawn(active)
+
+    def _killed_before(self, now: float) -> out_of_memory.Counts:
+        """What the kernel had counted a moment ago, since when nothing of ours has failed: of short jobs, reading it is a part."""
+        if self._counts is None or now - self._counts.at_s > _COUNTS_S:
+            self._counts = out_of_memory.counts()
+        return self._counts
 
     def _spawn(self, active: _Active) -> None:
         job = active.job
         self._guardian.spawn(
             job.id,
             job.commands[active.command],
-            env=active.environment,
-            cwd=Path(job.attempt),
-            log=Path(job.attempt) / LOG,
+            also=job.environment,
+            cwd=job.attempt,
+            log=f"{job.attempt}/{LOG}",
             claim_fds=active.claims,
             measure=True,
+            tell=False,
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
@@ -268,10 +279,10 @@ class Executor:
         while True:
             starting = any(a.job.scope is Scope.SERVICE and not a.ready for a in self._active.values())
             remaining = max(0.0, until - time.monotonic())
-            self._selector.select(min(remaining, _READY_POLL_S) if starting else remaining)
+            self._poll.poll((min(remaining, _READY_POLL_S) if starting else remaining) * 1e3)
             events: list[ExecutorEvent] = []
             for event in self._guardian.read_events():
-                if not isinstance(event, Spawned):
+                if not isinstance(event, Spawned):  # which was not asked for
                     events += self._over(event)
             events += self._newly_ready()
             self._gpus.look()
@@ -287,7 +298,7 @@ class Executor:
         if isinstance(event, Refused):
             error = StageError(f"{job.stage}: cannot be started: {event.message}")
         else:
-            active.took = _added(active.took, event)
+            active.took = _added(active.took, event, time.monotonic() - active.started)
             if event.returncode != 0 or active.timed_out:
                 error = failure_of(job, event.returncode, timed_out=active.timed_out, before=active.before)
             elif active.command + 1 < len(job.commands):
@@ -297,11 +308,12 @@ class Executor:
                     return []
                 error = StageError(f"{job.stage}: stopped between two commands")
             if error is not None:
+                self._counts = None
                 with suppress(OSError):  # it is kept in the index as well
                     failure.write(Path(job.attempt), error)
         del self._active[job.id]
-        wall_s, gpu_bytes = time.monotonic() - active.started, self._gpus.end(job.id)
-        return [Ended(job.id, error, replace(active.took, wall_s=wall_s, gpu_bytes=gpu_bytes))]
+        gpu_bytes = self._gpus.end(job.id)
+        return [Ended(job.id, error, active.took if gpu_bytes is None else replace(active.took, gpu_bytes=gpu_bytes))]
 
     def _newly_ready(self) -> list[ExecutorEvent]:
         events: list[ExecutorEvent] = []
@@ -324,15 +336,14 @@ class Executor:
 
     def close(self) -> None:
         """End everything that still runs, and wait for it."""
-        self._selector.close()
         self._guardian.close()
         self._gpus.close()
 
 
-def _added(took: Usage, event: Exited) -> Usage:
-    """What all commands of a job took, one after another, with the one that has just ended."""
+def _added(took: Usage, event: Exited, wall_s: float) -> Usage:
+    """What all commands of a job took, one after another, with the one that has just ended, `wall_s` after the first began."""
     return Usage(
-        took.wall_s,
+        wall_s,
         took.cpu_s + event.user_s + event.sys_s,
         max(took.max_rss_bytes, event.max_rss_bytes),
         max(took.peak_bytes, event.peak_bytes),

@@ -12,12 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId
+from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.hub.sources import kept_bytes
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning.needs import TIME, Corrections, Estimate, Need, of_plan
+from trtllm_pipeline.planning.needs import (
+    HOST,
+    SHARED,
+    TIME,
+    Corrections,
+    Estimate,
+    Need,
+    is_known,
+    of_plan,
+    of_run,
+)
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.planning.plan_file import action
 from trtllm_pipeline.planning.reasons import reasons
@@ -58,7 +68,7 @@ class Durations:
     def of(self, run: StageRun) -> float | None:
         """What is known; None where nothing like it ever ran. What another model took says nothing of one of any size."""
         known = list(_labels(run))
-        for label in known[:2] if _by_size(run) else known:
+        for label in known[:-2] if _by_size(run) else known:
             if label in self._here:
                 total, number = self._here[label]
                 return total / number
@@ -77,7 +87,8 @@ class Durations:
 
     def _estimate(self, run: StageRun, formula: int) -> Estimate:
         if self._corrections is not None:
-            found = self._corrections.of(run.label, TIME, formula, _GUESS_ERROR)
+            corrections = self._corrections.on(run.first_cell.gpu)
+            found = corrections.of(run.label, TIME, formula, _GUESS_ERROR)
             if found.measured:
                 return found
         known = self.of(run)
@@ -89,7 +100,7 @@ class Durations:
 
 
 def _labels(run: StageRun) -> Iterator[str]:
-    """stage/toolchain/model/precision, and each prefix."""
+    """stage/toolchain/model/precision, with the type of GPU where the cell names one, and each prefix."""
     label = run.label
     while label:
         yield label
@@ -105,7 +116,9 @@ def guess_s(run: StageRun, machine: Machine) -> float:
     """Seconds that a stage run takes by its formula, before any correction."""
     stage = run.stage
     return stage.expected_s + (
-        stage.takes(run.first_cell, machine) if stage.takes is not None and _by_size(run) else 0.0
+        stage.takes(run.first_cell, machine.of(run.first_cell.gpu))
+        if stage.takes is not None and _by_size(run)
+        else 0.0
     )
 
 
@@ -176,7 +189,7 @@ def forecast(
         expected_s,
         times,
         durations,
-        simulate(plan, expected_s, nodes or [capacity(plan.machine)], todo),
+        simulate(plan, expected_s, nodes or capacities(plan.machine), todo, corrections),
         sum(not times[run].measured for run in todo),
         tuple(
             of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free, fetched)
@@ -222,16 +235,34 @@ def _free_bytes(folder: Path) -> int:
 
 def capacity(machine: Machine) -> scheduling.Capacity:
     """What `machine` has to hand out: whole GPUs by name, slots of CPUs."""
-    return scheduling.Capacity(cpus=machine.cpus, gpus=tuple(gpu.uuid for gpu in machine.gpus))
+    host, shared = machine.memory_bytes, machine.shared_bytes
+    return scheduling.Capacity(
+        cpus=machine.cpus,
+        gpus=tuple(gpu.uuid for gpu in machine.gpus),
+        memory=None if host is None or shared is None else (host, shared),
+    )
+
+
+def capacities(machine: Machine) -> list[scheduling.Capacity]:
+    """That of `machine`; where it stands for several types of GPU, of this machine and one node of each."""
+    nodes = (
+        scheduling.Capacity(each.cpus, tuple(gpu.uuid for gpu in each.gpus), 0, name, name)
+        for name, each in machine.types
+    )
+    return [scheduling.Capacity(0), *nodes] if machine.types else [capacity(machine)]
 
 
 def simulate(
-    plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[scheduling.Capacity], among: Collection[StageRunId]
+    plan: Plan,
+    takes: Mapping[StageRunId, float],
+    on: Sequence[scheduling.Capacity],
+    among: Collection[StageRunId],
+    corrections: Corrections | None = None,
 ) -> float:
     """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds."""
     if len(among) > _MOST_SIMULATED:
         return least_s(plan, takes, on, among)
-    known = list(tasks(plan, among, lambda run: takes[run.id]))
+    known = list(tasks(plan, among, lambda run: takes[run.id], corrections))
     return play(known, scheduling.Scheduler(known, *on))
 
 
@@ -244,24 +275,39 @@ def least_s(
     for run in plan.stage_runs.values():  # after everything it needs
         if run.id in among:
             service = _service(plan, run)
-            begin = max((ends[each] for each in run.needs if each in ends), default=0.0)
-            ends[run.id] = begin + takes[run.id]
+            seconds = takes[run.id]
+            ends[run.id] = max([ends[each] for each in run.needs if each in ends], default=0.0) + seconds
             if service is not None:  # inside it, one after another
                 ends[service] = ends[run.id]
             holder = run if service is None else plan.stage_runs[service]
-            resources = holder.stage.resources(holder.first_cell, plan.machine)
-            work[resources] = work.get(resources, 0.0) + takes[run.id]
+            resources = plan.resources(holder)
+            if (
+                scheduling.may_overlap(resources, on)
+                and is_known(holder.stage, holder.first_cell)
+                and not (service is not None and plan.resources(run).exclusive is Exclusive.MACHINE)
+            ):
+                seconds /= 2  # as two do at a time
+            work[resources] = work.get(resources, 0.0) + seconds
     return max(scheduling.work_s(work, on), max(ends.values(), default=0.0))
 
 
 def _service(plan: Plan, run: StageRun) -> StageRunId | None:
     """The service that a stage run runs inside."""
-    return next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None)
+    for up in run.inputs.values():
+        if plan.stage_runs[up].stage.scope is Scope.SERVICE:
+            return up
+    return None
 
 
-def tasks(plan: Plan, among: Collection[StageRunId], takes: Callable[[StageRun], float]) -> Iterator[scheduling.Task]:
-    """What of the plan is to run, `among`, as the scheduler sees it."""
+def tasks(
+    plan: Plan,
+    among: Collection[StageRunId],
+    takes: Callable[[StageRun], float],
+    corrections: Corrections | None = None,
+) -> Iterator[scheduling.Task]:
+    """What of the plan is to run, `among`, as the scheduler sees it; `corrections` are for what servers need of memory."""
     order = {cell.id: number for number, cell in enumerate(plan.cells)} if among else {}
+    corrections = corrections or Corrections((), plan.machine)
     for run in plan.stage_runs.values():
         if run.id not in among:
             continue
@@ -271,11 +317,18 @@ def tasks(plan: Plan, among: Collection[StageRunId], takes: Callable[[StageRun],
             needs=tuple(each for each in run.needs if each in among),
             scope=run.stage.scope,
             service=_service(plan, run),
-            resources=run.stage.resources(run.first_cell, plan.machine),
+            resources=plan.resources(run),
             expected_s=takes(run),
             retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
             order=order[run.first_cell.id],
+            memory=_memory(run, plan.machine, corrections) if run.stage.scope is Scope.SERVICE else None,
         )
+
+
+def _memory(run: StageRun, machine: Machine, corrections: Corrections) -> tuple[int, int] | None:
+    """What a server takes of the host's memory and of /dev/shm at the most; None where that is not known."""
+    found = {need.resource: need.estimate.most for need in of_run(run, machine, corrections)}
+    return (found[HOST], found.get(SHARED, 0)) if HOST in found else None
 
 
 def section(run: StageRun) -> Mapping[str, Json]:

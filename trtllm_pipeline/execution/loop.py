@@ -9,10 +9,11 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -32,7 +33,7 @@ from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
-from trtllm_pipeline.store.claims import Claim, lease_machine, machine_users
+from trtllm_pipeline.store.claims import Claim, SharedEntry, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak, Published
 from trtllm_pipeline.store.manifest import Manifest, read
 from trtllm_pipeline.store.store import Attempt, Store
@@ -182,6 +183,7 @@ class _Execution:
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
+    _enter: SharedEntry = field(default_factory=SharedEntry)
     _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _unsynced: dict[StageRunId, tuple[_Running, Published]] = field(default_factory=dict)
@@ -211,13 +213,13 @@ class _Execution:
         self._durations = self._store.index.durations()
         self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
         self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
+        corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
         # A forecast knows what was to run: not what has to now that something was not pulled, or is gone.
         if untold := self._to_run - self._expected.keys():
-            corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
             durations = Durations(self._durations, self._plan.machine, corrections)
             more = {run: durations.expected(self._plan.stage_runs[run]) for run in untold}
             self._expected = {**self._expected, **more}
-        known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id]))
+        known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections))
         self._scheduler = scheduling.Scheduler(
             known,
             *self._nodes,
@@ -260,19 +262,13 @@ class _Execution:
                             for run in self._running:
                                 self._executor.stop(run, grace_s=0.0)
         finally:
-            try:
-                self._executor.close()
-                self._sealer.shutdown()
-                for held in self._running.values():
-                    self._store.fail(held.attempt, "interrupted", None)
-                    _release(held)
-                self._settle(all_of_it=True)
-            finally:
-                self._syncer.shutdown()
-                published = [*(self._syncing[1] if self._syncing else ()), *self._unsynced.values()]
-                for held in (*self._running.values(), *(held for held, _ in published)):
-                    _release(held)  # where the disk is full, nothing above came to it
-                self._observer.end()
+            with ExitStack() as ending:  # from the last to the first, each whatever becomes of the others
+                ending.callback(self._observer.end)
+                ending.callback(self._let_go)
+                ending.callback(self._settle, all_of_it=True)
+                ending.callback(self._give_up)
+                ending.callback(self._sealer.shutdown)
+                ending.callback(self._executor.close)
         self._remember_latest()
         statuses = self._statuses()
         failed = (run for run, status in statuses.items() if status is StageStatus.FAILED)
@@ -283,6 +279,20 @@ class _Execution:
             {run: cause for run in self._to_run if (cause := scheduler.blocked_by(run)) is not None},
             interrupted=self._interrupts > 0,
         )
+
+    def _give_up(self) -> None:
+        """Record what still runs as interrupted."""
+        for held in self._running.values():
+            self._store.fail(held.attempt, "interrupted", None)
+            _release(held)
+
+    def _let_go(self) -> None:
+        """Release all that is held: where the disk is full, nobody has come to it."""
+        self._syncer.shutdown()
+        published = [*(self._syncing[1] if self._syncing else ()), *self._unsynced.values()]
+        for held in (*self._running.values(), *(held for held, _ in published)):
+            _release(held)
+        self._enter.let_go()
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
         """Of all stage runs of the plan; what is not to run is there, or nobody needs it."""
@@ -308,6 +318,7 @@ class _Execution:
             patience = min(patience, _SYNC_POLL_S)
         elif self._unsynced:
             patience = min(patience, _GROUP_S)
+        self._enter.let_go()
         events = []
         for event in self._with_causes(self._executor.wait(patience)):
             if isinstance(event, Ready):
@@ -403,9 +414,9 @@ class _Execution:
             gpus, cpus = service.gpus, service.cpus
         else:
             machine = self._plan.machine
-            exclusive = run.stage.resources(run.first_cell, machine).exclusive
+            exclusive = self._plan.resources(run).exclusive
             others = [gpu.uuid for gpu in machine.gpus]
-            leased = lease_machine(gpus, exclusive=exclusive, others=others)
+            leased = lease_machine(gpus, exclusive=exclusive, others=others, enter=self._enter)
             if leased is None:
                 claim.release()
                 users = machine_users(others if gpus else (), exclusive=exclusive)
@@ -424,7 +435,7 @@ class _Execution:
             attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint, last)
             self._tried[run.fingerprint] = attempt.number
             job = self._job(run, attempt, gpus, cpus, start.node)
-            job.write(attempt.folder / JOB)
+            job.write(f"{attempt.path}/{JOB}")
         if start.node:  # a cluster goes on with it when this process is gone, and the next must know of it
             self._store.index.commit()
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
@@ -461,12 +472,13 @@ class _Execution:
         return [scheduling.Busy(run.id)]
 
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
-        inputs = {name: str(self._input(self._plan.stage_runs[upstream])) for name, upstream in run.inputs.items()}
+        inputs = {name: self._input(self._plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
         seen = {
             name: str(views.make(attempt.folder, name, Path(inputs[name]), files)) for name, files in run.reads.items()
         }
         viewed = {name: inputs[name] for name, folder in seen.items() if folder != inputs[name]}
         inputs |= seen
+        folder = attempt.path
         # Lines of a Python program are in its log as soon as they are said, and in their order.
         environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
         return Job(
@@ -475,7 +487,7 @@ class _Execution:
             toolchain=run.toolchain,
             fingerprint=run.fingerprint,
             scope=run.stage.scope,
-            commands=command_lines(run, inputs, str(attempt.folder), self._plan.machine),
+            commands=command_lines(run, inputs, folder, self._plan.machine),
             environment=environment,
             program=run.stage.program,
             params_class=class_name(run.params),
@@ -483,20 +495,20 @@ class _Execution:
             inputs=inputs,
             viewed=viewed,
             files=run.files,
-            out=str(attempt.folder / OUT),
-            attempt=str(attempt.folder),
+            out=f"{folder}/{OUT}",
+            attempt=folder,
             timeout_s=_seconds(run, "timeout_s", run.stage.timeout_s),
             section=run.stage.section or run.stage.name,
             gpus=gpus,
             cpus=cpus,
-            resources=run.stage.resources(run.first_cell, self._plan.machine),
+            resources=self._plan.resources(run),
             node=node,
         )
 
-    def _input(self, upstream: StageRun) -> Path:
+    def _input(self, upstream: StageRun) -> str:
         if upstream.stage.scope is Scope.SERVICE:
-            return self._running[upstream.id].attempt.folder / SERVICE_FILE
-        return self._present[upstream.fingerprint].out
+            return f"{self._running[upstream.id].attempt.path}/{SERVICE_FILE}"
+        return f"{self._present[upstream.fingerprint].path}/{OUT}"
 
     # Events.
 
@@ -507,10 +519,12 @@ class _Execution:
         if run.reads:
             views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            left = disk.folder_bytes(attempt.out)
-            held.peak = self._peak(held, event.usage, left)
-            in_thread = left > _SEAL_IN_THREAD_BYTES
-            self._sealing[run.id] = self._seal(held, event, in_thread=in_thread)
+            written = self._store.written(attempt)
+            held.peak = self._peak(held, event.usage, written.size_bytes)
+            seal = partial(self._store.seal, attempt, run.key, run.label, self._provenance(held, event), written)
+            if written.size_bytes <= _SEAL_IN_THREAD_BYTES:
+                return [self._publish(run.id, seal)]
+            self._sealing[run.id] = self._sealer.submit(seal)
             return []
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
@@ -539,18 +553,19 @@ class _Execution:
             "written": usage.written_bytes,
             "ms": round(1000 * (seconds or 0.0)),
         }
-        return Peak(run.label, needs.system(machine), {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
+        system = needs.system(machine.of(run.first_cell.gpu))
+        return Peak(run.label, system, {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
         if error.failure is FailureClass.INFEASIBLE:
             self._store.index.add_infeasible(run.fingerprint, error.message)
         return _ended_event(run, error)
 
-    def _seal(self, held: _Running, event: Ended, *, in_thread: bool) -> Future[Manifest]:
+    def _provenance(self, held: _Running, event: Ended) -> dict[str, Json]:
         run, usage, system = held.run, event.usage, event.system or self._system
         if system is None:  # a run looks at its machine once, and only if it makes something
             system = self._system = here()
-        provenance: dict[str, Json] = {
+        return {
             "run": self._run_id,
             "attempt": held.attempt.number,
             "finished_s": round(time.time(), 3),
@@ -559,20 +574,11 @@ class _Execution:
             "cpu_s": round(usage.cpu_s, 3),
             **_peaks(usage),
             "system": dict(system),
-            "inputs": {**dict(self._read_by(run))},
+            "inputs": dict(self._read_by(run)),
             **({"made_from": made_from} if (made_from := self._made_from(run)) else {}),
             **({"made_by": self._made_by} if self._made_by else {}),
             **({"changes": changes} if (changes := _changes(run)) else {}),
         }
-        arguments = (held.attempt, run.key, run.label, provenance)
-        if in_thread:
-            return self._sealer.submit(self._store.seal, *arguments)
-        future: Future[Manifest] = Future()
-        try:
-            future.set_result(self._store.seal(*arguments))
-        except (StageError, OSError) as error:
-            future.set_exception(error)
-        return future
 
     def _made_from(self, run: StageRun) -> dict[str, Json]:
         """Fingerprints of the inputs of which its key has the selected files alone, by input name."""
@@ -589,27 +595,26 @@ class _Execution:
                 yield name, self._trees[fingerprint]
 
     def _sealed(self) -> list[scheduling.Event]:
-        """Publish what has been digested."""
-        events: list[scheduling.Event] = []
-        for run_id in [run_id for run_id, future in self._sealing.items() if future.done()]:
-            future = self._sealing.pop(run_id)
-            held = self._running.pop(run_id)
-            try:
-                sealed = future.result()
-                published = self._store.publish(held.attempt, sealed, held.peak)
-            except (StageError, OSError) as error:
-                failed = error if isinstance(error, StageError) else _disk_error(held, error)
-                self._store.fail(held.attempt, "failed", failed)
-                events.append(self._failure(held.run, failed))
-                _release(held)
-            else:
-                self._present[held.run.fingerprint] = published.artifact
-                self._trees[held.run.fingerprint] = sealed.tree
-                self._unsynced[run_id] = held, published
-                events.append(_ended_event(held.run, None))
-                for lease in held.leases:
-                    lease.release()
-        return events
+        """Publish what a thread has digested."""
+        done = [run_id for run_id, future in self._sealing.items() if future.done()]
+        return [self._publish(run_id, self._sealing.pop(run_id).result) for run_id in done]
+
+    def _publish(self, run_id: StageRunId, seal: Callable[[], Manifest]) -> scheduling.Event:
+        held = self._running.pop(run_id)
+        try:
+            sealed = seal()
+            published = self._store.publish(held.attempt, sealed, held.peak)
+        except (StageError, OSError) as error:
+            failed = error if isinstance(error, StageError) else _disk_error(held, error)
+            self._store.fail(held.attempt, "failed", failed)
+            _release(held)
+            return self._failure(held.run, failed)
+        self._present[held.run.fingerprint] = published.artifact
+        self._trees[held.run.fingerprint] = sealed.tree
+        self._unsynced[run_id] = held, published
+        for lease in held.leases:
+            lease.release()
+        return _ended_event(held.run, None)
 
     def _settle(self, *, all_of_it: bool = False) -> None:
         """Sync what was published to the disk, a group at a time; then record it, let go of it, and tell of it.
@@ -702,6 +707,7 @@ def command_lines(
 
     With `started`, as a plan shows them: before all, those that our own program starts.
     """
+    machine = machine.of(run.first_cell.gpu)
 
     def context() -> StageContext[Any]:
         paths = {name: Path(path) for name, path in inputs.items()}

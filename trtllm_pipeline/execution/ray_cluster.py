@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, in_common
+from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
@@ -41,9 +41,9 @@ _SAME_ENVIRONMENT: Final = "every node needs this release of trtllm-pipeline, in
 
 
 class RayCluster:
-    """The nodes of a Ray cluster, or those with one type of accelerator."""
+    """The nodes of a Ray cluster, or those with some types of accelerators."""
 
-    def __init__(self, address: str | None, accelerator: str | None) -> None:
+    def __init__(self, address: str | None, accelerators: Sequence[str] = ()) -> None:
         """Connect. Raises UsageError where there is no cluster, or no such node."""
         # Ray prints what it hears of nodes to stdout, which is for data.
         vars(worker)["print_to_stdstream"] = lambda *_args, **_more: None
@@ -60,12 +60,11 @@ class RayCluster:
         finally:
             signal.signal(signal.SIGTERM, terminated)  # Ray's own would end the pipeline at once
         try:
-            self._known: dict[str, tuple[str, int]] = {}
-            """Name of a node -> Ray's id of it, and its CPUs."""
-            found = chosen(self._look(), accelerator)
-            known = KnownNodes(found, self._look, _LIST_S)
-            self._accelerator, self.changes = known.accelerator, known.changes
-            self.machine = in_common(self._machine(found[0].name), found)
+            self._known: dict[str, tuple[str, ClusterNode]] = {}
+            """Name of a node -> Ray's id of it."""
+            found = chosen(self._look(), accelerators)
+            self.changes = KnownNodes(found, self._look, _LIST_S).changes
+            self.machine = machine_of(found, accelerators, self._machine)
         except BaseException:
             self.close()
             raise
@@ -75,12 +74,12 @@ class RayCluster:
 
     def _look(self) -> list[ClusterNode]:
         found = [(str(node["NodeID"]), _node(node)) for node in ray.nodes() if node["Alive"]]
-        self._known |= {node.name: (node_id, node.cpus) for node_id, node in found}
+        self._known |= {node.name: (node_id, node) for node_id, node in found}
         return [node for _, node in found]
 
-    def _machine(self, node: str) -> Machine:
+    def _machine(self, node: ClusterNode) -> Machine:
         try:
-            found: Machine = ray.get(_PROBE.options(scheduling_strategy=self._on(node)).remote(), timeout=_PROBE_S)
+            found: Machine = ray.get(_PROBE.options(scheduling_strategy=self._on(node.name)).remote(), timeout=_PROBE_S)
         except RayError as error:
             raise UsageError(
                 f"a node of the Ray cluster cannot be used: {_said(error)}", hint=_SAME_ENVIRONMENT
@@ -92,12 +91,12 @@ class RayCluster:
 
     def start(self, job: Job, command: Sequence[str]) -> str:
         """See `Cluster`."""
-        cpus, need = self._known[job.node][1], job.resources
+        node, need = self._known[job.node][1], job.resources
         task = _AGENT.options(
             name=job.stage,
-            num_cpus=cpus if need.exclusive is Exclusive.MACHINE else need.cpus,
+            num_cpus=node.cpus if need.exclusive is Exclusive.MACHINE else need.cpus,
             num_gpus=need.gpus,
-            accelerator_type=self._accelerator if need.gpus else None,
+            accelerator_type=node.accelerator if need.gpus else None,
             scheduling_strategy=self._on(job.node),
         ).remote(command)
         self._started += 1
@@ -144,11 +143,11 @@ def _found() -> Machine:
     return probe.machine()
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """The exit code of an agent, and the last line that it said."""
     # A process between: Ray kills the children of a worker that ends, and an agent's guardian must outlive its agent.
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip() or f"it ended with exit code {done.returncode}")
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    return done.returncode, next(reversed(done.stderr.strip().splitlines()), "")
 
 
 _PROBE: Final = ray.remote(num_cpus=0)(_found)
@@ -165,12 +164,17 @@ def _node(node: Mapping[str, Any]) -> ClusterNode:
 def _lost(task: Any) -> StageError | None:
     """Why an agent that is over could not end by itself; None if it did."""
     try:
-        ray.get(task)
+        code, said = ray.get(task)
     except RayTaskError as error:
-        return StageError(f"its agent failed: {_said(error)}", failure=FailureClass.USER, hint=_SAME_ENVIRONMENT)
+        code, said = 1, _said(error)
     except RayError as error:
         return StageError(f"lost with its node: {_said(error)}", failure=FailureClass.LOST)
-    return None
+    if not code:
+        return None
+    if code == 1:  # Python's own: its node has no such environment, or another one
+        return StageError(f"its agent failed: {said}", failure=FailureClass.USER, hint=_SAME_ENVIRONMENT)
+    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    return StageError(f"its agent failed: {said or how}", failure=FailureClass.TRANSIENT)
 
 
 def _said(error: RayError) -> str:

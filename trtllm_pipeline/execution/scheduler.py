@@ -12,7 +12,7 @@ scheduling system", 1995). A reservation for everything that does not fit would 
 wrongly expected (`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits
 does not.
 
-There may be several nodes, which come and go. A task runs on one of them: where the fewest GPUs, then CPUs, are left free, so
+There may be several nodes, which come and go. A task runs on one of them, of the type of GPU that it asks for: where the fewest GPUs, then CPUs, are left free, so
 that whole nodes stay free for what needs one. A reservation holds a place on one node. What no node that is left could run
 waits `NODE_PATIENCE_S` for another one, then it has failed.
 
@@ -23,6 +23,10 @@ one to the other.
 
 A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
 they run in it one after another, then it is stopped. Only the service occupies resources.
+
+Where the tasks inside a service that is alone have measured all that they measure, the next such service starts beside it, while it does
+the rest and is stopped: if that one is what would start next anyway, on GPUs and in memory that are free. So at most two are there, and never while
+anything is measured: neither of them, loading or idle or being stopped, is beside a measurement of the other, which waits until it has ended.
 
 What failed is tried again, `Task.retries` times at most:
 
@@ -39,7 +43,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
@@ -65,14 +69,22 @@ class Capacity:
     downloads: int = 4
     node: str = ""
     """Its name; empty for the machine on which this runs."""
+    accelerator: str | None = None
+    """Type of its GPUs, in lower case, where nodes differ in it."""
+    memory: tuple[int, ...] | None = None
+    """Bytes of each kind of memory that all of it shares; None: no service is started beside one that is alone."""
+
+    def suits(self, accelerator: str | None) -> bool:
+        """Whether what asks for this type of GPU, or for none, can run on it."""
+        return accelerator is None or accelerator == self.accelerator
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One stage run, as far as deciding when to run it goes.
 
-    `service` names the service a task IN_SERVICE runs in. `expected_s` of a service is the time until it is ready.
-    Equal priorities go by `order`, then by place in the list.
+    `service` names the service a task IN_SERVICE runs in; it measures where its own resources are exclusive. `expected_s` of a service
+    is the time until it is ready. Equal priorities go by `order`, then by place in the list.
     """
 
     id: StageRunId
@@ -83,6 +95,8 @@ class Task:
     expected_s: float = 1.0
     retries: int = 0
     order: int = 0
+    memory: tuple[int, ...] | None = None
+    """Bytes that a service takes at the most, of each kind in `Capacity.memory`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +206,8 @@ _NO_SHARE: Final = (0.0, 0.0, 0.0)
 
 # Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all of a node for one that must be alone.
 _Amounts: TypeAlias = tuple[int, int, int, int, int]
+_Demand: TypeAlias = tuple[_Amounts, "str | None"]
+"""What must be free on a node, and the type of GPU that it must have."""
 _WORK: Final = 0
 _MEASURING: Final = 4
 _NOTHING: Final[_Amounts] = (0, 0, 0, 0, 0)
@@ -213,6 +229,7 @@ class _TaskNode:
     task: Task
     duration: float  # of a service: with all that will run inside it
     alone: bool
+    apart: bool = False  # it ran out of memory beside something; then it is beside nothing again
     status: StageStatus = _S.PENDING
     waiting: int = 0  # needs not there yet; of a service, also those of the tasks inside it
     dependents: list[_TaskNode] = field(default_factory=list)
@@ -235,6 +252,8 @@ class _Service(_TaskNode):
     phase: _Phase = _Phase.OFF
     members: list[_TaskNode] = field(default_factory=list)
     left: int = 0
+    to_measure: int = 0  # those of `left` that measure
+    measured_s: float = 0.0  # the part of its duration that they take
     ready: list[_Entry] = field(default_factory=list)
     current: _TaskNode | None = None
     ended: StageError | None = None
@@ -267,6 +286,13 @@ def _measures(node: _TaskNode) -> bool:
     return node.task.resources.exclusive is Exclusive.GPU and not node.alone
 
 
+def _is_measurement(node: _TaskNode) -> bool:
+    """Whether a task inside a service measures, beside nothing."""
+    return node.service is not None and all(
+        each.task.resources.exclusive is Exclusive.MACHINE for each in (node, node.service)
+    )
+
+
 def _most_retries(node: _TaskNode, failure: StageError) -> int:
     return max(node.task.retries, LOST_RETRIES if failure.failure is FailureClass.LOST else 0)
 
@@ -294,6 +320,13 @@ def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float
         for need, seconds in work.items()
     )
     return _whole_s([math.fsum(column) for column in zip(*shares, strict=True)])
+
+
+def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
+    """Whether what is alone may share a node with the one after it while neither measures."""
+    return need.exclusive is Exclusive.MACHINE and any(
+        place.memory is not None and (not need.gpus or need.gpus < len(place.gpus)) for place in places
+    )
 
 
 def backoff_s(task_id: str, failures: int) -> float:
@@ -344,7 +377,7 @@ class Scheduler:
             self._add(each)
         self._stranded_at = math.inf  # when what no node can run has waited long enough for one
         self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
-        self._queues: dict[_Amounts, list[_Entry]] = {}  # what is ready, by what must be free for it
+        self._queues: dict[_Demand, list[_Entry]] = {}  # what is ready, by what must be free for it
         self._room = False  # whether something has come or gone, so that something may fit
         self._retries: list[tuple[float, int, _TaskNode]] = []
         self._shares: dict[_TaskNode, tuple[float, ...]] = {}
@@ -358,7 +391,9 @@ class Scheduler:
         required = self._link()
         self._rank(required)
         for node in required:
-            node.rank = node.priority * (1.0 if favour is None else favour.get(node.task.id, 1.0))
+            factor = 1.0 if favour is None else favour.get(node.task.id, 1.0)
+            # What is measured goes first in its service: the next service starts when that is done.
+            node.rank = math.inf if _is_measurement(node) else node.priority * factor
         self._count_work(node for node in required if node.service is None)
         for node in required:
             if node.service is None and (reason := self._excess(node.task.resources)):
@@ -418,9 +453,11 @@ class Scheduler:
         if not (self._open or self._halted):
             self._halt()
         self._steer()
-        # None is free while a task is alone.
-        if self._room and self._open and any(free[_WORK] or free[_MEASURING] for free in self._free):
-            self._dispatch()
+        if self._open:
+            # None is free while a task is alone.
+            if self._room and any(free[_WORK] or free[_MEASURING] for free in self._free):
+                self._dispatch()
+            self._preload()
         instructions, self._instructions = self._instructions, []
         return [one for one in instructions if not isinstance(one, Cancel) or self.status(one.id) is _S.RUNNING]
 
@@ -494,7 +531,9 @@ class Scheduler:
             if service:
                 service.members.append(node)
                 service.left += 1
+                service.to_measure += _is_measurement(node)
                 service.duration += node.duration
+                service.measured_s += node.duration if _is_measurement(node) else 0.0
             for upstream in self._needs(node):
                 upstream.dependents.append(node)
                 node.waiting += 1
@@ -540,25 +579,41 @@ class Scheduler:
         """Sum up what is left to do: these, which have not ended."""
         total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
         self._shares = {
-            node: _share(node.task.resources, node.duration, total, 1.0 / self._there if node.alone else 0.0)
+            node: _share(node.task.resources, self._least_s(node), total, 1.0 / self._there if node.alone else 0.0)
             for node in nodes
         }
         self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
 
+    def _least_s(self, node: _TaskNode) -> float:
+        """Seconds for which `node` keeps what it takes from others: of two services at a time, half as many each."""
+        if (
+            isinstance(node, _Service)
+            and node.task.memory is not None
+            and may_overlap(node.task.resources, self._places)
+        ):
+            return (node.duration + node.measured_s) / 2
+        return node.duration
+
     def _excess(self, resources: Resources) -> str | None:
         """What this asks for beyond every node, in words."""
         asked = (resources.cpus, resources.gpus, resources.downloads)
-        if any(_fits((1, *asked, 0), capacity) for capacity in self._capacity):
-            return None
+        sizes = zip(self._capacity, self._places, strict=True)
+        those = (size for size, place in sizes if place.suits(resources.accelerator))
+        least, capacities = (1, *asked, 0), [_NOTHING]
+        for size in those:
+            if _fits(least, size):
+                return None
+            capacities.append(size)
         who = "this machine" if len(self._places) == 1 else "no node"
+        those_of = "" if resources.accelerator is None else f" with {resources.accelerator}"
         names = ("CPUs", "GPUs", "downloads at a time")
         excess = [
-            f"needs {amount} {name}, {who} offers {'more than ' * (who == 'no node')}{limit}"
-            for amount, name, *limits in zip(asked, names, *(each[1:4] for each in self._capacity), strict=True)
+            f"needs {amount} {name}, {who}{those_of} offers {'more than ' * (who == 'no node')}{limit}"
+            for amount, name, *limits in zip(asked, names, *(each[1:4] for each in capacities), strict=True)
             if amount > (limit := max(limits))
         ]
         wanted = ", ".join(f"{amount} {name}" for amount, name in zip(asked, names, strict=True) if amount)
-        return "; ".join(excess) or f"needs {wanted or 'a node'}; no node offers all of these"
+        return "; ".join(excess) or f"needs {wanted or 'a node'}; no node{those_of} offers all of these"
 
     # Statuses.
 
@@ -609,6 +664,7 @@ class Scheduler:
                     self._block(member, node.cause)
             elif node.service:
                 node.service.left -= 1
+                node.service.to_measure -= _is_measurement(node)
                 self._stirred[node.service] = None
 
     def _fail_for_good(self, node: _TaskNode, failure: StageError) -> None:
@@ -620,14 +676,15 @@ class Scheduler:
         if not self._open or node.failures >= _most_retries(node, failure):
             return False
         if failure.failure is FailureClass.OUT_OF_MEMORY:
-            beside = any(other is not node and other.node == node.node for other in self._running)
-            return node in self._running and not node.alone and beside
+            holder = node.service or node
+            return holder in self._running and not (node.apart or holder.apart) and self._beside_others(holder)
         return failure.failure in (FailureClass.TRANSIENT, FailureClass.LOST)
 
     def _retry(self, node: _TaskNode, failure: StageError) -> None:
         node.failures += 1
         node.failure = failure
-        node.alone = node.alone or failure.failure is FailureClass.OUT_OF_MEMORY
+        node.apart = node.apart or failure.failure is FailureClass.OUT_OF_MEMORY
+        node.alone = node.alone or node.apart
         when = self._now + backoff_s(node.task.id, node.failures)
         heappush(self._retries, (when, node.index, node))
         self._move(node, _S.PENDING)
@@ -780,28 +837,34 @@ class Scheduler:
         heappush(self._queues.setdefault(demand, []), _entry(node))
         self._room = self._room or self._place(demand) is not None
 
-    def _demand(self, node: _TaskNode) -> _Amounts:
+    def _demand(self, node: _TaskNode) -> _Demand:
         """What must be free for `node` to start: all there is on the smallest node with enough where it must be alone."""
         need = node.task.resources
         work, measuring = (0, 1) if _measures(node) else (1, 0)
         demand = (work, need.cpus, need.gpus, need.downloads, measuring)
-        return min((size for size in self._capacity if _fits(demand, size)), default=demand) if node.alone else demand
+        if node.alone:
+            sizes = zip(self._capacity, self._places, strict=True)
+            those = (size for size, place in sizes if _fits(demand, size) and place.suits(need.accelerator))
+            demand = min(those, default=demand)
+        return demand, need.accelerator
 
-    def _place(self, demand: _Amounts, end: float = 0.0, reserved: _Reservation | None = None) -> int | None:
+    def _place(self, demand: _Demand, end: float = 0.0, reserved: _Reservation | None = None) -> int | None:
         """The node where what takes this until `end` can start now: where the fewest GPUs, then CPUs, stay free.
 
         What still runs when a reserved place is due must fit beside it.
         """
+        amounts, accelerator = demand
         best: tuple[int, int, int] | None = None
         for number, free in enumerate(self._free):
             if (
-                _fits(demand, free)
+                _fits(amounts, free)
+                and (accelerator is None or self._places[number].suits(accelerator))
                 and (best is None or (free[2], free[1]) < best[:2])
                 and (
                     reserved is None
                     or number != reserved.node
                     or end <= reserved.start
-                    or _fits(demand, self._beside(number, reserved.held))
+                    or _fits(amounts, self._beside(number, reserved.held))
                 )
             ):
                 best = free[2], free[1], number
@@ -810,14 +873,10 @@ class Scheduler:
     def _dispatch(self) -> None:
         """Start all that fits, best first; hold a place for the first that does not and that the end of the run waits for."""
         self._room = False
-        heads: list[tuple[_Entry, _Amounts]] = []
-        waiting: tuple[_Entry, _Amounts] | None = None  # the best that does not fit
-        for demand, queue in list(self._queues.items()):
-            while queue and queue[0][3].status is not _S.PENDING:
-                heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
-            if not queue:
-                del self._queues[demand]
-            elif self._place(demand) is not None:
+        heads: list[tuple[_Entry, _Demand]] = []
+        waiting: tuple[_Entry, _Demand] | None = None  # the best that does not fit
+        for demand, queue in self._waiting():
+            if self._place(demand) is not None:
                 heads.append((queue[0], demand))
             elif waiting is None or queue[0] < waiting[0]:
                 waiting = queue[0], demand
@@ -839,7 +898,7 @@ class Scheduler:
                 heappop(heads)
                 continue
             if reserved and place == reserved.node and end > reserved.start:  # it will still run then
-                held = [taken + more for taken, more in zip(reserved.held, demand, strict=True)]
+                held = [taken + more for taken, more in zip(reserved.held, demand[0], strict=True)]
                 reserved = replace(reserved, held=held)
             queue = self._queues[demand]
             heappop(queue)
@@ -851,6 +910,56 @@ class Scheduler:
             else:
                 heappop(heads)
 
+    def _preload(self) -> None:
+        """Start the service that comes next beside one that is alone and has measured all that it measures."""
+        for place, capacity in enumerate(self._places):
+            free = self._free[place]
+            if capacity.memory is None or free[_WORK] > 0 or free[_MEASURING] > 0:
+                continue  # nothing is alone there
+            there = [node for node in self._running if node.node == place]
+            if len(there) != 1 or not self._winds_down(there[0]):
+                continue
+            queue = min((queue for _, queue in self._waiting()), default=[], key=lambda queue: queue[0])
+            node = queue[0][3] if queue else None
+            if isinstance(node, _Service) and node.alone and not node.apart and self._has_room(node, there[0], place):
+                heappop(queue)
+                self._start(node, place)
+
+    def _has_room(self, node: _Service, other: _TaskNode, place: int) -> bool:
+        """Whether a service can be on a node beside this other one."""
+        capacity, need = self._places[place], node.task.resources
+        if capacity.memory is None or node.task.memory is None or other.task.memory is None:
+            return False
+        enough = all(
+            a + b <= have for a, b, have in zip(node.task.memory, other.task.memory, capacity.memory, strict=True)
+        )
+        suits = _fits((1, need.cpus, need.gpus, need.downloads, 0), self._capacity[place])
+        return suits and enough and need.gpus <= len(self._free_gpus[place]) and capacity.suits(need.accelerator)
+
+    def _waiting(self) -> Iterator[tuple[_Demand, list[_Entry]]]:
+        """What waits for room, by what must be free for it; the best of each first."""
+        for demand, queue in list(self._queues.items()):
+            while queue and queue[0][3].status is not _S.PENDING:
+                heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
+            if queue:
+                yield demand, queue
+            else:
+                del self._queues[demand]
+
+    @staticmethod
+    def _winds_down(node: _TaskNode) -> bool:
+        """Whether this is a service in which nothing is measured any more."""
+        return (
+            isinstance(node, _Service)
+            and node.alone
+            and not (node.apart or node.to_measure)
+            and node.phase in (_Phase.READY, _Phase.STOPPING)
+        )
+
+    def _beside_others(self, node: _TaskNode) -> bool:
+        """Whether something else runs on the node on which this does."""
+        return any(other is not node and other.node == node.node for other in self._running)
+
     def _is_critical(self, node: _TaskNode) -> bool:
         """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left.
 
@@ -858,16 +967,18 @@ class Scheduler:
         """
         return node.rank >= _whole_s(self._work)
 
-    def _reservation(self, head: _Amounts) -> _Reservation | None:
+    def _reservation(self, head: _Demand) -> _Reservation | None:
         """Where and when `head` can start first if all that runs ends as expected.
 
         While what it waits for is overdue that time has passed, and nothing gets in there that would still run then.
         """
+        amounts, accelerator = head
         held = [list(each) for each in self._held]
         for node in sorted(self._running, key=lambda node: node.end):
             there = held[node.node] = [taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)]
-            if _fits(head, self._beside(node.node, there)):
-                taken = [before + more for before, more in zip(there, head, strict=True)]
+            suits = self._places[node.node].suits(accelerator)
+            if suits and _fits(amounts, self._beside(node.node, there)):
+                taken = [before + more for before, more in zip(there, amounts, strict=True)]
                 return _Reservation(node.node, node.end, taken)
         return None
 
@@ -881,7 +992,7 @@ class Scheduler:
         return free
 
     def _start(self, node: _TaskNode, place: int) -> None:
-        node.amounts = self._demand(node)
+        node.amounts, _ = self._demand(node)
         node.end = self._now + node.duration
         node.node = place
         node.gpus = tuple(heappop(self._free_gpus[place]) for _ in range(node.task.resources.gpus))
@@ -907,6 +1018,8 @@ class Scheduler:
             node.phase = _Phase.OFF
         del self._running[node]
         self._room = True
+        if node.alone:  # what is to be measured may have waited for its end
+            self._stirred |= {other: None for other in self._running if isinstance(other, _Service)}
         self._hold(node, -1)
         for gpu in node.gpus:
             heappush(self._free_gpus[node.node], gpu)
@@ -932,9 +1045,17 @@ class Scheduler:
                 service.phase = _Phase.STOPPING
                 self._instructions.append(Stop(service.task.id))
             elif service.phase is _Phase.READY and self._open:
+                later: list[_Entry] = []
                 while service.ready and service.current is None:
-                    node = heappop(service.ready)[3]
-                    if node.status is _S.PENDING:
-                        service.current = node
-                        self._begin(node, service)
+                    entry = heappop(service.ready)
+                    node = entry[3]
+                    if node.status is not _S.PENDING:
+                        continue
+                    if _is_measurement(node) and self._beside_others(service):
+                        later.append(entry)
+                        continue
+                    service.current = node
+                    self._begin(node, service)
+                for entry in later:
+                    heappush(service.ready, entry)
         self._stirred.clear()

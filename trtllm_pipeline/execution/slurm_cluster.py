@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent
-from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, in_common
+from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.machine import model
 from trtllm_pipeline.machine.model import Machine
@@ -50,9 +50,9 @@ class _Entry(NamedTuple):
 
 
 class SlurmCluster:
-    """The nodes of a partition, or those with one type of accelerator."""
+    """The nodes of a partition, or those with some types of accelerators."""
 
-    def __init__(self, options: Sequence[str], accelerator: str | None) -> None:
+    def __init__(self, options: Sequence[str], accelerators: Sequence[str] = ()) -> None:
         """Look at the cluster; `options` are sbatch's. Raises UsageError where there is no Slurm, or no such node."""
         self._options = tuple(options)
         partitions = [named[1] for option in options if (named := _PARTITION.fullmatch(option))]
@@ -67,19 +67,22 @@ class SlurmCluster:
         def listed() -> Iterable[ClusterNode]:
             return dict.fromkeys(_listed(_asked(asked)))  # one in two partitions is listed twice
 
-        found = chosen(listed(), accelerator)
-        known = KnownNodes(found, listed, _LIST_S)
-        self._accelerator, self.changes = known.accelerator, known.changes
-        self.machine = in_common(self._machine(gpus=min(1, found[0].gpus)), found)
+        found = chosen(listed(), accelerators)
+        self.changes = KnownNodes(found, listed, _LIST_S).changes
+        self._spelt = {node.type: node.accelerator for node in found}
+        """Types of GPU as Slurm spells them; None for the one that stage runs need not name."""
+        self._spelt[None] = found[0].accelerator
+        self.machine = machine_of(found, accelerators, self._machine)
         self.nodes = [node.capacity for node in found]
         self._known: dict[str, str] = {}
         """Ticket -> the folder with the output, of all jobs that have not ended."""
         self._asked_s = self._left_s = -math.inf
         self._left: list[_Entry] = []
 
-    def _machine(self, *, gpus: int) -> Machine:
-        """What a node says that it is; waits as long as a small job has to."""
-        command = ["srun", "--quiet", "--ntasks=1", "--job-name=look", *self._gres(gpus), *self._options, *_AGENT]
+    def _machine(self, node: ClusterNode) -> Machine:
+        """What a node of its type says that it is; waits as long as a small job has to."""
+        gres = _gres(min(1, node.gpus), node.accelerator)
+        command = ["srun", "--quiet", "--ntasks=1", "--job-name=look", *gres, *self._options, *_AGENT]
         try:
             return model.from_json(json.loads(_asked(command, limit_s=None)))
         except (ValueError, TypeError, KeyError) as error:
@@ -100,7 +103,7 @@ class SlurmCluster:
             f"--comment={job.attempt}",
             f"--output={folder / _OUTPUT}",
             f"--chdir={job.attempt}",
-            *self._gres(need.gpus),
+            *_gres(need.gpus, self._spelt[need.accelerator]),
             *(["--exclusive"] if need.exclusive is Exclusive.MACHINE else []),
             *self._options,
             str(script),
@@ -109,9 +112,6 @@ class SlurmCluster:
         ticket = _asked(submitted).strip().split(";")[0]
         self._known[ticket] = str(folder)
         return ticket
-
-    def _gres(self, gpus: int) -> list[str]:
-        return [f"--gres=gpu:{self._accelerator}:{gpus}" if self._accelerator else f"--gres=gpu:{gpus}"] if gpus else []
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
         """See `Cluster`. Slurm is asked at most every two seconds, about all jobs at once."""
@@ -148,6 +148,10 @@ class SlurmCluster:
 
     def close(self) -> None:
         """See `Cluster`."""
+
+
+def _gres(gpus: int, accelerator: str | None) -> list[str]:
+    return [f"--gres=gpu:{accelerator}:{gpus}" if accelerator else f"--gres=gpu:{gpus}"] if gpus else []
 
 
 _AGENT: Final = (sys.executable, "-m", agent.__name__)

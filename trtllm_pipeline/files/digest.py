@@ -24,9 +24,10 @@ def digest_file(path: str | Path) -> str:
         size = os.fstat(fd).st_size
         if size >= _SMALL_BYTES:
             return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-        digest = blake3()
-        while content := os.read(fd, size + 1):
-            digest.update(content)
+        digest = blake3(content := os.read(fd, size + 1))
+        if len(content) != size:  # it is being written to, or is not read in one piece
+            while content := os.read(fd, size + 1):
+                digest.update(content)
         return digest.hexdigest()
     finally:
         os.close(fd)

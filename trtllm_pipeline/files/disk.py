@@ -13,13 +13,14 @@ _ROOM: Final = "free some space or choose another --workspace, then run `pipelin
 _LIMIT: Final = "raise the limit (ulimit -f unlimited), then run `pipeline resume`; finished stages are kept"
 
 
-def folder_bytes(folder: Path) -> int:
+def folder_bytes(folder: str | Path) -> int:
     """Total size of the files below `folder`, which may change meanwhile."""
     total = 0
-    for base, _, names in os.walk(folder):  # passes over folders that are gone; Path.rglob raises
-        for name in names:
+    with suppress(OSError), os.scandir(folder) as found:
+        for each in found:
             with suppress(OSError):
-                total += os.lstat(os.path.join(base, name)).st_size
+                is_folder = each.is_dir(follow_symlinks=False)
+                total += folder_bytes(each.path) if is_folder else each.stat(follow_symlinks=False).st_size
     return total
 
 
@@ -29,7 +30,7 @@ def no_room(error: OSError, path: Path) -> str | None:
         return f"files are limited to {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} here (ulimit -f)"
     if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
         return None
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))  # noqa: PTH110
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
     mount = there
     while not mount.is_mount():
         mount = mount.parent

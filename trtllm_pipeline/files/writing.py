@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.fingerprint import encoding
 
-_encode: Final = json.JSONEncoder(ensure_ascii=False).encode
+_encode: Final = encoding(json.JSONEncoder(ensure_ascii=False))
+_CONSTANTS: Final = {None: "null", True: "true", False: "false"}
 
 
 def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
@@ -30,19 +33,27 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
     yield "}"
 
 
-def object_text(data: Mapping[str, Json]) -> str:
+def object_text(data: Mapping[str, Json], **texts: str) -> str:
     """An object as JSON text with a line for each of its parts, and for each item of its lists.
 
-    The standard library indents in Python alone, which takes ten times as long.
+    Parts of `data` that are JSON already are given as `texts`. The standard library indents in Python alone, which takes ten
+    times as long.
     """
 
     def text(part: Json) -> str:
-        if isinstance(part, (dict, list, tuple)) and not part:  # of a call of the encoder the most is to begin
+        # Of a call of the encoder the most is to begin.
+        if part.__class__ is str:
+            return encode_basestring(part)
+        if part is None or part is True or part is False:
+            return _CONSTANTS[part]
+        if part.__class__ is int:
+            return str(part)
+        if isinstance(part, (dict, list, tuple)) and not part:
             return "{}" if isinstance(part, dict) else "[]"
         items = ",\n  ".join(map(_encode, part)) if isinstance(part, list) else ""
         return f"[\n  {items}\n ]" if items else _encode(part)
 
-    parts = ",\n ".join([f"{_encode(name)}: {text(part)}" for name, part in data.items()])
+    parts = ",\n ".join([f"{encode_basestring(name)}: {texts.get(name) or text(part)}" for name, part in data.items()])
     return f"{{\n {parts}\n}}\n"
 
 
@@ -75,6 +86,9 @@ def write_once(path: str | Path, text: str) -> int:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         return write_all(fd, text.encode())
+    except OSError as error:
+        error.filename = os.fspath(path)  # by which the user is told which disk is full
+        raise
     finally:
         os.close(fd)
 

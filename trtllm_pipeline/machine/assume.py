@@ -6,6 +6,7 @@ tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.errors import UsageError
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 EXAMPLE: Final = "--assume tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
+_SEVERAL: Final = "--assume 'tensorrt_llm==0.12.0,sm=90,gpu=H100; tensorrt_llm==0.12.0,sm=89,gpu=L40S'"
+_BETWEEN_TYPES: Final = ";"
 ASSUMED: Final = "assumed"
 """Stands for a version or name that was not given. It equals no real one, so results are never mixed up."""
 LAST_WITH_ENGINES: Final = "1.3.0rc20"
 """The last release with `trtllm-build`, as its own page says; later ones are assumed to have none. `build=yes` says
 otherwise."""
 _FIRST_WITH_SERVE: Final = "0.15"
+_FIRST_WITH_BENCH: Final = "0.12"
 _FIRST_WITH_MODEL_OPTIMIZER: Final = "0.10"
 """TensorRT-LLM's package depends on it since then."""
 _MEMORY_GIB: Final = {
@@ -44,7 +48,7 @@ _EXAMPLES: Final = "/app/examples"
 _TEMPLATES: Final = "/app/all_models"
 """Both as in NGC's Triton image with TensorRT-LLM."""
 _OF_GPUS: Final = ("sm", "gpu_memory_gib", "gpu")
-_OF_TENSORRT_LLM: Final = ("build", "serve", "examples", "templates")
+_OF_TENSORRT_LLM: Final = ("build", "serve", "bench", "examples", "templates")
 KEYS: Final = (
     "tensorrt_llm",
     "gpus",
@@ -59,7 +63,7 @@ KEYS: Final = (
 HERE: Final = "here"
 """Stands for this machine."""
 _FOLLOW: Final = {
-    "tensorrt_llm": ("build", "serve", "examples", "triton", "model_optimizer"),
+    "tensorrt_llm": ("build", "serve", "bench", "examples", "triton", "model_optimizer"),
     "sm": ("gpu", "gpu_memory_gib"),
     "gpus": _OF_GPUS,
 }
@@ -69,12 +73,22 @@ _VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer")
 
 
 def parse(text: str) -> Machine:
-    """The machine that a line describes. Raises UsageError with all faults of the line.
+    """The machine that a line describes, or several that differ in their GPUs. Raises UsageError with all faults of the line.
 
     Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a GiB.
     Without `memory_gib` and `shm_gib` nothing is known of the host's memory and of /dev/shm, and nothing compared with them.
     A line that begins with `here` describes this machine, with what else it says in place of its values.
     """
+    machines = [_parse(each) for each in text.split(_BETWEEN_TYPES)]
+    if len(machines) == 1:
+        return machines[0]
+    types = [machine.gpus[0].name.lower() if machine.gpus else "" for machine in machines]
+    if "" in types or len(set(types)) < len(types):
+        raise UsageError(f"--assume {text}: expected machines with GPUs of different names", hint=_SEVERAL)
+    return replace(machines[0], types=tuple(zip(types, machines, strict=True)))
+
+
+def _parse(text: str) -> Machine:
     first, _, others = text.partition(",")
     read = _AssumedValues(_here(others) if first.strip() == HERE else text)
     gpus = _gpus(read)
@@ -107,6 +121,8 @@ def describe(machine: Machine) -> str:
 
     For a detected machine, all GPUs in the line are like the weakest one.
     """
+    if machine.types:
+        return _BETWEEN_TYPES.join(describe(each) for _, each in machine.types)
     parts: dict[str, object] = {}
     found = machine.tensorrt_llm
     if found:
@@ -251,6 +267,7 @@ def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
         release=str(release),
         build="trtllm-build" if read.yes("build", usually=engines) else None,
         serve="trtllm-serve" if read.yes("serve", usually=release >= _version(_FIRST_WITH_SERVE)) else None,
+        bench="trtllm-bench" if read.yes("bench", usually=release >= _version(_FIRST_WITH_BENCH)) else None,
         examples=_EXAMPLES if read.yes("examples", usually=engines) else None,
         templates=_TEMPLATES if read.yes("templates", usually=True) else None,
     )

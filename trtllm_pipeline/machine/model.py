@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,6 +48,8 @@ class TensorRTLLM:
     """Interpreter that has the package; example scripts run under it."""
     transformers: str | None = None
     """Version of transformers of that interpreter; None if unknown."""
+    bench: str | None = None
+    """Path of `trtllm-bench`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +89,36 @@ class Machine:
     """Size of /dev/shm; None where nobody said so."""
     assumed: bool = False
     """Described by `--assume`, not detected: for plans only."""
+    types: tuple[tuple[str, Machine], ...] = ()
+    """Of several machines that differ in their GPUs: the type in lower case, and one that has it. The first is this one."""
 
     @property
     def sm(self) -> int | None:
         """Compute capability of the weakest GPU; None without GPUs."""
         return min((gpu.sm for gpu in self.gpus), default=None)
 
+    def of(self, gpu: str | None) -> Machine:
+        """The machine for what is to run on a type of GPU; with None, or where there is one type, this one."""
+        return self if not (gpu and self.types) else dict(self.types).get(gpu.lower(), self)
+
+    def lacks(self, gpu: str) -> str | None:
+        """Why nothing can run on a type of GPU here, which may be a part of its name (H100); None if it can."""
+        there = {name for name, _ in self.types} or {each.name for each in self.gpus}
+        right = {name for name in there if (name == gpu.lower() if self.types else _words(gpu) <= _words(name))}
+        if right and (self.types or right == there):
+            return None
+        hint = "; CUDA_VISIBLE_DEVICES can leave those of one type" if right else ""
+        return f"it is for GPUs of type {gpu}; there are {', '.join(sorted(there)) or 'none'}{hint}"
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
 
 def from_json(told: Mapping[str, Any]) -> Machine:
     """The machine that `dataclasses.asdict` made `told` of. Raises TypeError, KeyError, ValueError for anything else."""
     parts: dict[str, Any] = {"gpus": tuple(Gpu(**gpu) for gpu in told["gpus"])}
+    parts["types"] = tuple((name, from_json(each)) for name, each in told["types"])
     if (tensorrt_llm := told["tensorrt_llm"]) is not None:
         parts["tensorrt_llm"] = TensorRTLLM(**tensorrt_llm)
     if (triton := told["triton"]) is not None:

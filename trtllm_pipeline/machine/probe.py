@@ -12,16 +12,19 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import Distribution, PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import gpus, memory, placement, triton_installation
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
+from trtllm_pipeline.machine.packages import version_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 EXAMPLES_VARIABLE: Final = "TENSORRT_LLM_EXAMPLES"
 TEMPLATES_VARIABLE: Final = "TENSORRT_LLM_TEMPLATES"
@@ -188,17 +191,10 @@ def commit() -> str | None:
     return found[1] + ("-dirty" if re.search("^[^#]", done.stdout, re.MULTILINE) else "")
 
 
-def version_of(package: str, folders: Iterable[str] = ()) -> str | None:
-    """Version in a package's metadata, in `folders` or else where this Python imports from; None without it."""
-    distribution = distribution_of(package, folders)
-    # Not `distribution.version`: an interrupted installation leaves metadata behind on which it raises.
-    text = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "") if distribution else ""
-    found = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
-    return found[1] if found else None
-
-
 def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution | None:
     """A package's metadata, in `folders` or else where this Python imports from; None where it is not installed."""
+    from importlib.metadata import Distribution, PackageNotFoundError
+
     path = list(folders)
     try:
         return next(iter(Distribution.discover(name=package, path=path))) if path else Distribution.from_name(package)
@@ -264,7 +260,7 @@ def _tensorrt_llm(problems: dict[str, str]) -> TensorRTLLM | None:
         problems,
     )
     transformers = version_of("transformers", _others(python))
-    return TensorRTLLM(release, build, serve, examples, templates, python, transformers)
+    return TensorRTLLM(release, build, serve, examples, templates, python, transformers, _script("trtllm-bench"))
 
 
 def _script(name: str) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.machine.packages import version_of
 
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 OPENAI_PROGRAM: Final = Path("python/openai/openai_frontend/main.py")
@@ -50,8 +51,6 @@ def find() -> TritonInstallation:
         package = Path(spec.submodule_search_locations[0])
         home = package / "tritonserver"
         if (home / "bin" / "tritonserver").is_file():
-            from importlib.metadata import version as version_of
-
             return TritonInstallation(
                 home / "bin" / "tritonserver",
                 f"nvidia-pytriton {version_of('nvidia-pytriton')}",

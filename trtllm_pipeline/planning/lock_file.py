@@ -8,11 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from trtllm_pipeline.config.expand import written_out
-from trtllm_pipeline.config.load import LoadedMatrix
-from trtllm_pipeline.config.models import Recipe
+from trtllm_pipeline.config.loaded import LoadedMatrix
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.planning.plan import Plan
@@ -33,7 +30,7 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path,
     installed = plan.machine.tensorrt_llm
     release = None if installed is None else installed.release
     matrix = written_out(loaded, default_toolchain=default_toolchain, release=release)
-    if loaded.matrix.axes.toolchain is None and any(cell.toolchain != default_toolchain for cell in plan.cells):
+    if loaded.axes["toolchain"] is None and any(cell.toolchain != default_toolchain for cell in plan.cells):
         del matrix["toolchain"]  # the machine's, by model
     if any(_MODULE in run.files for run in plan.stage_runs.values()):
         matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
@@ -45,10 +42,10 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path,
         _name_models(settings, models)
     _write(folder / "matrix.yaml", matrix, f"{_command(request)}\n")
     pinned = {cell.model: cell for cell in plan.feasible}
-    for recipe in loaded.recipes.values():
-        cell = pinned.get(recipe.name)
+    for recipe in loaded.written_recipes.values():
+        cell = pinned.get(recipe["name"])
         data = _unpinned(recipe, loaded.path.parent) if cell is None else _pinned(cell.recipe)
-        _write(folder / "recipes" / f"{recipe.name}.yaml", data)
+        _write(folder / "recipes" / f"{recipe['name']}.yaml", data)
 
 
 def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
@@ -67,16 +64,20 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
     }
 
 
-def _unpinned(recipe: Recipe, base: Path) -> dict[str, Any]:
+def _unpinned(recipe: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """A recipe that nothing was planned with: its cells cannot work, or were not asked for."""
-    data = recipe.model_dump(mode="json", exclude_unset=True)
-    for source in data["sources"]:
-        if "local" in source:
-            source["local"] = str((base / Path(source["local"]).expanduser()).absolute())
-    return data
+    sources = [
+        {**source, "local": str((base / Path(source["local"]).expanduser()).absolute())}
+        if "local" in source
+        else source
+        for source in recipe["sources"]
+    ]
+    return {**recipe, "sources": sources}
 
 
 def _write(path: Path, data: Mapping[str, Any], head: str = "") -> None:
+    import yaml  # a run that finds everything as the one before had left it writes no lock
+
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     path.write_text(head + yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
 

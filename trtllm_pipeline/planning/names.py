@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
+
+MAX_REASONS: Final = 10
+MAX_CELLS: Final = 3
+"""Cells of one reason."""
 
 
 def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
@@ -20,12 +25,26 @@ def without(cell: str, parts: Sequence[str]) -> str:
     return "/".join(part for part in cell.split("/") if part not in parts) or cell
 
 
-def said_once(texts: Iterable[str]) -> Iterator[str]:
-    """Each text, of one that comes again its first line alone."""
-    told = set()
-    for text in texts:
-        yield text.partition("\n")[0] if text in told else text
-        told.add(text)
+def never_works(refused: Iterable[tuple[str, str]], all_by: str | None) -> list[str]:
+    """What to say of cells that can never work, given as (id, reason): each reason once, with its cells.
+
+    Where `all_by` names what lists all of them, at most MAX_REASONS reasons with MAX_CELLS cells each.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for cell, reason in refused:
+        by_reason.setdefault(reason, []).append(cell)
+    total = sum(map(len, by_reason.values()))
+    lines = [f"{count(total, 'cell')} can never work:"] if total else []
+    said = 0
+    for reason, cells in list(by_reason.items())[: MAX_REASONS if all_by else None]:
+        shown = cells[: MAX_CELLS if all_by else None]
+        if len(cells) == 1:
+            lines.append(f"  {cells[0]}: {reason}")
+        else:
+            lines += [f"  {count(len(cells), 'cell')}: {reason}", *(f"    {cell}" for cell in shown)]
+            lines += [f"    and {len(cells) - len(shown)} more"] if len(shown) < len(cells) else []
+        said += len(shown)
+    return [*lines, f"  {all_by} lists all"] if said < total else lines
 
 
 def shorten(text: str, width: int) -> str:

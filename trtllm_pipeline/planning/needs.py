@@ -6,7 +6,6 @@ median ratio of the two corrects the next estimate of the same kind, and their s
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,6 +14,7 @@ from trtllm_pipeline.domain import Cell, Json, Needs, StageRunId
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.plan import label as label_of
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.index import Peak
 
@@ -61,6 +61,8 @@ class Corrections:
     """What was measured on systems like `machine`, by label and kind: ratios of what was taken to what was expected."""
 
     def __init__(self, peaks: Iterable[Peak], machine: Machine) -> None:
+        peaks = tuple(peaks) if machine.types else peaks
+        self._of_types = {name: Corrections(peaks, each) for name, each in machine.types}
         self._ratios: dict[tuple[str, str], list[float]] = {}
         self._known: dict[tuple[str, str], tuple[str, float, float, int] | None] = {}
         here = system(machine)
@@ -72,6 +74,10 @@ class Corrections:
                 for label in _labels(peak.label):
                     if taken and expected > 0:
                         self._ratios.setdefault((label, kind), []).append(taken / expected)
+
+    def on(self, gpu: str | None) -> Corrections:
+        """Those for what runs on a type of GPU, see `Machine.of`."""
+        return self if gpu is None else self._of_types.get(gpu.lower(), self)
 
     def of(self, label: str, resource: str, expected: int, error: float) -> Estimate:
         """`expected` bytes, corrected by the most similar stage runs that were measured; `error` where there were none."""
@@ -91,7 +97,11 @@ class Corrections:
         """The most similar label with measurements, their median ratio, the largest deviation from it, and their number."""
         for similar in _labels(label):
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
-                middle = statistics.median(ratios)
+                from statistics import (
+                    median,
+                )  # which imports fractions and decimals; small commands have nothing measured
+
+                middle = median(ratios)
                 return similar, middle, max(abs(each / middle - 1) for each in ratios), len(ratios)
         return None
 
@@ -112,9 +122,12 @@ def system(machine: Machine) -> str:
 
 def expected(stage: Stage, cell: Cell, machine: Machine) -> Needs | None:
     """The estimate of one stage of a cell, before any correction; None where its size is not known."""
-    if stage.needs is None or "num_hidden_layers" not in cell.recipe:
-        return None
-    return stage.needs(cell, machine)
+    return stage.needs(cell, machine.of(cell.gpu)) if stage.needs is not None and is_known(stage, cell) else None
+
+
+def is_known(stage: Stage, cell: Cell) -> bool:
+    """Whether there is an estimate of one stage of a cell."""
+    return stage.needs is not None and "num_hidden_layers" in cell.recipe
 
 
 def expected_by_kind(needs: Needs) -> dict[str, int]:
@@ -181,6 +194,7 @@ def of_stage(
     """What one stage of a cell, `expected` to need this, needs of memory; without what it needs nothing of."""
     if needs is None:
         return []
+    machine, corrections = machine.of(cell.gpu), corrections.on(cell.gpu)
     gpus = [gpu.memory_bytes for gpu in machine.gpus]
     found = []
     for resource, value, has in (
@@ -222,7 +236,7 @@ def of_plan(
         needs = expected(run.stage, run.first_cell, plan.machine)
         found += of_stage(needs, run.stage, run.first_cell, plan.machine, corrections, run.label)
         if needs is not None and needs.leaves + needs.scratch:
-            artifact = corrections.of(run.label, DISK, needs.leaves, needs.error)
+            artifact = corrections.on(run.first_cell.gpu).of(run.label, DISK, needs.leaves, needs.error)
             leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
             measured += bool(artifact.measured)
             there += min((fetched or {}).get(run.id, 0), artifact.value + needs.scratch)
@@ -259,14 +273,18 @@ def lacking(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: 
 
 def _of_cell(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> Iterator[Need]:
     for stage in stages:
-        if stage.needs is not None and stage.applies(cell, machine):
+        if stage.needs is not None and stage.applies(cell, machine.of(cell.gpu)):
             needs = expected(stage, cell, machine)
             yield from of_stage(needs, stage, cell, machine, corrections, label_of(stage, cell))
 
 
 def without_limits(machine: Machine) -> Machine:
     """The same machine with as much memory as anything may need."""
-    return replace(machine, gpus=tuple(replace(gpu, memory_bytes=1 << 60) for gpu in machine.gpus))
+    return replace(
+        machine,
+        gpus=tuple(replace(gpu, memory_bytes=1 << 60) for gpu in machine.gpus),
+        types=tuple((name, without_limits(each)) for name, each in machine.types),
+    )
 
 
 def in_words(need: Need) -> str:
@@ -275,8 +293,3 @@ def in_words(need: Need) -> str:
     value = need.least if need.least is not None and need.impossible else need.estimate.value
     where = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
     return f"{need.stage}: needs about {size(value)} {where}, there are {size(need.has)}"
-
-
-def label_of(stage: Stage, cell: Cell) -> str:
-    """As `StageRun.label`, without a plan."""
-    return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}"

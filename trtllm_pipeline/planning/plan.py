@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.model_parts import ModelPart, files_of
 from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.params import key as params_key
 from trtllm_pipeline.toolchains.base import DRAFTER, Toolchain
 
 _LAST_OF_DRAFTER: Final = "build"
 
+_NOTHING: Final[Mapping[str, Any]] = {}
+"""What most stage runs read of files and parts of models: one for all of them."""
 SELECTED: Final = "files"
 """Key of an input that is not read whole: the digest of the files that are, instead of the input's fingerprint."""
 
@@ -60,12 +62,18 @@ class StageRun:
     @property
     def label(self) -> str:
         """What durations are learnt by, coarse to fine."""
-        return f"{self.stage.name}/{self.toolchain}/{self.first_cell.model}/{self.first_cell.precision}"
+        return label(self.stage, self.first_cell)
 
     @property
     def needs(self) -> tuple[StageRunId, ...]:
         """What must have succeeded before this can start."""
         return (*self.inputs.values(), *self.after)
+
+
+def label(stage: Stage, cell: Cell) -> str:
+    """That of the stage run of a stage of a cell."""
+    of_gpu = "" if cell.gpu is None else f"/{cell.gpu}"
+    return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}{of_gpu}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,16 @@ class Plan:
         """The cells that can work."""
         return tuple(cell for cell in self.cells if cell.reason is None)
 
+    def resources(self, run: StageRun) -> Resources:
+        """What a stage run occupies while it runs."""
+        cell = run.first_cell
+        need = run.stage.resources(cell, self.machine.of(cell.gpu))
+        if need.gpus and cell.gpu is not None and self.machine.types:
+            need = replace(need, accelerator=cell.gpu.lower())
+        return need
 
+
+@uncollected()
 def make_plan(
     cells: Sequence[Cell],
     toolchains: Mapping[str, Toolchain],
@@ -99,8 +116,12 @@ def make_plan(
     Cells with a reason are kept and get no stage runs. Raises UsageError when a toolchain, or every cell, lacks the
     stage `until`.
     """
-    forms = {name: _forms(toolchain, toolchain.identity(machine), until) for name, toolchain in toolchains.items()}
-    graph = _Graph(machine, digest)
+    forms: dict[tuple[str, str | None], list[_Form]] = {}
+    for name, gpu in dict.fromkeys((cell.toolchain, cell.gpu) for cell in cells if cell.reason is None):
+        forms[name, gpu] = _forms(toolchains[name], toolchains[name].identity(machine.of(gpu)), until)
+    from trtllm_pipeline.stages.params import key  # who looks at a plan that was written makes no keys
+
+    graph = _Graph(machine, digest, key)
     runs = graph.runs
     by_cell: dict[CellId, tuple[StageRunId, ...]] = {}
     for cell in cells:
@@ -109,11 +130,11 @@ def make_plan(
         if cell.reason is None:
             if (drafter := toolchains[cell.toolchain].drafter(cell)) is not None:
                 needed = {stage.name for stage in _stages_until(toolchains[cell.toolchain], _LAST_OF_DRAFTER)}
-                of_engine = [form for form in forms[cell.toolchain] if form.stage.name in needed]
+                of_engine = [form for form in forms[cell.toolchain, cell.gpu] if form.stage.name in needed]
                 graph.add(of_engine, drafter, of_drafter, cell.id)
                 if _LAST_OF_DRAFTER in of_drafter:
                     of_cell[DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
-            graph.add(forms[cell.toolchain], cell, of_cell, cell.id)
+            graph.add(forms[cell.toolchain, cell.gpu], cell, of_cell, cell.id)
         # Of two of the same stage the cell's own is the last.
         by_cell[cell.id] = tuple(dict.fromkeys((*of_drafter.values(), *of_cell.values())))
     if until is not None and runs and all(run.stage.name != until for run in runs.values()):
@@ -137,7 +158,9 @@ def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A stage, with what is the same in the keys of all its stage runs. Large plans come by here for every stage of every cell."""
+    """A stage, with what is the same in the keys of all its stage runs, and what is known of them. Large plans come by here for
+    every stage of every cell.
+    """
 
     stage: Stage
     toolchain: str
@@ -147,6 +170,10 @@ class _Form:
     """What is in every key between files and inputs."""
     behind: str
     """What is in every key behind the parameters, which follow the inputs."""
+    texts: dict[bytes, str] = field(default_factory=dict)
+    """The part of a key that parameters are, written once for equal ones."""
+    known: dict[tuple[object, ...], StageRun] = field(default_factory=dict)
+    """By exact parameters and inputs."""
 
 
 def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
@@ -169,24 +196,24 @@ class _Graph:
 
     machine: Machine
     digest: Callable[[str, Cell], tuple[str, str]]
+    key: Callable[[Any], dict[str, Json]]
+    """The part of a key that parameters are."""
     runs: dict[StageRunId, StageRun] = field(default_factory=dict)
     selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = field(default_factory=dict)
-    params: dict[tuple[int, bytes], str] = field(default_factory=dict)
-    """The part of a key that parameters are, written once for equal ones."""
-    known: dict[tuple[object, ...], StageRun] = field(default_factory=dict)
-    """By stage, exact parameters and inputs."""
 
     def add(self, forms: Sequence[_Form], cell: Cell, done: dict[str, StageRunId], user: CellId) -> None:
         """The stage runs of `cell`, used by the cell `user`; those that are `done` are noted by stage."""
+        machine = self.machine.of(cell.gpu)
         for form in forms:
             stage = form.stage
-            if stage.applies(cell, self.machine):
-                run = self._stage_run(form, cell, done)
-                if run.cells[-1:] != [user]:
-                    run.cells.append(user)
+            if stage.applies(cell, machine):
+                run = self._stage_run(form, cell, machine, done)
+                users = run.cells
+                if not users or users[-1] != user:
+                    users.append(user)
                 done[stage.name] = run.id
 
-    def _stage_run(self, form: _Form, cell: Cell, of_cell: Mapping[str, StageRunId]) -> StageRun:
+    def _stage_run(self, form: _Form, cell: Cell, machine: Machine, of_cell: Mapping[str, StageRunId]) -> StageRun:
         stage = form.stage
         inputs: dict[str, StageRunId] = {}
         for name, upstreams in form.inputs:
@@ -196,57 +223,62 @@ class _Graph:
                     break
             else:
                 assert name in stage.optional, f"{stage.name} has no {name}"
-        reads: dict[str, tuple[str, ...]] = {}
-        selections: dict[str, dict[str, Json]] = {}
-        for name, parts_read in () if stage.parts is None else stage.parts(cell).items():
-            if name in inputs and (contents := self.runs[inputs[name]].contents) is not None:
-                same_files = inputs[name], parts_read
-                found_files = self.selected.get(same_files)
-                if found_files is None:
-                    found_files = self.selected[same_files] = _selection(contents, parts_read)
-                reads[name], selections[name] = found_files
-        files: dict[str, str] = {}
-        digests: dict[str, Json] = {}
-        for name, path in stage.files(cell).items():
-            files[name], digests[name] = self.digest(path, cell)
-        params = stage.settle(stage.read(cell), files, self.machine)
-        exact = _exact(form, params)
+        reads: Mapping[str, tuple[str, ...]] = _NOTHING
+        selections: Mapping[str, dict[str, Json]] = _NOTHING
+        if stage.parts is not None:
+            reads, selections = {}, {}
+            for name, parts_read in stage.parts(cell).items():
+                if name in inputs and (contents := self.runs[inputs[name]].contents) is not None:
+                    same_files = inputs[name], parts_read
+                    found_files = self.selected.get(same_files)
+                    if found_files is None:
+                        found_files = self.selected[same_files] = _selection(contents, parts_read)
+                    reads[name], selections[name] = found_files
+        files: Mapping[str, str] = _NOTHING
+        digests: Mapping[str, Json] = _NOTHING
+        if told := stage.files(cell):
+            files, digests = {}, {}
+            for name, path in told.items():
+                files[name], digests[name] = self.digest(path, cell)
+        params = stage.settle(stage.read(cell), files, machine)
+        exact = _exact(params)
         same = None if exact is None or selections or files else (exact, *inputs.items())
-        found = None if same is None else self.known.get(same)
+        found = None if same is None else form.known.get(same)
         if found is None:
-            read = {name: f'"{self.runs[run].fingerprint}"' for name, run in inputs.items()}
-            read.update((name, canonical(key)) for name, key in selections.items())
+            runs = self.runs
+            read = [
+                f'"{name}":{canonical(selections[name])}'
+                if name in selections
+                else f'"{name}":"{runs[run].fingerprint}"'
+                for name, run in inputs.items()
+            ]
+            read.sort()
             of_files = f'"files":{canonical(digests)},' if digests else ""
-            of_inputs = ",".join([f'"{name}":{text}' for name, text in sorted(read.items())])
-            of_params = self._params(params, exact)
+            of_inputs = ",".join(read)
+            of_params = None if exact is None else form.texts.get(exact)
+            if of_params is None:
+                of_params = canonical(self.key(params))
+                if exact is not None:
+                    form.texts[exact] = of_params
             key = f'{{{of_files}{form.before}"inputs":{{{of_inputs}}},"params":{of_params}{form.behind}'
             hashed = fingerprint(key)
             run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
-            found = self.runs.get(run_id)
+            found = runs.get(run_id)
             if found is None:
-                after = tuple(of_cell[name] for name in stage.after if name in of_cell)
+                after = tuple([of_cell[name] for name in stage.after if name in of_cell])
                 contents = None if stage.contents is None else stage.contents(cell)
-                found = self.runs[run_id] = StageRun(
+                found = runs[run_id] = StageRun(
                     run_id, stage, form.toolchain, hashed, key, params, files, inputs, reads, contents, after, cell
                 )
             if same is not None:
-                self.known[same] = found
+                form.known[same] = found
         return found
 
-    def _params(self, params: Any, exact: tuple[int, bytes] | None) -> str:
-        """The part of a key that `params` are."""
-        if exact is None:
-            return canonical(params_key(params))
-        text = self.params.get(exact)
-        if text is None:
-            text = self.params[exact] = canonical(params_key(params))
-        return text
 
-
-def _exact(form: _Form, params: Any) -> tuple[int, bytes] | None:
-    """Equal only for a stage's parameters with equal values of equal types: a key tells 1 from 1.0. None if that cannot be told."""
+def _exact(params: Any) -> bytes | None:
+    """Equal only for equal values of equal types: a key tells 1 from 1.0. None if that cannot be told."""
     try:
-        return id(form), marshal.dumps(vars(params), 2)
+        return marshal.dumps(vars(params), 2)
     except ValueError:
         return None
 
@@ -290,9 +322,11 @@ def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
     pending = list(wanted(plan))
     found: set[StageRunId] = set()
     while pending:
-        run = plan.stage_runs[pending.pop()]
-        if run.id in found or (run.stage.scope is not Scope.SERVICE and present(run)):
-            continue
-        found.add(run.id)
-        pending += run.needs
+        run_id = pending.pop()
+        if run_id not in found:
+            run = plan.stage_runs[run_id]
+            if run.stage.scope is Scope.SERVICE or not present(run):
+                found.add(run_id)
+                pending.extend(run.inputs.values())
+                pending.extend(run.after)
     return found

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines, write_lines
 from trtllm_pipeline.planning.needs import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.stages.params import to_json
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
@@ -31,9 +31,9 @@ OUTLINE: Final = "outline.json"
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as Cell
 class OutlineRun:
-    """One stage run."""
+    """One stage run. Nobody changes it."""
 
     id: StageRunId
     stage: str
@@ -49,9 +49,9 @@ class OutlineRun:
         return (*self.inputs, *self.after)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as Cell
 class OutlineCell:
-    """One cell. `stage_runs` are in the order of the flow and empty for a cell that can never work, see `reason`."""
+    """One cell, which nobody changes. `stage_runs` are in the order of the flow and empty for a cell that can never work, see `reason`."""
 
     id: CellId
     axes: Mapping[str, Json]
@@ -86,6 +86,7 @@ def axes(cell: Cell) -> dict[str, Json]:
         "max_batch_size": cell.max_batch_size,
         "isl": cell.isl,
         "osl": cell.osl,
+        **({} if cell.gpu is None else {"gpu": cell.gpu}),
         **settings,
     }
 
@@ -128,6 +129,8 @@ def plan_lines(
     `commands` gives a stage run's command lines, `times` its milliseconds, `needs` what it takes of memory, `pulls` the bytes of
     what is pulled; `run_id` is None when nothing was run. The plan of a run has the first three of what is to run alone.
     """
+    from trtllm_pipeline.stages.params import to_json  # who reads a plan needs none of it
+
     whole = run_id is None
 
     def cell_entry(cell: Cell) -> Json:
@@ -155,7 +158,7 @@ def plan_lines(
             "program": run.stage.program,
             "params": to_json(run.params),
             "environment": {},
-            "resources": _resources(run.stage.resources(run.first_cell, plan.machine)),
+            "resources": _resources(plan.resources(run)),
             **_expected(times(run) if told else None),
             "needs": [need.to_json() for need in needs(run)] if told else [],
             "action": action(run.id, to_run, present, pulls),
@@ -250,6 +253,7 @@ def _changes(written: Iterable[Mapping[str, Any]]) -> tuple[SettingChange, ...]:
     return tuple(SettingChange(**change) for change in written)
 
 
+@uncollected()
 def read_plan(path: Path) -> Outline:
     """The outline of a plan file. Raises StateError when it is not one."""
     with suppress(OSError, ValueError, KeyError, IndexError, TypeError):

@@ -1,17 +1,18 @@
 """The parent of all stage processes: a small program that outlives a killed pipeline just long enough to clean up.
 
-    python -I -S guardian.py FD
+    python -I -S guardian.py FD TABLE
 
-`process.Guardian` starts it and is at the other end of FD, a SOCK_SEQPACKET socket. Every message is one JSON object
-(one too long for a packet comes as the packet `@` and a memory file):
+`process.Guardian` starts it and is at the other end of FD, a SOCK_SEQPACKET socket. TABLE is a memory file, in which the
+first process of each stage run stands as long as it runs: for the other end, should this process be killed. Every message
+is one JSON object (one too long for a packet comes as the packet `@` and a memory file):
 
     {"do": "environment", "env"}                        of all that is started from now on
-    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure"}  what differs in its environment, and, as
-                                                        SCM_RIGHTS, file descriptors to inherit
+    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure", "tell"}  what differs in its environment, and,
+                                                        as SCM_RIGHTS, file descriptors to inherit
     {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
     {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
 
-    {"event": "spawned", "id", "pid", "start_time"}     `start_time` in clock ticks since boot, field 22 of /proc/PID/stat
+    {"event": "spawned", "id", "pid"}                   where `tell` asks for it: the other end would wake up for it
     {"event": "refused", "id", "message"}               it was not started
     {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "peak_bytes", "shared_bytes",
      "written_bytes", "swept"}
@@ -186,8 +187,9 @@ class ProcessSession:
 class Supervisor:
     """The loop: reads orders, reaps children, keeps to deadlines; never waits for anything but all of these at once."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, table: int) -> None:
         self.pid = os.getpid()
+        self.table = table
         self.runs: dict[str, ProcessSession] = {}
         self.mains: dict[int, ProcessSession] = {}  # by pid, until that is reaped
         self.number = 0
@@ -266,7 +268,7 @@ class Supervisor:
                 with open(fds.pop(), "rb") as file:  # noqa: PTH123
                     file.seek(0)
                     data = file.read()
-            message = json.loads(data)
+            message = json.loads(data.decode())  # of bytes, it looks for their encoding first
             if message["do"] == "environment":
                 self.environment = message["env"]
                 continue
@@ -293,7 +295,7 @@ class Supervisor:
     # Stage runs.
 
     def spawn(self, message: dict[str, object], fds: list[int]) -> None:
-        """Start a stage run; the answer is "spawned" or "refused"."""
+        """Start a stage run; the answer is "spawned", where that is asked for, or "refused"."""
         run_id, argv, changed, log = str(message["id"]), message["argv"], message["set"], str(message["log"])
         assert isinstance(argv, list)
         assert isinstance(changed, dict)
@@ -333,13 +335,18 @@ class Supervisor:
             self.runs[run_id] = self.mains[pid] = ProcessSession(
                 run_id, pid, mark, measure=bool(message.get("measure"))
             )
-            process = look_up(pid)
-            self.send("spawned", id=run_id, pid=pid, start_time=process.start_time if process else 0)
+            self.write_table()
+            if message["tell"]:
+                self.send("spawned", id=run_id, pid=pid)
         finally:
             for fd in [*fds, output]:
                 if fd >= 0:
                     os.close(fd)
             os.chdir("/")
+
+    def write_table(self) -> None:
+        """Write down which stage runs there are."""
+        os.pwrite(self.table, b" ".join([b"%d" % run.pid for run in self.runs.values()]) + b"\n", 0)
 
     def reap(self) -> None:
         """Collect all children that have ended, the stage runs' first processes and what was left to us."""
@@ -372,10 +379,15 @@ class Supervisor:
         What a process leaves is ours before that process can be reaped, and only we reap: no child is ever overlooked.
         """
         try:
-            with open(f"/proc/self/task/{self.pid}/children", "rb") as file:  # noqa: PTH123
-                return any(int(pid) not in self.mains for pid in file.read().split())
+            # In half the system calls of a file object: it is looked at after every stage run.
+            fd = os.open(f"/proc/self/task/{self.pid}/children", os.O_RDONLY)
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
             return True
+        try:
+            pids = b"".join(iter(lambda: os.read(fd, PACKET_BYTES), b""))
+        finally:
+            os.close(fd)
+        return any(int(pid) not in self.mains for pid in pids.split())
 
     def members(self, run: ProcessSession) -> set[int]:
         """All processes of this stage run."""
@@ -419,6 +431,7 @@ class Supervisor:
         left = self.members(run) if self.has_others() else None
         if not left:
             del self.runs[run.id]
+            self.write_table()
             self.send("exited", **run.exited, swept=len(run.swept))
             return
         for pid in sorted(left - run.swept):  # parents first, or a shell goes on with its next line
@@ -443,17 +456,24 @@ class Supervisor:
             time.sleep(0.01)
 
 
-def main(fd: int, *claims: int) -> None:
+def main(fd: int, table: int, *claims: int) -> None:
     """Guard until the other end of `fd` is closed; the files in `claims` stay open until this ends."""
-    for claim in claims:
-        os.set_inheritable(claim, False)
+    for kept in (table, *claims):
+        os.set_inheritable(kept, False)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (0, 1, 2, fd, *claims):  # what the pipeline inherited itself; stage processes shall not
+        if int(name) not in (
+            0,
+            1,
+            2,
+            fd,
+            table,
+            *claims,
+        ):  # what the pipeline inherited itself; stage processes shall not
             try:  # noqa: SIM105
                 os.close(int(name))
             except OSError:
                 pass  # the one that has just listed them
-    guardian = Supervisor(fd)
+    guardian = Supervisor(fd, table)
     try:
         guardian.loop()
     except BaseException:
@@ -466,4 +486,4 @@ def main(fd: int, *claims: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import resource
 import select
@@ -22,11 +21,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
+from trtllm_pipeline.fingerprint import encoding
 
 _PACKET_BYTES: Final = 65536
+_encode: Final = encoding(json.JSONEncoder())
+_decode: Final = json.JSONDecoder().raw_decode
 # Imported rather than run as a script, so that its compiled form is used; appended, so that it shadows nothing.
 _GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(*map(int, sys.argv[2:]))"
 
@@ -67,11 +70,10 @@ def running_since(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A process was started. `start_time` (clock ticks since boot) tells it from a later one with the same pid."""
+    """A process was started."""
 
     id: str
     pid: int
-    start_time: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ class Guardian:
         """`claim_fds` are inherited by the guardian itself: flocks on them last until it has ended."""
         self._supervises = supervises
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._running: dict[str, Spawned] = {}
+        self._table = os.memfd_create("stage runs")
+        """The pids of the first processes of what runs, as the guardian writes them."""
         self._environment = dict(os.environ)
         self._programs: dict[tuple[str, str], str] = {}
         """Where programs were found, by name and PATH."""
@@ -132,7 +135,7 @@ class Guardian:
             "-c",
             _GUARDIAN,
             str(Path(__file__).parent),
-            *map(str, (theirs.fileno(), *claim_fds)),
+            *map(str, (theirs.fileno(), self._table, *claim_fds)),
         ]
         with theirs:
             self.pid = os.posix_spawn(
@@ -143,7 +146,8 @@ class Guardian:
                     nothing,
                     (os.POSIX_SPAWN_DUP2, 0, 1),
                     (os.POSIX_SPAWN_DUP2, 0, 2),
-                    *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in claim_fds),  # onto itself: no longer closed on exec
+                    # Onto themselves: no longer closed on exec.
+                    *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in (self._table, *claim_fds)),
                 ],
                 setsid=True,
                 setsigmask=(),
@@ -165,28 +169,37 @@ class Guardian:
         run_id: str,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str],
-        cwd: Path,
-        log: Path,
+        cwd: str | Path,
+        log: str | Path,
+        env: Mapping[str, str] | None = None,
+        also: Mapping[str, str] = MappingProxyType({}),
         claim_fds: Sequence[int] = (),
         measure: bool = False,
+        tell: bool = True,
     ) -> None:
-        """Start `argv` in a session of its own; its output is appended to `log`. `Spawned` or `Refused` follows.
+        """Start `argv` in a session of its own; its output is appended to `log`. `Spawned`, with `tell`, or `Refused` follows.
 
-        `run_id` is unique among what runs. A program without a slash is looked for on the PATH of `env`. `claim_fds`
-        are inherited by the process and all its descendants: flocks on them last as long as any of these. With `measure`,
+        `run_id` is unique among what runs. Its environment is `env`, or ours as it was when the guardian was started, with
+        `also` on top. A program without a slash is looked for on the PATH there. `claim_fds` are inherited by the process and all its descendants: flocks on them last as long as any of these. With `measure`,
         their memory is added up while they live.
         """
+        changed, unset = also, set[str]()
+        if env is not None:
+            env = {**env, **also}
+            changed = {name: value for name, value in env.items() if self._environment.get(name) != value}
+            unset = self._environment.keys() - env.keys()
+        path = (self._environment if env is None else env).get("PATH", os.defpath)
         self._send(
             {
                 "do": "spawn",
                 "id": run_id,
-                "argv": [self._program(argv[0], env.get("PATH", os.defpath)), *argv[1:]],
-                "set": dict(env.items() - self._environment.items()),
-                "unset": [*(self._environment.keys() - env.keys())],
-                "cwd": str(cwd.absolute()),
-                "log": str(log.absolute()),
+                "argv": [self._program(argv[0], also.get("PATH", path)), *argv[1:]],
+                "set": dict(changed),
+                "unset": list(unset),
+                "cwd": _absolute(cwd),
+                "log": _absolute(log),
                 "measure": measure,
+                "tell": tell,
             },
             claim_fds,
         )
@@ -223,14 +236,12 @@ class Guardian:
                 data = b""
             if not data:
                 self._lost("was killed")
-            message = json.loads(data)
+            message, _ = _decode(data.decode())
             kind = message.pop("event")
-            if kind == "spawned":
-                self._running[message["id"]] = spawned = Spawned(**message)
-                events.append(spawned)
-            elif kind == "exited":
-                self._running.pop(message["id"], None)
+            if kind == "exited":
                 events.append(Exited(**message))
+            elif kind == "spawned":
+                events.append(Spawned(**message))
             elif kind == "refused":
                 events.append(Refused(**message))
             else:
@@ -244,6 +255,7 @@ class Guardian:
         self._wake()
         with contextlib.suppress(ChildProcessError):  # if someone else has reaped it
             os.waitpid(self.pid, 0)
+        os.close(self._table)
 
     def _wake(self) -> None:
         """Let it go on if it was halted: it would neither start, tell nor end anything. One that runs notices nothing."""
@@ -251,7 +263,7 @@ class Guardian:
             os.kill(self.pid, signal.SIGCONT)
 
     def _send(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
-        data = json.dumps(message).encode()
+        data = _encode(message).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read_events` will say it
             if len(data) <= _PACKET_BYTES:
                 socket.send_fds(self._socket, [data], fds)
@@ -265,12 +277,13 @@ class Guardian:
         """Kill the processes that the guardian has left behind, as far as they can be recognised; raise PipelineError."""
         from trtllm_pipeline.processes.guardian import is_marked, kill, process_table, with_descendants
 
+        running = os.pread(self._table, os.fstat(self._table).st_size, 0).partition(b"\n")[0]
+        sessions = set(map(int, running.split()))
         self.close()
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline:
             table = process_table()
-            began = {one.pid: one.start_time for one in self._running.values()}
-            known = {pid for pid, one in table.items() if one.start_time >= began.get(one.session, math.inf)}
+            known = {pid for pid, one in table.items() if one.session in sessions}
             marked = {pid for pid in table if is_marked(pid, f"{self.pid}.")}
             left = with_descendants(known | marked, table)
             if not left:
@@ -282,6 +295,10 @@ class Guardian:
             f"the process that supervises {self._supervises} (pid {self.pid}) {how}; all that ran below it was ended",
             hint=f"{FIND_REASON}, then run again; finished stages are kept",
         )
+
+
+def _absolute(path: str | Path) -> str:
+    return os.fspath(path) if os.path.isabs(path) else str(Path(path).absolute())
 
 
 class Group:

@@ -15,7 +15,7 @@ from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.progress.views import MAX_LISTED, failure, infeasible, node_change, retries, told, who
+from trtllm_pipeline.progress.views import failure, infeasible, node_change, retries, told, who
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
@@ -82,7 +82,7 @@ class PlainObserver(QuietObserver):
         """Changes that are said in one line together: one failed download may block thousands of stage runs."""
         there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
         head = f"{count(len(plan.cells), 'cell')}, {count(len(statuses), 'stage run')}: {there}"
-        self._say(head, *infeasible(plan.cells, self.told, most=MAX_LISTED))
+        self._say(head, *infeasible(plan.cells, self.told))
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Say what ended."""

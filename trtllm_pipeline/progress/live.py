@@ -21,7 +21,6 @@ from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
 from trtllm_pipeline.progress.views import (
     LOOKS,
-    MAX_LISTED,
     bar,
     failure,
     flow,
@@ -67,7 +66,7 @@ class LiveObserver(QuietObserver):
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._above(infeasible(plan.cells, self.told, most=MAX_LISTED))
+        self._above(infeasible(plan.cells, self.told))
         if not tracker.to_do:
             return self._above([NOTHING_TO_DO])
         # stdout may be a pipe that reports go to: leave it alone.
@@ -253,7 +252,7 @@ class Picture:
         if not final and now >= self._estimate_at:
             # It looks at every stage run, so it may take a twentieth of the time at most.
             seconds, complete = self.tracker.left_s()
-            self._left = f"{'about' if complete else 'more than'} {_growing(seconds)} left" if seconds >= 1.0 else ""
+            self._left = f"{'about' if complete else 'perhaps'} {_growing(seconds)} left" if seconds >= 1.0 else ""
             self._estimate_at = now + max(_ESTIMATE_S, 20 * (self._clock() - now))
         parts += [self._left] if self._left and not final else []
         return flow([Text(part, "bold") for part in parts], width, gap="  ")

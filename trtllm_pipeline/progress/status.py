@@ -25,7 +25,7 @@ _MAX_CELLS: Final = 200
 """That a picture shows."""
 _BESIDE_CELLS: Final = 6
 """Lines that a picture of all cells leaves for its title, its heads, the legend and what runs."""
-_DONE: Final = frozenset({StageStatus.UP_TO_DATE, StageStatus.SKIPPED})
+DONE: Final = frozenset({StageStatus.UP_TO_DATE, StageStatus.SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,12 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         drawn = grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
     else:
         drawn = _by_stage(stages, runs.values(), states, width=width, ascii_only=ascii_only)
+        rest = ""  # each is in a line of its stage
     drawn += legend((status for _, of_cell in rows for status in of_cell.values()), width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
     below = [rest] if rest else []
     below += [line for run in runs.values() for line in _events(run, states[run.id])]
-    for more in (retries(status.cells), infeasible(status.cells, set())):
+    for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []
     if height is not None:  # nothing but one line each, what runs first
         below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
@@ -150,7 +151,7 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
     """The cells that the picture shows, and what there is to say of the rest: of very many only those that are not done."""
     if len(cells) <= _MAX_CELLS:
         return cells, ""
-    left = [cell for cell in cells if any(states[run].status not in _DONE for run in cell.stage_runs)]
+    left = [cell for cell in cells if any(states[run].status not in DONE for run in cell.stage_runs)]
     listed = left[:_MAX_CELLS]
     lines = [f"{count(len(cells) - len(left), 'cell')} done"] if len(left) < len(cells) else []
     lines += [f"{count(len(left) - len(listed), 'cell')} more to do or failed"] if len(left) > len(listed) else []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.execution.forecast import Durations
+from trtllm_pipeline.execution.forecast import Durations, guess_s
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.views import GOOD
@@ -44,6 +44,9 @@ class Tracker:
         self._busy_s = 0.0
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
+        self._guesses: dict[StageRunId, float] = {}
+        self._took_s = self._guessed_s = 0.0
+        """What has ended took, and was guessed to take."""
         self._ready: set[StageRunId] = set()
         self._good_before = sum(self.counts[status] for status in GOOD)
         self.to_do = len(statuses) - self._good_before
@@ -68,7 +71,10 @@ class Tracker:
         elif (began := self.started.pop(run.id, None)) is not None and run.stage.scope is not Scope.SERVICE:
             self._busy_s += now - began
             if status is _S.SUCCEEDED:
-                self._durations.learn(run, now - began if seconds is None else seconds)
+                took_s = now - began if seconds is None else seconds
+                self._durations.learn(run, took_s)
+                self._took_s += took_s
+                self._guessed_s += self._guess_s(run)
         if status is _S.FAILED:
             self.failed[run.id] = None
 
@@ -112,10 +118,12 @@ class Tracker:
                 yield self.plan.stage_runs[run_id], now - began
 
     def left_s(self) -> tuple[float, bool]:
-        """Expected seconds until the end, and whether that is all: False when work is left whose like never ran.
+        """Expected seconds until the end, and whether they are known: False when work is left whose like never ran.
 
-        The longest chain of what is left, or all of it at the parallelism seen so far, whichever is longer.
+        The longest chain of what is left, or all of it at the parallelism seen so far, whichever is longer. What never ran takes as long
+        as a formula guesses, by which what has ended took so much more or less.
         """
+        off = self._took_s / self._guessed_s if self._guessed_s else 1.0
         now = self._clock()
         chain: dict[StageRunId, float] = {}
         total = longest = 0.0
@@ -128,7 +136,7 @@ class Tracker:
             if expected is None:
                 # How long a server takes to start is learnt with the first, and is little beside what runs in it.
                 complete = complete and run.stage.scope is Scope.SERVICE
-                expected = 0.0
+                expected = off * self._guess_s(run)
             so_far = now - self.started[run.id] if run.id in self.started else 0.0
             if run.stage.scope is not Scope.SERVICE:
                 busy += so_far
@@ -139,9 +147,14 @@ class Tracker:
         parallel = max(1.0, busy / self.elapsed_s) if self.elapsed_s > 0 else 1.0
         return max(total / parallel, longest), complete
 
+    def _guess_s(self, run: StageRun) -> float:
+        if run.id not in self._guesses:
+            self._guesses[run.id] = guess_s(run, self.plan.machine)
+        return self._guesses[run.id]
+
     def summary(self) -> list[str]:
         """Counts in words, of what had to be done."""
-        words = {_S.RUNNING: "running", _S.ELSEWHERE: "elsewhere", _S.FAILED: "failed", _S.BLOCKED: "blocked"}
+        words = {_S.RUNNING: "running", _S.ELSEWHERE: "waiting", _S.FAILED: "failed", _S.BLOCKED: "blocked"}
         words[_S.CANCELLED] = "not finished"
         others = [f"{self.counts[status]} {word}" for status, word in words.items() if self.counts[status]]
         return [f"{self.done} of {count(self.to_do, 'stage run')} done", *others]

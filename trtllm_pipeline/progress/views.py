@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, StageStatus, in_words
 from trtllm_pipeline.errors import StageError, in_brackets
-from trtllm_pipeline.planning.names import amount, count, duration, said_once, shorten
+from trtllm_pipeline.planning.names import amount, duration, never_works, shorten
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.plan_file import OutlineCell
 from trtllm_pipeline.planning.stage_status import StageState
@@ -17,7 +17,6 @@ from trtllm_pipeline.terminal import clean, console
 if TYPE_CHECKING:
     from rich.text import Text
 
-MAX_LISTED: Final = 10
 _S = StageStatus
 GOOD: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.SKIPPED})
 _BAR: Final = 20
@@ -36,7 +35,7 @@ class Look(NamedTuple):
 LOOKS: Final = {
     _S.PENDING: Look("·", ".", "dim", "to do"),
     _S.RUNNING: Look("▶", ">", "bold cyan", "running"),
-    _S.ELSEWHERE: Look("~", "~", "cyan", "running in another process"),
+    _S.ELSEWHERE: Look("~", "~", "cyan", "waits for another process"),
     _S.SUCCEEDED: Look("✓", "+", "green", "done"),
     _S.UP_TO_DATE: Look("=", "=", "green", "up to date"),
     _S.SKIPPED: Look("-", "-", "dim", "not needed"),
@@ -163,15 +162,13 @@ def who(run: StageRun) -> str:
     return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
 
 
-def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, most: int | None = None) -> list[str]:
-    """What to say of cells that can never work, of `most` of them; the reasons that it gives are added to `told`."""
-    cells = [cell for cell in every if cell.reason is not None]
-    told |= {str(cell.reason) for cell in cells[:most]}
-    lines = [f"{count(len(cells), 'cell')} can never work:"] if cells else []
-    reasons = said_once(str(cell.reason) for cell in cells[:most])
-    lines += [f"  {cell.id}: {reason}" for cell, reason in zip(cells[:most], reasons, strict=True)]
-    more = len(cells) - len(cells[:most])
-    return [*lines, f"  and {more} more: pipeline status"] if more > 0 else lines
+def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, whole: bool = False) -> list[str]:
+    """What to say of cells that can never work, see `never_works`; the reasons that it gives are added to `told`."""
+    refused = [(cell.id, str(cell.reason)) for cell in every if cell.reason is not None]
+    lines = never_works(refused, None if whole else "pipeline status")
+    text = "\n".join(lines)
+    told |= {reason for reason in {reason for _, reason in refused} if f": {reason}" in text}
+    return lines
 
 
 def retries(cells: Iterable[Cell | OutlineCell]) -> list[str]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Json, StageStatus
+from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState
-from trtllm_pipeline.progress.status import MatrixStatus, to_text
+from trtllm_pipeline.progress.status import DONE, MatrixStatus, to_text
 from trtllm_pipeline.progress.views import LOOKS
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ def _picture(status: MatrixStatus, height: int) -> Text:
     from rich.text import Text
 
     text = Text.from_ansi(to_text(status, height=height - 1).rstrip("\n"), no_wrap=True, overflow="crop", end="")
-    return text.append(f"\nat {datetime.now().astimezone():%H:%M:%S}; Ctrl-C ends", "dim")
+    there = sum(state.status in DONE for state in status.states.values())
+    done = f"{there} of {count(len(status.states), 'stage run')} done"
+    return text.append(f"\n{done} at {datetime.now().astimezone():%H:%M:%S}; Ctrl-C ends", "dim")
 
 
 def _tell(look: Look, stream: TextIO, lines: Callable[[MatrixStatus | None, MatrixStatus], Iterator[str]]) -> None:

@@ -13,10 +13,10 @@ import stat
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import StateError
@@ -30,7 +30,7 @@ class Claim:
 
     __slots__ = ("_remove", "fd", "path")
 
-    def __init__(self, fd: int, path: Path, *, remove: bool) -> None:
+    def __init__(self, fd: int, path: str | Path, *, remove: bool) -> None:
         self.fd = fd
         self.path = path
         self._remove = remove
@@ -41,13 +41,14 @@ class Claim:
             return
         if self._remove:
             # Unlinked while it is held: whoever waits on the old inode notices in `take` that it is not the file any more.
-            self.path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         os.close(self.fd)
         self.fd = -1
 
 
-def take(path: Path, *, shared: bool = False, remove: bool = True) -> Claim | None:
+def take(path: str | Path, *, shared: bool = False, remove: bool = True) -> Claim | None:
     """The claim on `path`, or None if another process holds it. Never waits."""
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:
@@ -58,7 +59,7 @@ def take(path: Path, *, shared: bool = False, remove: bool = True) -> Claim | No
             os.close(fd)
             return None
         try:
-            current = path.stat().st_ino
+            current = os.stat(path).st_ino
         except FileNotFoundError:
             current = -1
         if os.fstat(fd).st_ino == current:
@@ -66,7 +67,7 @@ def take(path: Path, *, shared: bool = False, remove: bool = True) -> Claim | No
         os.close(fd)
 
 
-def is_held(path: Path) -> bool:
+def is_held(path: str | Path) -> bool:
     """Whether some process has the claim on `path`. Writes nothing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -89,40 +90,47 @@ def machine_leases() -> Path:
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     # After `su`, and in containers, the variable names a folder that is not there, or another user's.
-    if not (os.access(base, os.W_OK | os.X_OK) and Path(base).is_dir()):
+    if not (os.access(base, os.W_OK | os.X_OK) and os.path.isdir(base)):
         base = tempfile.gettempdir()
-    folder = Path(base) / f"trtllm-pipeline-{os.getuid()}"
+    folder = os.path.join(base, f"trtllm-pipeline-{os.getuid()}")
     hint = "move it away, or set XDG_RUNTIME_DIR to a folder that you own"
     try:
-        folder.mkdir(mode=0o700)
+        os.mkdir(folder, mode=0o700)
     except FileExistsError:
-        found = folder.lstat()
+        found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise StateError(
                 f"{folder} is not a folder that you own; the pipeline keeps its GPU locks there", hint=hint
             ) from None
     except OSError as error:
         raise StateError(f"cannot create {folder}: {error.strerror}", hint=hint) from error
-    return folder
+    return Path(folder)
+
+
+Entry: TypeAlias = Callable[[Exclusive], "list[Claim] | None"]
+"""Takes the claims on the machine itself, beside those only that its argument allows; None if others are there."""
 
 
 def lease_machine(
-    gpus: tuple[str, ...], *, exclusive: Exclusive = Exclusive.NONE, others: Sequence[str] = ()
+    gpus: tuple[str, ...],
+    *,
+    exclusive: Exclusive = Exclusive.NONE,
+    others: Sequence[str] = (),
+    enter: Entry | None = None,
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
     """Claims on the machine, as `exclusive` says, and on as many GPUs as in `gpus`, with the GPUs' names.
 
     GPUs that another invocation holds are replaced by `others`; None if too few are left. So two invocations, also on
     different workspaces, never share a GPU, and nothing runs beside a measurement but what may.
     """
-    folder = machine_leases()
-    held = _enter(folder, exclusive)
+    held = (enter or _enter)(exclusive)
     if held is None:
         return None
     names = list[str]()
     for gpu in dict.fromkeys((*gpus, *others)):
         if len(names) == len(gpus):
             break
-        claim = take(folder / f"gpu-{gpu}", remove=False)
+        claim = take(machine_leases() / f"gpu-{gpu}", remove=False)
         if claim is not None:
             held.append(claim)
             names.append(gpu)
@@ -142,8 +150,8 @@ _LOOK_S: Final = 0.002
 """How long others' looks at a claim, each of some microseconds, may be in the way."""
 
 
-def _enter(folder: Path, exclusive: Exclusive) -> list[Claim] | None:
-    """Claims on the machine, beside those only that `exclusive` allows; None if others are there."""
+def _enter(exclusive: Exclusive) -> list[Claim] | None:
+    folder = machine_leases()
     shared = _SHARED.get(exclusive)
     held: list[Claim] = []
     for name in sorted((_WORK, _MEASURING), key=lambda name: name != shared):
@@ -166,6 +174,56 @@ def _take_soon(path: Path, *, shared: bool) -> Claim | None:
             return claim
         time.sleep(_LOOK_S)
     return None
+
+
+class SharedEntry:
+    """An `Entry` for what one process runs at the same time: those of one kind hold the claims on the machine together.
+
+    It is asked to `let_go` when nothing more begins for now. While they are held nobody who may not be beside them can come, so they need not be looked at for each. Two that must be alone
+    are such as the process itself puts together: a server is loaded beside the one before (`execution/scheduler.py`).
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Exclusive, list[Claim]] = {}
+        self._parts: dict[Exclusive, int] = {}
+
+    def __call__(self, exclusive: Exclusive) -> list[Claim] | None:
+        """See `Entry`."""
+        if exclusive not in self._held:
+            self.let_go()  # it may be in our own way
+            found = _enter(exclusive)
+            if found is None:
+                return None
+            self._held[exclusive], self._parts[exclusive] = found, 0
+        held = self._held[exclusive]
+        self._parts[exclusive] += len(held)
+        return [_Part(claim, lambda: self._leave(exclusive)) for claim in held]
+
+    def _leave(self, exclusive: Exclusive) -> None:
+        self._parts[exclusive] -= 1
+
+    def let_go(self) -> None:
+        """Release what nobody holds any more: until then it may be taken up again, which others do not notice."""
+        for exclusive in [each for each, parts in self._parts.items() if not parts]:
+            del self._parts[exclusive]
+            for claim in self._held.pop(exclusive):
+                claim.release()
+
+
+class _Part(Claim):
+    """What one of several has of a claim that they hold together."""
+
+    __slots__ = ("_leave",)
+
+    def __init__(self, whole: Claim, leave: Callable[[], None]) -> None:
+        super().__init__(whole.fd, whole.path, remove=False)
+        self._leave = leave
+
+    def release(self) -> None:
+        """Leave it."""
+        if self.fd >= 0:
+            self.fd = -1
+            self._leave()
 
 
 def machine_users(gpus: Sequence[str], *, exclusive: Exclusive = Exclusive.NONE) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.digest import stamp, stamped_digest
 from trtllm_pipeline.files.writing import write_all
+from trtllm_pipeline.fingerprint import encoding
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.store.manifest import Manifest
@@ -87,7 +88,7 @@ _EVENTS: Final = {
 _AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
 """Of a JSON list of any length."""
 
-_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+_encode: Final = encoding(json.JSONEncoder(separators=(",", ":")))
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -96,9 +97,9 @@ Event = tuple[str, Sequence[Value]]
 """A row that was written, by its table, or rows that were removed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as Cell
 class Artifact:
-    """A published artifact. `files` are paths below `out` with their sizes, `size_bytes` their sum."""
+    """A published artifact. Nobody changes it. `files` are paths below `out` with their sizes, `size_bytes` their sum."""
 
     fingerprint: Fingerprint
     stage: str
@@ -200,7 +201,9 @@ class History:
         self.path = path
 
     def append(self, events: Iterable[Event]) -> None:
-        """Append `events` in one write. After an OSError nothing was added, or an incomplete line that readers skip."""
+        """Append `events`, in one write unless the kernel cuts it short. After an OSError a first part of them may be
+        there, the last line of it incomplete, which readers skip.
+        """
         texts = [_encode([name, *values]).encode() for name, values in events]
         # The line's end comes first: after a write that was cut short, the next one still begins a line.
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
@@ -434,7 +437,7 @@ class Index(Database):
 
     # attempts
 
-    def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: Path) -> int:
+    def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: str | Path) -> int:
         """An attempt that starts now; returns what it is called until it ends. It is written with whatever comes next."""
         name = next(self._numbers)
         self._begun[name] = _Begun((run, stage, fingerprint, number, time.time(), self._name(folder)))
@@ -446,7 +449,7 @@ class Index(Database):
         if self._unwritten:
             self._write_attempts({})
 
-    def end_attempt(self, attempt: int, outcome: str, folder: Path, error: StageError | None = None) -> None:
+    def end_attempt(self, attempt: int, outcome: str, folder: str | Path, error: StageError | None = None) -> None:
         """Record how an attempt ended, and where its folder now is."""
         why = (error.failure.value, error.message, error.hint) if error else (None, None, None)
         self._write_attempts({attempt: (self._name(folder), time.time(), outcome, *why)})
@@ -455,7 +458,7 @@ class Index(Database):
         """Record in one transaction that attempts succeeded, what they took, and the artifacts that came of them."""
         self._write_attempts(
             {
-                each.attempt: (self._name(each.artifact.folder), each.ended_s, "succeeded", None, None, None)
+                each.attempt: (self._name(each.artifact.path), each.ended_s, "succeeded", None, None, None)
                 for each in group
             },
             group,
@@ -511,9 +514,9 @@ class Index(Database):
 
         return tuple(self._read(f"SELECT * FROM attempts WHERE {where}", values, attempt))  # noqa: S608 - our own words
 
-    def _name(self, folder: Path) -> str:
+    def _name(self, folder: str | Path) -> str:
         """A folder's path relative to the workspace, which may be moved."""
-        return str(folder.relative_to(self._workspace) if folder.is_relative_to(self._workspace) else folder)
+        return str(folder).removeprefix(f"{self._workspace}/")
 
     # runs
 

@@ -78,26 +78,31 @@ class Manifest:
 
     def to_json(self) -> dict[str, Json]:
         """The file's content; the key stands in it as a tree, for people."""
+        return {**self._content(), "key": json.loads(self.key)}
+
+    def _content(self) -> dict[str, Json]:
+        """The same without the key: it is text of the form that the digest is of."""
         content: dict[str, Json] = {
             "schema": SCHEMA,
             "stage": self.stage,
             "fingerprint": self.fingerprint,
             "label": self.label,
-            "key": json.loads(self.key),
+            "key": None,
             "files": listed(self.files),
             "records": listed(self.records),
             "provenance": dict(self.provenance),
         }
-        return {**content, "digest": fingerprint(canonical(content))}
+        before, name, behind = canonical(content).partition('"key":null')
+        return {**content, "digest": fingerprint(f"{before}{name[:-4]}{self.key}{behind}")}
 
     def seconds(self, name: str, default: float) -> float:
         """A number of the provenance."""
         value = self.provenance.get(name)
         return float(value) if isinstance(value, (int, float)) else default
 
-    def write(self, folder: Path) -> int:
+    def write(self, folder: str | Path) -> int:
         """Write it into `folder`; returns its size in bytes."""
-        return write_once(folder / NAME, object_text(self.to_json()))
+        return write_once(f"{folder}/{NAME}", object_text(self._content(), key=self.key))
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
@@ -191,37 +196,41 @@ def unreadable(error: OSError, path: str | Path) -> StateError:
     )
 
 
-def scan(out: Path) -> tuple[FileEntry, ...]:
-    """Every file and link below `out` with size and BLAKE3 digest, sorted by path.
+def scan(out: str | Path, found: Iterable[os.DirEntry[str]] | None = None) -> tuple[FileEntry, ...]:
+    """Every file and link below `out` with size and BLAKE3 digest, sorted by path. `found` are they, where they are known.
 
     Raises StateError for what an artifact cannot hold: sockets, devices, links that lead nowhere.
     """
-    return _sorted(_entry(each, each.path.removeprefix(f"{out}/")) for each in _below(out))
+    above = len(f"{out}/")
+    return _sorted([_entry(each, each.path[above:]) for each in (below(out) if found is None else found)])
 
 
-def scan_records(attempt: Path, out: Path) -> tuple[FileEntry, ...]:
+def scan_records(attempt: str | Path) -> tuple[FileEntry, ...]:
     """Every file of an attempt beside its result: job, log and what its programs left there."""
-    beside = (each for each in _below(attempt, without=out.name) if each.name != NAME and each.is_file())
-    return _sorted(_entry(each, each.path.removeprefix(f"{attempt}/")) for each in beside)
+    above = len(f"{attempt}/")
+    beside = below(attempt, without=OUT)
+    return _sorted([_entry(each, each.path[above:]) for each in beside if each.name != NAME and each.is_file()])
 
 
-def _sorted(found: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
-    return tuple(sorted(found, key=lambda entry: entry.path.split("/")))
+def _sorted(found: list[FileEntry]) -> tuple[FileEntry, ...]:
+    if len(found) > 1:
+        found.sort(key=lambda entry: entry.path.split("/"))
+    return tuple(found)
 
 
 def walk(folder: Path) -> Iterator[Path]:
     """Everything below `folder` that is not a folder."""
-    return (Path(each.path) for each in _below(folder))
+    return (Path(each.path) for each in below(folder))
 
 
-def _below(folder: Path | str, without: str = "") -> Iterator[os.DirEntry[str]]:
-    """The same, without what is below one folder in it."""
+def below(folder: Path | str, without: str = "") -> Iterator[os.DirEntry[str]]:
+    """The same as the kernel lists it, without what is below one folder in it."""
     with os.scandir(folder) as found:
         for each in found:
             if not each.is_dir(follow_symlinks=False):
                 yield each
             elif each.name != without:
-                yield from _below(each.path)
+                yield from below(each.path)
 
 
 # Published files never change, so one digest serves every hard link to the same content within a run.

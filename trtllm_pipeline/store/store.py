@@ -25,11 +25,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.files import disk
+from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import Artifact, Index, Peak, Published
@@ -66,7 +67,12 @@ class Attempt:
     stage: str
     fingerprint: Fingerprint
     number: int
-    folder: Path
+    path: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+        return Path(self.path)  # of many short stage runs, nobody asks for it
 
     @property
     def out(self) -> Path:
@@ -77,6 +83,18 @@ class Attempt:
     def log(self) -> Path:
         """Standard output and error of the stage's commands."""
         return self.folder / LOG
+
+
+class Written(NamedTuple):
+    """What an attempt has written, before it is read."""
+
+    files: list[os.DirEntry[str]] | None
+    """Files and links of its result; None where nobody has looked."""
+    size_bytes: int
+    """Together."""
+
+
+NOT_LOOKED: Final = Written(None, 0)
 
 
 def is_workspace(folder: Path) -> bool:
@@ -96,6 +114,7 @@ class Store:
         self.artifacts_dir = self.workspace / "store"
         self._artifacts = str(self.artifacts_dir)
         self.work_dir = self.workspace / claims.CLAIMS
+        self._work = str(self.work_dir)
         self.runs_dir = self.workspace / "runs"
         database = self.workspace / INDEX
         self.unwritable = self._unwritable(database)
@@ -139,6 +158,7 @@ class Store:
         """Folder of this artifact, published or not."""
         return self.artifacts_dir / stage / fingerprint
 
+    @uncollected()
     def present(self, wanted: Mapping[Fingerprint, str]) -> dict[Fingerprint, Artifact]:
         """Those of `wanted` (fingerprint -> stage) that are published with all files of the right size.
 
@@ -147,12 +167,20 @@ class Store:
         not there yet. Raises StateError if its files cannot be read or another release wrote it.
         """
         rows = self.index.artifacts(wanted)
-        names = self._folders(wanted, rows)
-        looked_at = (
-            self._look(stage, fingerprint, rows.get(fingerprint), there=fingerprint in names[stage])
-            for fingerprint, stage in wanted.items()
-        )
-        return {artifact.fingerprint: artifact for artifact in looked_at if artifact is not None}
+        found, others = {}, {}
+        for fingerprint, stage in wanted.items():
+            row = rows.get(fingerprint)
+            # Nearly all of a large plan are as they were: for them no call and no name that nobody needs.
+            if row is not None and row.stage == stage and whole(row.path, row.files, row.manifest_bytes):
+                found[fingerprint] = row
+            else:
+                others[fingerprint] = stage
+        names = self._folders(others, rows)
+        for fingerprint, stage in others.items():
+            row = self._look(stage, fingerprint, rows.get(fingerprint), there=fingerprint in names[stage])
+            if row is not None:
+                found[fingerprint] = row
+        return found
 
     def there(self, wanted: Mapping[Fingerprint, str]) -> set[Fingerprint]:
         """As `present`, for who only says what there is: no file is looked at of what the index has and a folder is there of."""
@@ -175,7 +203,9 @@ class Store:
 
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
         """One artifact if it is complete, as in `present`, without listing others."""
-        if not self.folder(stage, fingerprint).is_dir():  # the index need not be asked; it is put right by `present`
+        if not os.path.isdir(
+            f"{self._artifacts}/{stage}/{fingerprint}"
+        ):  # the index need not be asked; it is put right by `present`
             return None
         return self._look(stage, fingerprint, self.index.artifacts((fingerprint,)).get(fingerprint), there=True)
 
@@ -225,7 +255,7 @@ class Store:
 
     def claim(self, fingerprint: Fingerprint) -> claims.Claim | None:
         """A claim on this stage run, or None if another process holds it."""
-        return claims.take(self.work_dir / f"{fingerprint}.lock")
+        return claims.take(f"{self._work}/{fingerprint}.lock")
 
     def claimed(self) -> frozenset[Fingerprint]:
         """The stage runs that a process works on now."""
@@ -238,7 +268,7 @@ class Store:
 
     def is_claimed(self, fingerprint: Fingerprint) -> bool:
         """Whether a process works on this stage run now."""
-        return claims.is_held(self.work_dir / f"{fingerprint}.lock")
+        return claims.is_held(f"{self._work}/{fingerprint}.lock")
 
     def tried(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, int]:
         """Number of the latest attempt at each of these that has one."""
@@ -253,16 +283,16 @@ class Store:
         if number > 1:
             shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
         while True:
-            folder = self.work_dir / f"{fingerprint}.{number}"
+            name = f"{self._work}/{fingerprint}.{number}"
             try:
-                folder.mkdir()
+                os.mkdir(name)
                 break
             except FileExistsError:  # another invocation's since, or the index was lost, and with it the count
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(name, ignore_errors=True)
                 number += 1
-        (folder / OUT).mkdir()
+        os.mkdir(f"{name}/{OUT}")
         return Attempt(
-            self.index.begin_attempt(run, stage, fingerprint, number, folder), stage, fingerprint, number, folder
+            self.index.begin_attempt(run, stage, fingerprint, number, name), stage, fingerprint, number, name
         )
 
     def unended(self, fingerprint: Fingerprint) -> Path | None:
@@ -275,32 +305,44 @@ class Store:
     def join(self, run: str, stage: str, fingerprint: Fingerprint, folder: Path) -> Attempt:
         """The attempt of a killed invocation in `folder`, as one of this run."""
         number = int(folder.suffix[1:])
-        return Attempt(
-            self.index.begin_attempt(run, stage, fingerprint, number, folder), stage, fingerprint, number, folder
-        )
+        attempt = self.index.begin_attempt(run, stage, fingerprint, number, folder)
+        return Attempt(attempt, stage, fingerprint, number, str(folder))
 
-    def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
+    def written(self, attempt: Attempt) -> Written:
+        """What an attempt has written. Where that cannot be listed it is nothing, and `seal` will tell why."""
+        with suppress(OSError):
+            files = list(manifest.below(f"{attempt.path}/{OUT}"))
+            return Written(files, sum([each.stat(follow_symlinks=False).st_size for each in files]))
+        return NOT_LOOKED
+
+    def seal(
+        self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json], written: Written = NOT_LOOKED
+    ) -> Manifest:
         """Digest the attempt's files and write the manifest. Reads every byte once; may run in a thread, and should for large ones.
 
-        Raises StageError if the attempt left no files, or something that an artifact may not contain.
+        `written` is what `written` has found just now, where it was asked. Raises StageError if the attempt left no files, or something that an artifact may not contain.
         """
+        folder = attempt.path  # as text: of short stage runs, paths are the most of it
+        out = f"{folder}/{OUT}"
+        found = list(manifest.below(out)) if written.files is None else written.files
         try:
-            files = manifest.scan(attempt.out)
+            files = manifest.scan(out, found)
         except StateError as error:
             raise StageError(f"{attempt.stage}: {error.message}", log=attempt.log) from error
         if not files:
-            raise StageError(f"{attempt.stage} succeeded but left no files in {attempt.out}", log=attempt.log)
-        (attempt.folder / PROGRESS_FILE).unlink(missing_ok=True)
-        records = manifest.scan_records(attempt.folder, attempt.out)
+            raise StageError(f"{attempt.stage} succeeded but left no files in {out}", log=attempt.log)
+        records = manifest.scan_records(folder)
+        if any(entry.path == PROGRESS_FILE for entry in records):
+            os.unlink(f"{folder}/{PROGRESS_FILE}")
+            records = tuple(entry for entry in records if entry.path != PROGRESS_FILE)
         sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance, records)
-        for entry in files:
-            path = attempt.out / entry.path
+        for each in found:
             # A file with other names may be the user's own: a local model is linked where it cannot be cloned.
-            if entry.link is None and (found := path.stat()).st_nlink == 1:
-                path.chmod(found.st_mode & ~0o222)
-        sealed.write(attempt.folder)
+            if not each.is_symlink() and (status := each.stat()).st_nlink == 1:
+                os.chmod(each.path, status.st_mode & ~0o222)
+        sealed.write(folder)
         if sealed.size_bytes > _LARGE_BYTES:
-            _sync(attempt.folder)
+            _sync(folder)
         return sealed
 
     def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Published:
@@ -308,18 +350,21 @@ class Store:
 
         So a group of them shares what that costs, and after a power cut nothing is recorded that is not there.
         """
-        return Published(attempt.id, sealed, self._place(attempt.folder, sealed), time.time(), peak)
+        return Published(attempt.id, sealed, self._place(attempt.path, sealed), time.time(), peak)
 
-    def _place(self, folder: Path, sealed: Manifest) -> Artifact:
+    def _place(self, folder: str | Path, sealed: Manifest) -> Artifact:
         """Move a sealed folder to where artifacts are."""
-        final = self.folder(sealed.stage, sealed.fingerprint)
-        if final.exists():
-            self._set_aside(sealed.stage, sealed.fingerprint)
+        final = f"{self._artifacts}/{sealed.stage}/{sealed.fingerprint}"
         try:
-            folder.rename(final)
+            os.rename(folder, final)
         except FileNotFoundError:  # the first of its stage
-            final.parent.mkdir(exist_ok=True)
-            folder.rename(final)
+            Path(final).parent.mkdir(exist_ok=True)
+            os.rename(folder, final)
+        except OSError:
+            if not os.path.lexists(final):
+                raise
+            self._set_aside(sealed.stage, sealed.fingerprint)
+            os.rename(folder, final)
         return self.index.artifact(sealed, _manifest_bytes(final))
 
     def sync(self, artifacts: Sequence[Artifact]) -> None:
@@ -375,7 +420,7 @@ class Store:
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its folder stays for the log until the next attempt."""
-        self.index.end_attempt(attempt.id, outcome, attempt.folder, error)
+        self.index.end_attempt(attempt.id, outcome, attempt.path, error)
 
     # upkeep
 
@@ -584,8 +629,8 @@ def _newest_s(folder: Path) -> float:
     return max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
 
 
-def _manifest_bytes(folder: Path) -> int:
-    return (folder / manifest.NAME).stat().st_size
+def _manifest_bytes(folder: str | Path) -> int:
+    return os.stat(f"{folder}/{manifest.NAME}").st_size
 
 
 def _dirty_bytes() -> int:
@@ -604,7 +649,7 @@ def _sync_file_system(fd: int) -> int:
     return int(ctypes.CDLL(None).syncfs(fd))
 
 
-def _sync(folder: Path) -> None:
+def _sync(folder: str | Path) -> None:
     """Sync a folder tree to the disk. What else programs leave beside a result, such as a socket, cannot be opened."""
     for base, _, files in os.walk(folder, topdown=False):
         for name in files:

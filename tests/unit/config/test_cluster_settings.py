@@ -22,7 +22,7 @@ def matrix(folder: Path, *, axis: str = "", more: str = "") -> Path:
 
 def test_the_cluster_is_the_same_for_all_cells(tmp_path: Path) -> None:
     given = matrix(tmp_path, more="settings: {cluster: {accelerator: h100, sbatch: [--partition=gpu]}}\n")
-    assert load_matrix(given).matrix.settings.cluster.sbatch == ("--partition=gpu",)
+    assert load_matrix(given).of_cluster("sbatch") == ["--partition=gpu"]
     with pytest.raises(MatrixError, match="is the same for all cells: set it in"):
         load_matrix(matrix(tmp_path, axis="  settings.cluster.accelerator: [a, b]\n"))
     with pytest.raises(MatrixError, match="cluster is the same for all cells"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trtllm_pipeline.config import document
+from trtllm_pipeline.config import document, yaml_reader
 from trtllm_pipeline.config.document import key_text, nearest, parse, read
 from trtllm_pipeline.errors import MatrixError
 
@@ -77,6 +77,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
         ("a: 'x", "is not valid YAML"),
         ("a: \x07", "is not valid YAML"),
         ("a: \ud800", "f: is not UTF-8 text"),
+        ("[" * 500, "f:1: is nested deeper than"),
         ("[" * 5000, "f:1: is nested deeper than"),
     ],
 )
@@ -92,7 +93,7 @@ def test_the_pure_python_parser_reads_the_same(monkeypatch: pytest.MonkeyPatch) 
     text = "a: [1, no, 'x', 1e-3]\nb: {c: 0x10, d: |\n  t\n}"
     text = "a: [1, no, 'x', 1e-3]\nb:\n  c: 0x10\n  d: |\n    t\n"
     fast = parse(text, "f")
-    monkeypatch.setattr(document, "_LOADER", yaml.SafeLoader)
+    monkeypatch.setattr(yaml_reader, "_LOADER", yaml.SafeLoader)
     slow = parse(text, "f")
     assert (fast.data, fast.origins) == (slow.data, slow.origins)
 

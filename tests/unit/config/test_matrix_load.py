@@ -8,8 +8,9 @@ import pytest
 
 from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.config.load import TEMPLATE, load_matrix
-from trtllm_pipeline.config.models import Settings, canonical_parallel, parse_lengths, parse_parallel
+from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.config.recipes import find_recipe, load_recipe
+from trtllm_pipeline.config.spelling import canonical_parallel, parse_lengths, parse_parallel
 from trtllm_pipeline.errors import MatrixError, UsageError
 
 
@@ -39,11 +40,11 @@ def test_a_matrix_with_everything(write: Write) -> None:
             settings={"quantize": {"calibration": {"samples": 8}}},
         )
     )
-    assert loaded.matrix.axes.parallel == ("tp1pp1", "tp2pp2")
-    assert loaded.matrix.add[0].lengths == "1,1"
-    assert loaded.recipes["small"].num_hidden_layers == 6
-    assert loaded.matrix.settings.quantize.calibration.samples == 8
-    assert loaded.matrix.settings.quantize.calibration.data == "builtin:general"
+    assert loaded.axes["parallel"] == ["tp1pp1", "tp2pp2"]
+    assert loaded.added[0]["lengths"] == "1,1"
+    assert loaded.recipes["small"]["num_hidden_layers"] == 6
+    assert loaded.written["settings"]["quantize"]["calibration"] == {"samples": 8}
+    assert loaded.defaults["quantize"]["calibration"]["data"] == "builtin:general"
 
 
 YAML = """\
@@ -185,18 +186,18 @@ def test_set(write: Write) -> None:
             "description=",
         ],
     )
-    assert loaded.command_line.model_dump(exclude_unset=True) == {
-        "perf": {"concurrency": (1, 8)},
+    assert loaded.command_line == {
+        "perf": {"concurrency": [1, 8]},
         "quantize": {"calibration": {"samples": 3}},
     }
-    assert loaded.matrix.axes.precision == ("bf16",)
+    assert loaded.axes["precision"] == ["bf16"]
     assert loaded.axes_changed
-    assert loaded.recipes["small"].model_dump()["sources"][0]["local"] == "./other"
-    assert loaded.recipes["small"].smoke is None
-    assert loaded.recipes["small-2"].smoke is not None
-    assert [recipe.parameters for recipe in loaded.recipes.values()] == [7, 7]
-    assert loaded.matrix.name == "renamed"
-    assert loaded.matrix.description is None
+    assert loaded.recipes["small"]["sources"][0]["local"] == "./other"
+    assert loaded.recipes["small"]["smoke"] is None
+    assert loaded.recipes["small-2"]["smoke"] is not None
+    assert [recipe["parameters"] for recipe in loaded.recipes.values()] == [7, 7]
+    assert loaded.written["name"] == "renamed"
+    assert loaded.written["description"] is None
 
 
 @pytest.mark.parametrize(
@@ -247,8 +248,8 @@ def test_names_of_recipes_may_hold_dots(folder: Path, write: Write) -> None:
     (folder / "recipes" / "small.2.yaml").write_text(RECIPE.replace("name: small", "name: small.2"))
     path = write(axes={"model": ["small", "small.2"]})
     loaded = load_matrix(path, ["recipes.small.2.parameters=9"])
-    assert loaded.recipes["small.2"].parameters == 9
-    assert loaded.recipes["small"].parameters is None
+    assert loaded.recipes["small.2"]["parameters"] == 9
+    assert loaded.recipes["small"]["parameters"] is None
 
 
 # ---------------------------------------------------------------------------------------------------------- recipes
@@ -266,7 +267,7 @@ def test_recipes_beside_the_matrix_come_before_the_shipped(folder: Path) -> None
 def test_a_matrix_is_not_taken_for_the_recipe_of_its_name(folder: Path) -> None:
     path = folder / "tiny.yaml"
     path.write_text(json.dumps({**MATRIX, "name": "tiny", "axes": {**MATRIX["axes"], "model": ["tiny"]}}))
-    assert load_matrix(path).recipes["tiny"].family == "llama"
+    assert load_matrix(path).recipes["tiny"]["family"] == "llama"
     assert find_recipe("tiny", folder) != path
 
 
@@ -330,11 +331,11 @@ def test_a_local_folder_makes_its_own_recipe(folder: Path, write: Write) -> None
     (folder / "models" / "My Model").mkdir(parents=True)
     (folder / "models" / "My Model" / "config.json").write_text(json.dumps(CONFIG))
     recipe = load_matrix(write(axes={"model": ["./models/My Model"]})).recipes["./models/My Model"]
-    assert recipe.name == "My-Model"
-    assert (recipe.family, recipe.num_key_value_heads, recipe.head_dim) == ("qwen3", 4, 16)
-    assert recipe.eos_token_ids == (2,)
-    assert recipe.model_dump()["sources"] == ({"local": "./models/My Model", "note": None},)
-    assert recipe.precisions_for("embedded") is None
+    assert recipe["name"] == "My-Model"
+    assert (recipe["family"], recipe["num_key_value_heads"], recipe["head_dim"]) == ("qwen3", 4, 16)
+    assert recipe["eos_token_ids"] == [2]
+    assert recipe["sources"] == [{"local": "./models/My Model"}]
+    assert recipe["precisions"] is None
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ def test_defaults_survive_json() -> None:
 def test_the_template_loads(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
-    assert load_matrix(path).matrix.name == "my-matrix"
+    assert load_matrix(path).written["name"] == "my-matrix"
 
 
 def test_what_may_be_a_value_or_a_list_of_them(write: Write) -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,9 +21,9 @@ from tests.helpers.jobs import end, job, submit
 from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Resources, Scope
-from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, UsageError
+from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError, UsageError
 from trtllm_pipeline.execution import agent, cluster, exchange
-from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, KnownNodes, chosen, in_common
+from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, KnownNodes, chosen, in_common, machine_of
 from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.files.writing import read_object, write_json
@@ -205,17 +213,24 @@ def test_what_a_server_that_was_stopped_took_comes_through_an_exchange_too(
     assert end(executor) == Ended(serve.id, None, USAGE, {})
 
 
+def parcel_of(of: Job, url: Path, **more: object) -> Path:
+    """A job, as the pipeline sends it; in the workspace's place there is nothing else."""
+    of.write(url.parent / "job.json")
+    shutil.rmtree(of.attempt)
+    parcel = url / "parcels" / f"{Path(of.attempt).name}-0"
+    parcel.mkdir(parents=True)
+    told = {"job": (url.parent / "job.json").read_text(), "artifacts": [], "files": {}, "views": {}, **more}
+    write_json(parcel / "parcel.json", told)
+    return parcel
+
+
 @pytest.mark.parametrize("asked", ["parcel.json", "orders.json"])
 def test_an_agent_waits_for_an_exchange_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     monkeypatch.setattr(exchange, "_POLL_S", 0.01)
-    build = job(tmp_path, "build")
-    build.write(tmp_path / "job.json")
-    parcel = tmp_path / "exchange" / "parcels" / "build.1-0"
-    parcel.mkdir(parents=True)
-    told = {"job": (tmp_path / "job.json").read_text(), "artifacts": [], "files": {}, "views": {}}
-    write_json(parcel / "parcel.json", told)
+    build = job(tmp_path / "work", "build")
+    parcel = parcel_of(build, tmp_path / "exchange")
     remote = Remote(str(tmp_path / "exchange"))
     read, refused = remote.read, list[str]()
 
@@ -249,6 +264,147 @@ def test_what_cannot_be_sent_at_once_is_sent_again(
     assert refused
 
 
+@pytest.mark.parametrize("name", ["build.1-0", "perf.1-0"])
+def test_an_agent_does_not_wait_for_a_pipeline_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(exchange, "_POLL_S", 0.01)
+    (tmp_path / "parcels" / "build.1-0").mkdir(parents=True)
+    node = exchange._Node(Remote(str(tmp_path)), "build.1-0")
+    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.1)
+    with pytest.raises(StateError, match=f"{name}: the pipeline has sent nothing, and was silent"):
+        node.parcel(name)
+    monkeypatch.setattr(exchange, "_PATIENCE_S", 60.0)
+    node.over.set()
+    with pytest.raises(StateError, match=f"{name}: its agent has ended"):
+        node.parcel(name)
+
+
+def test_an_agent_waits_as_long_as_the_pipeline_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_POLL_S", 0.01)
+    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.5)
+    parcel = tmp_path / "parcels" / "build.1-0"
+    parcel.mkdir(parents=True)
+    node = exchange._Node(Remote(str(tmp_path)), "build.1-0")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(node.parcel, "build.1-0")
+        for beat in range(15):
+            write_json(parcel / "orders.json", {"beat": beat})
+            time.sleep(0.1)
+        assert not waiting.done()
+        write_json(parcel / "parcel.json", {"job": "it"})
+        assert waiting.result(10.0) == {"job": "it"}
+
+
+def test_the_pipeline_says_that_it_lives_while_it_sends(
+    through_exchange: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = submit(through_exchange, job(tmp_path, "build"))
+    monkeypatch.setattr(agent, "BEAT_S", -1.0)
+    through_exchange.wait(0.0)
+    assert orders(build)["beat"] == 1
+
+
+@pytest.mark.parametrize("asked", ["lacking", "read"])
+def test_what_nobody_foresaw_in_the_pool_is_said(
+    through_exchange: ClusterExecutor,
+    pretend: PretendCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+) -> None:
+    def odd(*_: object) -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(exchange, "_POLL_S", 0.01)
+    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(Remote, asked, odd)
+    prompts = tmp_path / "prompts"
+    prompts.touch()
+    submit(through_exchange, job(tmp_path, "build", files={"prompts": str(prompts)}))
+    error = end(through_exchange, 20.0).error
+    assert error is not None
+    assert error.message.endswith(": RuntimeError: odd")
+    assert error.failure is FailureClass.TRANSIENT
+
+
+def test_what_is_on_its_way_when_an_agent_ends_does_not_stay(
+    through_exchange: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parcel arrives while the agent is cancelled."""
+    monkeypatch.setattr(exchange, "_POLL_S", 0.01)
+    write, arrives = Remote.write, threading.Event()
+
+    def write_late(self: Remote, name: str, content: bytes) -> None:
+        if name.endswith("parcel.json"):
+            arrives.wait(20.0)
+        write(self, name, content)
+
+    monkeypatch.setattr(Remote, "write", write_late)
+    build = submit(through_exchange, job(tmp_path, "build"))
+    parcels = tmp_path / "exchange" / "parcels"
+    assert eventually(lambda: list(parcels.glob("*/orders.json")))
+    through_exchange.stop(build.id, 5.0)
+    assert end(through_exchange).error is not None
+    arrives.set()
+    through_exchange.close()
+    assert not list(parcels.iterdir())
+
+
+def test_an_agent_that_cannot_do_its_part_ends_once_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A job that is to run in its service reads what is damaged there."""
+    monkeypatch.setattr(exchange, "_POLL_S", 0.01)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    serve, perf = job(tmp_path / "work", "serve", Scope.SERVICE, command=("sleep", "1")), job(tmp_path / "work", "perf")
+    parcel = parcel_of(serve, tmp_path / "exchange")
+    parcel_of(perf, tmp_path / "exchange", files={"prompts": []})
+    write_json(parcel / "orders.json", {"jobs": [perf.attempt], "stop": {}, "beat": 0})
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        exchange._Node(Remote(str(tmp_path / "exchange")), parcel.name).run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]
+    assert f"{perf.attempt}: what it reads cannot be fetched: " in capfd.readouterr().err
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_what_a_killed_agent_left_on_its_node_is_removed_by_the_next(tmp_path: Path) -> None:
+    work, url = tmp_path / "work", tmp_path / "exchange"
+    doomed = job(work, "doomed", command=("sh", "-c", "echo up; exec sleep 600"))
+    command = [sys.executable, "-m", exchange.__name__, str(url), parcel_of(doomed, url).name]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment) as killed:
+        log = Path(doomed.attempt) / "log"
+        assert eventually(lambda: log.exists() and log.read_text() == "up\n", 30)
+        other = job(work, "other")
+        parcel_of(other, url)
+        again = [*command[:-1], "other.1-0"]
+        assert subprocess.run(again, env=environment, check=False, timeout=60).returncode == 0
+        assert Path(doomed.attempt).is_dir(), "it lives"
+        killed.kill()
+    assert Path(doomed.attempt).is_dir()
+    assert subprocess.run(again, env=environment, check=False, timeout=60).returncode == 0
+    assert not list(work.iterdir())
+
+
+def test_a_node_that_is_at_fault_is_not_the_users(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    url = tmp_path / "exchange"
+    name = parcel_of(job(tmp_path / "work", "build"), url).name
+    shutil.rmtree(tmp_path / "work")
+    (tmp_path / "work").write_text("a file is in the workspace's place")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        assert exchange.main([str(url), name]) == os.EX_TEMPFAIL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"{tmp_path}/work")
+
+
 def test_what_an_earlier_invocation_left_is_adopted_but_for_servers(
     pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
@@ -279,18 +435,20 @@ def test_the_pipeline_says_that_it_lives(
     assert orders(serve)["beat"] == 1
 
 
-def test_a_plan_is_for_one_type_of_accelerator() -> None:
+def test_a_plan_is_for_the_types_of_accelerators_that_are_named_or_the_only_one() -> None:
     mixed = [ClusterNode("head", 0, 0, None), ClusterNode("cpus", 8, 0, None)]
     mixed += [ClusterNode(name, 8, 8, kind) for name, kind in (("a", "H100"), ("b", "A100"), ("c", "H100"))]
-    assert [node.name for node in chosen(mixed, "H100")] == ["a", "c"]
-    assert [node.name for node in chosen(mixed[:3], None)] == ["a"]
-    assert [node.name for node in chosen(mixed[:2], None)] == ["cpus"]
+    assert [node.name for node in chosen(mixed, ["H100"])] == ["a", "c"]
+    assert [node.name for node in chosen(mixed[:3], [])] == ["a"]
+    assert [node.name for node in chosen(mixed[:2], [])] == ["cpus"]
+    assert [node.name for node in chosen(mixed, ["h100", "a100"])] == ["a", "c", "b"], "spelt as in the matrix"
+    assert [node.name for node in chosen(mixed, ["L40S", "A100"])] == ["b"], "what there is of them"
     with pytest.raises(UsageError, match="has several types of accelerators: A100, H100"):
-        chosen(mixed, None)
+        chosen(mixed, [])
     with pytest.raises(UsageError, match="has no node with B200; it has A100, H100"):
-        chosen(mixed, "B200")
+        chosen(mixed, ["B200"])
     with pytest.raises(UsageError, match="the cluster has no node with CPUs"):
-        chosen(mixed[:1], None)
+        chosen(mixed[:1], [])
 
 
 def test_a_plan_is_for_what_nodes_have_in_common() -> None:
@@ -298,6 +456,27 @@ def test_a_plan_is_for_what_nodes_have_in_common() -> None:
     common = in_common(found, [ClusterNode("a", 16, 8, "H100"), ClusterNode("b", 12, 4, "H100")])
     assert (common.cpus, len(common.gpus), {gpu.name for gpu in common.gpus}) == (12, 4, {"H100"})
     assert from_json(json.loads(json.dumps(asdict(common)))) == common
+
+
+def test_each_type_of_gpu_has_a_machine_of_its_own() -> None:
+    sms = {"H100": 90, "L40S": 89}
+    nodes = [
+        ClusterNode(name, cpus, 2, kind) for name, cpus, kind in (("a", 8, "H100"), ("b", 8, "L40S"), ("c", 4, "H100"))
+    ]
+
+    def look(node: ClusterNode) -> Machine:
+        assert node.name != "c", "one of each type is asked"
+        return Machine(64, "of a node", (Gpu(0, "0", f"NVIDIA {node.accelerator}", 80, sms[str(node.accelerator)]),))
+
+    machine = machine_of(nodes, ["H100", "l40s", "B200"], look)
+    assert [(machine.of(gpu).sm, machine.of(gpu).cpus, len(machine.of(gpu).gpus)) for gpu in ("H100", "L40S")] == [
+        (90, 4, 2),
+        (89, 8, 2),
+    ]
+    assert (machine.sm, machine.lacks("L40s")) == (90, None)
+    assert machine.lacks("B200") == "it is for GPUs of type B200; there are h100, l40s"
+    assert from_json(json.loads(json.dumps(asdict(machine)))) == machine
+    assert machine_of([nodes[0]], [], look).types == (), "a cluster of one type is like a machine"
 
 
 # The agent, on a job of real processes.
@@ -336,7 +515,7 @@ def test_nodes_that_go_and_come_are_told_once_and_only_those_of_the_type() -> No
     assert known.changes() == [NodeGone("two")]
     assert known.changes() == []
     there += [two, ClusterNode("three", 4, 1, "H100"), ClusterNode("no CPUs", 0, 1, "H100")]
-    assert known.changes() == [NodeCame(two.capacity), NodeCame(Capacity(4, ("three/0",), 0, "three"))]
+    assert known.changes() == [NodeCame(two.capacity), NodeCame(Capacity(4, ("three/0",), 0, "three", "h100"))]
 
 
 def test_nodes_are_looked_at_only_so_often_and_nothing_follows_from_no_answer() -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.helpers import fabricated
 from tests.helpers.fabricated import recorded
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Needs, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import forecast as forecasting
 from trtllm_pipeline.execution import loop
@@ -85,6 +85,31 @@ class PretendExecutor:
 
     def stages(self) -> list[str]:
         return [job.stage for job in self.jobs]
+
+
+def interrupted_at(stage: str) -> PretendExecutor:
+    """An executor in whose run somebody types Ctrl-C while this stage is at work."""
+    executor = PretendExecutor()
+
+    def interrupt(job: Job) -> None:
+        if job.stage == stage:
+            executor.events.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    executor.on_submit = interrupt
+    return executor
+
+
+def when_polled(executor: PretendExecutor, times: int, do: Callable[[], None]) -> None:
+    """Let something happen when the run has waited for events so many times."""
+    wait, polls = executor.wait, iter(range(1, 1_000_000))
+
+    def polled(timeout_s: float) -> list[ExecutorEvent]:
+        if next(polls) == times:
+            do()
+        return wait(timeout_s)
+
+    executor.wait = polled  # type: ignore[method-assign]
 
 
 class Silent:
@@ -185,6 +210,25 @@ def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
     assert "get" not in again.stages(), "what was published is read and taken"
 
 
+def test_what_was_published_is_recorded_although_what_ran_beside_it_cannot_be(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(job: Job) -> None:
+        if job.stage == "make":
+            raise RuntimeError("the executor is gone")
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    executor = PretendExecutor()
+    executor.on_submit = break_off
+    monkeypatch.setattr(store, "fail", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(plan_of(until="make"), store, executor)
+    assert [each.stage for each in store.index.all_artifacts()] == ["get"]
+    assert not store.claimed()
+
+
 def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
     executor = PretendExecutor()
     outcome = run(plan_of("fp16", "fp8"), store, executor)
@@ -276,19 +320,14 @@ def test_work_of_another_invocation_is_waited_for_not_repeated(store: Store) -> 
     other = Store(store.workspace)
     executor = PretendExecutor()
     observer = Silent()
-    polls = 0
 
-    def other_finishes(_timeout: float, wait: Callable[[float], list[ExecutorEvent]] = executor.wait) -> list:
-        nonlocal polls
-        polls += 1
-        if polls == 3:
-            attempt = other.begin("other", "get", get.fingerprint)
-            (attempt.out / "result").write_text("theirs")
-            recorded(other, attempt, get.key, get.label, {})
-            claim.release()
-        return wait(_timeout)
+    def other_finishes() -> None:
+        attempt = other.begin("other", "get", get.fingerprint)
+        (attempt.out / "result").write_text("theirs")
+        recorded(other, attempt, get.key, get.label, {})
+        claim.release()
 
-    executor.wait = other_finishes  # type: ignore[method-assign]
+    when_polled(executor, 3, other_finishes)
     outcome = run(plan, store, executor, observer)
     assert outcome.exit_code == 0
     assert executor.stages() == ["make"]
@@ -299,31 +338,72 @@ def test_the_machine_is_waited_for_while_another_invocation_measures(store: Stor
     lease = claims.lease_machine((), exclusive=Exclusive.MACHINE)
     assert lease is not None
     executor = PretendExecutor()
-    polls = 0
 
-    def let_go(_timeout: float, wait: Callable[[float], list[ExecutorEvent]] = executor.wait) -> list:
-        nonlocal polls
-        polls += 1
-        if polls == 3:
-            for claim in lease[0]:
-                claim.release()
-        assert polls > 2 or not executor.jobs
-        return wait(_timeout)
+    def let_go() -> None:
+        assert not executor.jobs
+        for claim in lease[0]:
+            claim.release()
 
-    executor.wait = let_go  # type: ignore[method-assign]
+    when_polled(executor, 3, let_go)
     assert run(plan_of(until="make"), store, executor).exit_code == 0
 
 
+def plan_of_servers(*precisions: str) -> Plan:
+    """Servers of known memory; in each, `look` measures, and `count` does not and comes after it."""
+    toolchain = make_toolchain()
+    get, make, serve, look = toolchain.stages
+    serve = replace(serve, needs=lambda _cell, _machine: Needs(host=1 << 20))
+    look = replace(look, resources=lambda _cell, _machine: Resources(exclusive=Exclusive.MACHINE))
+    count = replace(look, name="count", section="look", after=("look",), resources=lambda _cell, _machine: Resources())
+    cells = [replace(cell, recipe={**cell.recipe, "num_hidden_layers": 1}) for cell in map(make_cell, precisions)]
+    toys = {"toy": replace(toolchain, stages=(get, make, serve, look, count))}
+    return make_plan(cells, toys, MACHINE, digest=lambda name, _cell: (f"/{name}", "d"))
+
+
+class Serving(PretendExecutor):
+    """Looks at how many servers are there when something is begun, and whether others could use the machine."""
+
+    def __init__(self, failures: Mapping[str, Sequence[StageError | None]] | None = None) -> None:
+        super().__init__(failures)
+        self.alone = False
+        self.seen: list[tuple[str, int]] = []
+
+    def submit(self, job: Job, claims: Sequence[int]) -> None:
+        super().submit(job, claims)
+        self.look(job.stage)
+
+    def stop(self, job: StageRunId, grace_s: float) -> None:
+        self.look("stop")
+        super().stop(job, grace_s)
+
+    def look(self, what: str) -> None:
+        if self.open:
+            assert claims.lease_machine(()) is None, "nobody else comes in as long as a server is there"
+        self.seen.append((what, len(self.open)))
+
+
+def test_the_next_server_is_under_the_claim_of_the_one_before(store: Store) -> None:
+    executor = Serving()
+    on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
+    plan = plan_of_servers("fp16", "fp8")
+    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    first = executor.seen.index(("serve", 1))
+    assert executor.seen[first : first + 5] == [("serve", 1), ("look", 1), ("count", 1), ("serve", 2), ("stop", 2)]
+    assert executor.seen[first + 5 :] == [("look", 1), ("count", 1), ("stop", 1)]
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is not None
+
+
+def test_the_claim_is_kept_when_the_next_server_dies_before_the_one_it_got_it_from(store: Store) -> None:
+    executor = Serving({"serve": [None, StageError("no such file")]})
+    on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
+    plan = plan_of_servers("fp16", "fp8")
+    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 1
+    assert executor.seen[-3:] == [("count", 1), ("serve", 1), ("stop", 1)]
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is not None
+
+
 def test_an_interrupt_ends_the_run_and_keeps_what_is_done(store: Store) -> None:
-    executor = PretendExecutor()
-
-    def interrupt(job: Job) -> None:
-        if job.stage == "make":
-            executor.events.clear()
-            os.kill(os.getpid(), signal.SIGINT)
-
-    executor.on_submit = interrupt
-    outcome = run(plan_of(), store, executor)
+    outcome = run(plan_of(), store, interrupted_at("make"))
     assert outcome.exit_code == 130
     assert StageStatus.CANCELLED in outcome.statuses.values()
     executor = PretendExecutor()
@@ -332,15 +412,7 @@ def test_an_interrupt_ends_the_run_and_keeps_what_is_done(store: Store) -> None:
 
 
 def test_a_service_that_is_stopped_before_it_was_ready_measured_nothing(store: Store) -> None:
-    executor = PretendExecutor()
-
-    def interrupt(job: Job) -> None:
-        if job.stage == "serve":
-            executor.events.clear()
-            os.kill(os.getpid(), signal.SIGINT)
-
-    executor.on_submit = interrupt
-    assert run(plan_of(), store, executor).exit_code == 130
+    assert run(plan_of(), store, interrupted_at("serve")).exit_code == 130
     assert {peak.label.partition("/")[0] for peak in store.index.peaks()} == {"get", "make"}
     run(plan_of(), store, PretendExecutor())
     assert {peak.label.partition("/")[0] for peak in store.index.peaks()} >= {"get", "make", "serve"}
@@ -396,6 +468,14 @@ def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: py
     for each, seconds, there in ((plan, takes, on), (plan, takes, nodes), (one, takes_one, nodes)):
         known = forecasting.tasks(each, each.stage_runs, lambda run, seconds=seconds: seconds[run.id])
         assert Scheduler(known, *there).least_s == pytest.approx(least_s(each, seconds, there, each.stage_runs))
+    many = plan_of_servers(*map(str, range(64)))
+    room = [replace(on[0], memory=(4 << 20, 1))]
+    takes = fabricated.expected(many, {"get": 10.0, "make": 4.0, "serve": 5.0, "look": 20.0, "count": 5.0})
+    both = least_s(many, takes, room, many.stage_runs)
+    assert both == pytest.approx(64 * 4 / 4 + 64 * (20 + (5 + 5) / 2)), "one is loaded while in another is counted"
+    known = list(forecasting.tasks(many, many.stage_runs, lambda run: takes[run.id]))
+    assert Scheduler(known, *room).least_s == pytest.approx(both)
+    assert both < simulate(many, takes, room, many.stage_runs) < 1.02 * both
     monkeypatch.setattr(forecasting, "_MOST_SIMULATED", 100)
     assert simulate(plan, takes, on, plan.stage_runs) == least_s(plan, takes, on, plan.stage_runs)
 
@@ -445,17 +525,12 @@ def test_why_a_stage_run_waits_is_said_once(store: Store) -> None:
     lease = claims.lease_machine((), exclusive=Exclusive.MACHINE)
     assert lease is not None
     executor, observer = PretendExecutor(), Silent()
-    polls = 0
 
-    def let_go(_timeout: float, wait: Callable[[float], list[ExecutorEvent]] = executor.wait) -> list:
-        nonlocal polls
-        polls += 1
-        if polls == 20:
-            for claim in lease[0]:
-                claim.release()
-        return wait(_timeout)
+    def let_go() -> None:
+        for claim in lease[0]:
+            claim.release()
 
-    executor.wait = let_go  # type: ignore[method-assign]
+    when_polled(executor, 20, let_go)
     assert run(plan_of(until="make"), store, executor, observer).exit_code == 0
     assert len(observer.waits) == 1
 

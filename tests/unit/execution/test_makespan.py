@@ -49,6 +49,15 @@ def test_measuring_side_by_side_saves_time_the_more_gpus_there_are(makespan: Mod
     assert max(two["over_machine_worst"], eight["over_machine_worst"]) <= 1.02
 
 
+def test_loading_servers_beside_the_one_before_saves_time_where_there_is_a_gpu_for_the_next(
+    makespan: ModuleType,
+) -> None:
+    one, eight = (makespan.preloading(24, 1, gpus, 120.0) for gpus in (1, 8))
+    assert one["over_one_after_another_least"] == one["over_one_after_another_worst"] == 1.0
+    assert eight["over_one_after_another_total"] < 0.93
+    assert eight["over_one_after_another_worst"] <= 1.02
+
+
 def test_an_order_that_is_looked_for_takes_no_longer_and_most_plans_come_near_the_bound(makespan: ModuleType) -> None:
     plain, searched = (makespan.measure(4, 3, 8, rule=Exclusive.GPU, search=search) for search in (False, True))
     assert searched["over_bound_median"] <= plain["over_bound_median"]

@@ -55,7 +55,7 @@ def task(
     name: str, *needs: str, gpus: int = 0, cpus: int = 1, s: float = 1.0, exclusive: bool | Exclusive = False, **more
 ) -> Task:
     exclusive = Exclusive.MACHINE if exclusive is True else exclusive or Exclusive.NONE
-    resources = Resources(cpus=cpus, gpus=gpus, downloads=more.pop("downloads", 0), exclusive=exclusive)
+    resources = Resources(cpus, gpus, more.pop("downloads", 0), exclusive, more.pop("accelerator", None))
     return Task(sid(name), tuple(map(sid, needs)), resources=resources, expected_s=s, **more)
 
 
@@ -159,6 +159,52 @@ def test_a_node_that_comes_back_in_time_saves_what_waits_for_it() -> None:
     scheduler.advance(2, Finished(sid("gang"), LOST))
     assert names(scheduler.advance(NODE_PATIENCE_S, NodeCame(one))) == ["gang"]
     assert scheduler.wake_at is None
+
+
+def test_a_task_runs_on_a_node_with_its_type_of_gpu() -> None:
+    nodes = [Capacity(4, ("a", "b"), 0, name, name.partition("-")[0]) for name in ("h100-1", "l40s-1")]
+    asked = [task(f"{name}{n}", gpus=1, accelerator=name, s=9.0) for n in range(3) for name in ("l40s", "h100")]
+    scheduler = Scheduler([*asked, task("any", gpus=2, s=1.0)], *nodes)
+    begun = [one for one in scheduler.advance(0) if isinstance(one, Start)]
+    assert {(one.id, one.node) for one in begun} == {
+        (f"{name}{n}", f"{name}-1") for n in (0, 1) for name in ("h100", "l40s")
+    }
+    (third,) = scheduler.advance(9, Finished(sid("l40s1")))
+    assert isinstance(third, Start)
+    assert (third.id, third.node) == ("l40s2", "l40s-1")
+    assert scheduler.advance(9, NodeCame(Capacity(4, ("c",), 0, "h100-2", "h100"))) == [
+        Start(sid("h1002"), ("c",), 1, "h100-2")
+    ]
+
+
+def test_what_no_node_of_its_type_has_is_infeasible_and_waits_for_none_of_another() -> None:
+    nodes = [Capacity(4, ("a", "b"), 0, "one", "h100"), Capacity(4, ("c",), 0, "two", "l40s")]
+    gang, alone = task("gang", gpus=2, accelerator="l40s"), task("alone", gpus=1, accelerator="l40s", exclusive=True)
+    scheduler = Scheduler([gang, alone], *nodes)
+    assert str(scheduler.failure(sid("gang"))) == "needs 2 GPUs, no node with l40s offers more than 1"
+    assert names(scheduler.advance(0)) == ["alone"]
+    scheduler.advance(1, NodeGone("two"))
+    scheduler.advance(2, Finished(sid("alone"), LOST))
+    assert scheduler.wake_at is not None
+    assert scheduler.advance(scheduler.wake_at) == []
+    scheduler.advance(1 + NODE_PATIENCE_S)
+    failure = scheduler.failure(sid("alone"))
+    assert failure is not None
+    assert failure.message == (
+        "needs 1 CPUs, no node with l40s offers more than 0; needs 1 GPUs, no node with l40s offers more than 0, since nodes have gone"
+    )
+
+
+def test_a_place_is_held_on_a_node_of_the_type() -> None:
+    nodes = [Capacity(8, ("a", "b"), 0, name, name) for name in ("h100", "l40s")]
+    running = [task("short", gpus=1, s=5, accelerator="h100"), task("long", gpus=1, s=50, accelerator="l40s")]
+    gang = task("gang", gpus=2, s=100, accelerator="l40s")
+    scheduler = Scheduler(
+        [*running, gang, task("after", "gang", s=100), *(task(f"s{n}", gpus=1, s=9) for n in range(3))], *nodes
+    )
+    first = {one.id: one.node for one in scheduler.advance(0) if isinstance(one, Start)}
+    assert first["gang"] == "l40s"
+    assert "long" not in first
 
 
 def test_a_task_runs_on_one_node_and_leaves_whole_nodes_free() -> None:
@@ -751,6 +797,137 @@ def test_a_measurement_that_ran_out_of_memory_beside_another_is_tried_again_alon
     assert started(scheduler, 90, Finished(sid("m2"))) == ["m1"]
 
 
+# Servers one after another.
+
+ALONE = Exclusive.MACHINE
+
+
+def measured(name: str, *needs: str, gpus: int = 1, memory: tuple[int, ...] | None = (3, 1), **more) -> list[Task]:
+    """A service that is alone, and what runs inside it: perf alone is a measurement."""
+    return [
+        service(name, *needs, gpus=gpus, cpus=8, s=10, exclusive=ALONE, memory=memory, **more),
+        inside(f"{name}.smoke", name, s=2),
+        inside(f"{name}.perf", name, f"{name}.smoke", s=20, exclusive=ALONE, retries=1),
+        inside(f"{name}.accuracy", name, f"{name}.smoke", s=30, retries=1),
+    ]
+
+
+def two_servers(*more: Task, capacity: Capacity | None = None, **options) -> Scheduler:
+    """The first of two services measures what it measures. Its accuracy, which takes longer, waits for that."""
+    tasks = [*measured("a", **options), *measured("b", **options), *more]
+    scheduler = Scheduler(tasks, capacity or Capacity(8, ("A", "B"), memory=(6, 2)))
+    assert "a" in started(scheduler, 0)
+    assert started(scheduler, 10, ServiceReady(sid("a"))) == ["a.smoke"]
+    assert started(scheduler, 12, Finished(sid("a.smoke"))) == ["a.perf"]
+    return scheduler
+
+
+def test_the_next_server_is_loaded_when_the_one_before_measures_no_more_and_measures_when_that_is_gone() -> None:
+    scheduler = two_servers()
+    assert scheduler.advance(32, Finished(sid("a.perf"))) == [
+        Start(sid("a.accuracy"), ("A",), 1),
+        Start(sid("b"), ("B",), 1),
+    ]
+    assert started(scheduler, 42, ServiceReady(sid("b"))) == ["b.smoke"]
+    assert started(scheduler, 44, Finished(sid("b.smoke"))) == ["b.accuracy"], "perf waits, and not the server"
+    assert scheduler.advance(62, Finished(sid("a.accuracy"))) == [Stop(sid("a"))]
+    assert started(scheduler, 64, Finished(sid("b.accuracy"))) == [], "beside a server that is being stopped"
+    assert started(scheduler, 65, ServiceEnded(sid("a"))) == ["b.perf"]
+    assert scheduler.advance(85, Finished(sid("b.perf"))) == [Stop(sid("b"))]
+    scheduler.advance(86, ServiceEnded(sid("b")))
+    assert scheduler.finished
+
+
+def test_a_third_server_waits_for_the_first_to_go_and_for_the_second_to_measure() -> None:
+    scheduler = two_servers(*measured("c", gpus=0))
+    scheduler.advance(32, Finished(sid("a.perf")))
+    scheduler.advance(42, ServiceReady(sid("b")))
+    assert started(scheduler, 43, Finished(sid("a.accuracy"))) == []
+    assert started(scheduler, 44, ServiceEnded(sid("a"))) == []
+    assert started(scheduler, 45, Finished(sid("b.smoke"))) == ["b.perf"]
+    assert started(scheduler, 65, Finished(sid("b.perf"))) == ["b.accuracy", "c"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "options"),
+    [
+        (Capacity(8, ("A", "B")), {}),
+        (Capacity(8, ("A", "B"), memory=(5, 2)), {}),
+        (Capacity(8, ("A", "B"), memory=(6, 1)), {}),
+        (Capacity(8, ("A", "B"), memory=(6, 2)), {"memory": None}),
+        (Capacity(8, ("A",), memory=(6, 2)), {}),
+        (Capacity(8, ("A", "B"), memory=(6, 2)), {"gpus": 2}),
+    ],
+    ids=["of a node unknown", "too little", "too little of another kind", "not known", "one GPU", "all GPUs"],
+)
+def test_without_room_servers_follow_one_another(capacity: Capacity, options: dict[str, object]) -> None:
+    scheduler = two_servers(capacity=capacity, **options)
+    assert started(scheduler, 32, Finished(sid("a.perf"))) == ["a.accuracy"]
+    assert started(scheduler, 62, Finished(sid("a.accuracy"))) == []
+    assert started(scheduler, 63, ServiceEnded(sid("a"))) == ["b"]
+
+
+def test_a_measurement_that_is_tried_again_keeps_the_next_server_off() -> None:
+    scheduler = two_servers()
+    (retry, accuracy) = scheduler.advance(32, Finished(sid("a.perf"), TRANSIENT))
+    assert isinstance(retry, RetryAt)
+    assert accuracy == Start(sid("a.accuracy"), ("A",), 1)
+    assert started(scheduler, 62, Finished(sid("a.accuracy"))) == ["a.perf"]
+    assert scheduler.advance(82, Finished(sid("a.perf"))) == [Stop(sid("a")), Start(sid("b"), ("B",), 1)]
+
+
+def test_what_comes_before_the_next_server_is_not_held_up_by_it() -> None:
+    scheduler = Scheduler(
+        [*measured("a"), *measured("b"), task("build", gpus=1, s=500)], Capacity(8, ("A", "B"), memory=(6, 2))
+    )
+    assert started(scheduler, 0) == ["build"]
+    assert started(scheduler, 1, Busy(sid("build"))) == ["a"]
+    scheduler.advance(11, ServiceReady(sid("a")), Freed(sid("build"), done=False))
+    assert started(scheduler, 13, Finished(sid("a.smoke"))) == ["a.perf"]
+    assert started(scheduler, 33, Finished(sid("a.perf"))) == ["a.accuracy"]
+    scheduler.advance(63, Finished(sid("a.accuracy")))
+    assert started(scheduler, 64, ServiceEnded(sid("a"))) == ["build"]
+
+
+def test_a_server_that_ran_out_of_memory_beside_another_is_started_again_when_that_is_gone() -> None:
+    scheduler = two_servers(retries=1)
+    scheduler.advance(32, Finished(sid("a.perf")))
+    (again,) = scheduler.advance(35, ServiceEnded(sid("b"), OOM))
+    assert isinstance(again, RetryAt)
+    assert started(scheduler, again.when) == []
+    scheduler.advance(62, Finished(sid("a.accuracy")))
+    assert started(scheduler, 63, ServiceEnded(sid("a"))) == ["b"]
+
+
+def test_what_ran_out_of_memory_beside_a_server_that_was_loaded_has_another_try() -> None:
+    scheduler = two_servers()
+    scheduler.advance(32, Finished(sid("a.perf")))
+    (again,) = scheduler.advance(35, Finished(sid("a.accuracy"), OOM))
+    assert isinstance(again, RetryAt)
+    assert started(scheduler, again.when) == ["a.accuracy"]
+    assert names(scheduler.advance(again.when + 1, Finished(sid("a.accuracy"), OOM)), Stop) == ["a"]
+    assert statuses(scheduler, "a.accuracy") == [S.FAILED]
+
+
+def test_a_server_that_dies_when_the_next_is_there_comes_back_after_that_has_measured() -> None:
+    scheduler = two_servers(retries=1)
+    scheduler.advance(32, Finished(sid("a.perf")))
+    scheduler.advance(42, ServiceReady(sid("b")))
+    scheduler.advance(43, ServiceEnded(sid("a"), TRANSIENT))
+    scheduler.advance(43, Finished(sid("a.accuracy"), TRANSIENT))
+    assert started(scheduler, 60, Finished(sid("b.smoke"))) == ["b.perf"]
+    assert started(scheduler, 80, Finished(sid("b.perf"))) == ["b.accuracy", "a"]
+
+
+def test_an_interrupt_ends_both_servers() -> None:
+    scheduler = two_servers()
+    scheduler.advance(32, Finished(sid("a.perf")))
+    assert scheduler.advance(33, Interrupt()) == [Cancel(sid("a.accuracy")), Stop(sid("b"))]
+    assert scheduler.advance(34, Finished(sid("a.accuracy"), BUG)) == [Stop(sid("a"))]
+    scheduler.advance(35, ServiceEnded(sid("a")), ServiceEnded(sid("b")))
+    assert scheduler.finished
+
+
 # Random plans on a simulated machine.
 
 
@@ -760,6 +937,7 @@ class Simulation:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.happened: Counter[str] = Counter()
+        self.serves = rng.random() < 0.4  # nearly all are servers, one after another
         self.nodes = {name: self.capacity(name) for name in rng.choice(["1", "1", "12", "123"])}
         self.tasks = {one.id: one for one in self.random_tasks()}
         ids = list(self.tasks)
@@ -787,7 +965,9 @@ class Simulation:
 
     def capacity(self, node: str) -> Capacity:
         gpus = tuple(f"GPU-{node}-{i}" for i in range(self.rng.choice([0, 1, 2, 4])))
-        return Capacity(self.rng.choice([1, 2, 4]), gpus, self.rng.choice([1, 2]), node)
+        kind = self.rng.choice(["h100", "l40s"])
+        memory = self.rng.choice([None, (4, 4), (8, 6)])
+        return Capacity(self.rng.choice([1, 2, 4]), gpus, self.rng.choice([1, 2]), node, kind, memory)
 
     def random_tasks(self) -> list[Task]:
         rng = self.rng
@@ -797,7 +977,7 @@ class Simulation:
         def some(names: list[str], most: int) -> list[str]:
             return rng.sample(names, min(len(names), rng.randint(0, most)))
 
-        def resources() -> dict[str, int | Exclusive]:
+        def resources() -> dict[str, object]:
             gpus = rng.choice([0, 0, 1, 1, 2, 4])
             gpus = gpus if rng.random() < 0.1 else min(gpus, *(len(node.gpus) for node in self.nodes.values()), 9)
             cpus = rng.randint(0, max(node.cpus for node in self.nodes.values()))
@@ -805,7 +985,8 @@ class Simulation:
                 "gpus": gpus,
                 "cpus": cpus,
                 "downloads": rng.choice([0, 0, 0, 1]),
-                "exclusive": rng.choices(list(Exclusive), (1, 2, 5))[0],
+                "exclusive": rng.choices(list(Exclusive), (9, 1, 1) if self.serves else (1, 2, 5))[0],
+                "accelerator": rng.choice([None, None, *(node.accelerator for node in self.nodes.values())]),
             }
 
         for number in range(rng.randint(1, 9)):
@@ -814,16 +995,19 @@ class Simulation:
                 "retries": rng.choice([0, 0, 1, 2]),
                 "order": rng.randint(0, 3),
             }
-            if rng.random() < 0.65:
+            if rng.random() < (0.2 if self.serves else 0.65):
                 tasks.append(task(f"a{number}", *some(artifacts, 3), **resources(), **more))
                 artifacts.append(f"a{number}")
                 continue
             name = f"s{number}"
-            tasks.append(service(name, *some(artifacts, 2), **resources(), **more))
+            takes = resources()
+            memory = rng.choice([None, (1, 1), (3, 2), (5, 3)])
+            tasks.append(service(name, *some(artifacts, 2), **takes, **more, memory=memory))
             outside, members = list(artifacts), []
             for member in range(rng.randint(1, 4)):
                 needs = some(outside, 1) + some(members, 2) + ([name] if rng.random() < 0.2 else [])
-                tasks.append(inside(f"{name}.{member}", name, *needs, **more))
+                rule = takes["exclusive"] if rng.random() < 0.5 else Exclusive.NONE
+                tasks.append(inside(f"{name}.{member}", name, *needs, **more, exclusive=rule))
                 members.append(f"{name}.{member}")
             artifacts += members
         return tasks
@@ -883,15 +1067,35 @@ class Simulation:
             gpus = [gpu for one in units for gpu in self.held[one.id]]
             assert len(gpus) == len(set(gpus))
             assert set(gpus) <= set(node.gpus)
-            assert sum(one.resources.cpus for one in units) <= node.cpus
-            assert sum(one.resources.downloads for one in units) <= node.downloads
+            self.check_alone(units, node)
+            assert {one.resources.accelerator for one in units} <= {None, node.accelerator}
+            self.happened["asked for a type"] += any(one.resources.accelerator for one in units)
             rules = {one.resources.exclusive for one in units}
-            if Exclusive.MACHINE in rules:
-                assert len(units) == 1
             if Exclusive.GPU in rules:
                 assert rules == {Exclusive.GPU}
                 self.happened["measured side by side"] += len(units) > 1
         assert running(self.scheduler) == set(self.held)
+
+    def check_alone(self, units: list[Task], node: Capacity) -> None:
+        """That what is alone is, and beside what is measured nothing is, also no server that loads, waits or is stopped."""
+        if Exclusive.MACHINE not in {one.resources.exclusive for one in units} or len(units) == 1:
+            assert sum(one.resources.cpus for one in units) <= node.cpus
+            assert sum(one.resources.downloads for one in units) <= node.downloads
+            return
+        assert {one.resources.exclusive for one in units} == {Exclusive.MACHINE}
+        first, second = units  # as they were started
+        assert first.scope is second.scope is Scope.SERVICE
+        left = [one for one in self.tasks.values() if one.service == first.id and self.measures(one)]
+        assert all(self.scheduler.status(one.id) in ENDED for one in left), "it measures no more"
+        assert node.memory is not None
+        assert first.memory is not None
+        assert second.memory is not None
+        assert all(a + b <= have for a, b, have in zip(first.memory, second.memory, node.memory, strict=True))
+        assert not any(self.measures(self.tasks[one]) for unit in units for one in self.inside(unit.id))
+        self.happened["a server was there beside the one before"] += 1
+
+    def measures(self, one: Task) -> bool:
+        return one.service is not None and one.resources.exclusive is Exclusive.MACHINE
 
     def failure(self) -> StageError:
         kind = self.rng.choice([FailureClass.TRANSIENT, FailureClass.TRANSIENT, *FailureClass])
@@ -1016,7 +1220,8 @@ def test_the_simulation_has_every_fault() -> None:
         happened += simulation.happened
     kinds = {kind.value for kind in FailureClass}
     others = {"measured side by side", "taken elsewhere", "done elsewhere", "a service died after it was ready"}
-    assert set(happened) == kinds | others | {"a node has gone"}
+    others.add("a server was there beside the one before")
+    assert set(happened) == kinds | others | {"a node has gone", "asked for a type"}
     assert min(happened.values()) >= 5, happened
 
 

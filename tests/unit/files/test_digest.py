@@ -22,3 +22,9 @@ def test_two_digests_in_one_read(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(random.Random(size).randbytes(size))
     assert digests_of_file(path) == (digest_file(path), hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_a_file_of_which_the_kernel_does_not_tell_the_size() -> None:
+    path = Path("/proc/self/limits")
+    assert path.stat().st_size == 0
+    assert digest_file(path) == blake3(path.read_bytes()).hexdigest() != blake3(b"").hexdigest()

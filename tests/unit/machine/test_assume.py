@@ -27,7 +27,7 @@ def test_a_line_is_a_machine() -> None:
     assert len({gpu.uuid for gpu in machine.gpus}) == 8
     assert {(gpu.sm, gpu.memory_bytes) for gpu in machine.gpus} == {(90, 80 * 2**30)}
     assert machine.tensorrt_llm == TensorRTLLM(
-        "0.12.0", build="trtllm-build", examples="/app/examples", templates="/app/all_models"
+        "0.12.0", build="trtllm-build", examples="/app/examples", templates="/app/all_models", bench="trtllm-bench"
     )
     assert machine.triton == TritonServer("tritonserver", ASSUMED, ("python", "tensorrtllm"))
     assert (machine.cpus, machine.mpirun) == (64, "mpirun")
@@ -66,7 +66,7 @@ def test_what_a_release_usually_has(
 
 def test_everything_can_be_said() -> None:
     line = (
-        "tensorrt-llm == 1.3.0, sm=120, gpus=2, gpu_memory_gib=31.8, gpu=NVIDIA GeForce RTX 5090, build=yes, serve=no,"
+        "tensorrt-llm == 1.3.0, sm=120, gpus=2, gpu_memory_gib=31.8, gpu=NVIDIA GeForce RTX 5090, build=yes, serve=no, bench=no,"
         "examples=yes, templates=no, triton=2.60.0, model_optimizer==0.47.0, cpus=12"
     )
     machine = parse(line)
@@ -136,6 +136,7 @@ LINES = st.fixed_dictionaries(
         "gpu": st.sampled_from(("", "NVIDIA H100 80GB HBM3", "A100=odd")),
         "build": yes_no,
         "serve": yes_no,
+        "bench": yes_no,
         "examples": yes_no,
         "templates": yes_no,
         "triton": st.sampled_from(("", "yes", "no", "2.60.0")),
@@ -168,7 +169,7 @@ def test_a_machine_that_was_found_is_described_by_its_weakest_gpu() -> None:
     told = describe(found)
     assert told == (
         "tensorrt_llm==1.2.0,gpus=2,sm=86,gpu_memory_gib=22.5,gpu=NVIDIA A10  of some kind,build=yes,serve=no,"
-        "examples=no,templates=no,triton=assumed,model_optimizer=no,cpus=48"
+        "bench=no,examples=no,templates=no,triton=assumed,model_optimizer=no,cpus=48"
     )
     assert len(parse(told).gpus) == 2
 
@@ -187,7 +188,9 @@ def test_here_is_this_machine_with_changes(monkeypatch: pytest.MonkeyPatch) -> N
     newer = parse("here, tensorrt-llm == 1.3.0")
     assert newer.gpus == parse("here").gpus
     assert newer.cpus == 48
-    assert newer.tensorrt_llm == TensorRTLLM("1.3.0", serve="trtllm-serve")  # templates=no is said of this machine
+    assert newer.tensorrt_llm == TensorRTLLM(
+        "1.3.0", serve="trtllm-serve", bench="trtllm-bench"
+    )  # templates=no is said of this machine
     assert newer.triton is not None
     assert (newer.triton.version, newer.model_optimizer) == (ASSUMED, ASSUMED)
     assert [(gpu.name, gpu.sm) for gpu in parse("here,sm=90").gpus] == [("sm90", 90)]

@@ -10,6 +10,7 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution.forecast import guess_s
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
@@ -207,27 +208,33 @@ def test_json_events() -> None:
 def test_what_is_left_is_the_longest_chain_or_all_work_at_the_parallelism_seen() -> None:
     clock = Clock()
     tracker = Tracker(PLAN, PENDING, LEARNT, clock)
-    # download 10, convert 4, then per cell build 2, repository 1, smoke 1, perf 20, accuracy 5; launch is not known.
-    assert tracker.left_s() == (10 + 4 + 2 * 29, True)
+    # download 10, convert 4, then per cell build 2, repository 1, smoke 1, perf 20, accuracy 5; launch by a guess.
+    each = 29 + guess_s(run("launch"), PLAN.machine)
+    assert tracker.left_s() == (10 + 4 + 2 * each, True)
     tracker.changed(run("download"), S.RUNNING, None)
     clock.now += 4
-    assert tracker.left_s() == (6 + 4 + 2 * 29, True)
+    assert tracker.left_s() == (6 + 4 + 2 * each, True)
     clock.now += 100
-    assert tracker.left_s()[0] == 4 + 2 * 29, "overdue is not negative"
+    assert tracker.left_s()[0] == 4 + 2 * each, "overdue is not negative"
 
 
-def test_left_is_marked_incomplete_until_the_like_has_run() -> None:
+def test_left_is_a_guess_until_the_like_has_run_and_by_what_has_ended_guesses_are_corrected() -> None:
     clock = Clock()
     tracker = Tracker(PLAN, PENDING, {}, clock)
-    assert tracker.left_s() == (0.0, False)
+    guesses = {each.id: guess_s(each, PLAN.machine) for each in PLAN.stage_runs.values()}
+    assert tracker.left_s() == (pytest.approx(sum(guesses.values())), False)
     tracker.changed(run("build"), S.RUNNING, None)
-    clock.now += 3
-    tracker.changed(run("build"), S.SUCCEEDED, 3.0)
-    assert tracker.left_s() == (3.0, False), "the other build will take as long; of the rest nothing is known"
-    tracker = Tracker(PLAN, PENDING, {stage: seconds for stage, seconds in LEARNT.items() if stage != "perf"}, clock)
-    assert tracker.left_s() == (10 + 4 + 2 * 9, False)
+    took = guesses[run("build").id] / 10
+    clock.now += took
+    tracker.changed(run("build"), S.SUCCEEDED, took)
+    others = sum(guess for each, guess in guesses.items() if PLAN.stage_runs[each].stage.name != "build")
+    assert tracker.left_s() == (pytest.approx(took + others / 10), False), "the other build will take as long"
+    launches = 2 * guesses[run("launch").id]
+    known = {stage: seconds for stage, seconds in LEARNT.items() if stage != "perf"}
+    perf = 2 * guesses[run("perf").id]
+    assert Tracker(PLAN, PENDING, known, clock).left_s() == (pytest.approx(10 + 4 + 2 * 9 + launches + perf), False)
     tracker = Tracker(PLAN, PENDING, {**LEARNT, "perf/embedded": 2.0}, clock)
-    assert tracker.left_s() == (10 + 4 + 2 * 11, True), "the finer label counts"
+    assert tracker.left_s() == (10 + 4 + 2 * 11 + launches, True), "the finer label counts"
 
 
 def test_a_run_learns_how_long_its_servers_take_to_start() -> None:
@@ -239,7 +246,8 @@ def test_a_run_learns_how_long_its_servers_take_to_start() -> None:
     clock.now += 7
     tracker.changed(run("smoke"), S.RUNNING, None)
     assert [each.stage.name for each, _ in tracker.running()] == ["smoke"]
-    assert tracker.left_s()[0] == before + 7, "the second server will take as long"
+    guess = guess_s(run("launch"), PLAN.machine)
+    assert tracker.left_s()[0] == before - 2 * guess + 7, "the second server will take as long"
 
 
 def test_counts() -> None:
@@ -276,7 +284,7 @@ def test_the_picture_of_two_cells() -> None:
         "bs4    ✓        ✓      ✗       #        ·      ·    ·      ·",
         "bs8    ✓        ✓      ▶       ·        ·      ·    ·      ·",
         "▶ build       bs8  ━━━━━━━─── 3/4 layers (75%), 12 s",
-        "2 of 14 stage runs done  1 running  1 failed  1 blocked  12 s  about 53 s left",
+        "2 of 14 stage runs done  1 running  1 failed  1 blocked  12 s  about 1:03 left",
         "· to do   ▶ running   ✓ done   ✗ failed   # blocked",
     ]
 

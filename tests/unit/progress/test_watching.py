@@ -102,6 +102,7 @@ def test_a_picture_fits_the_screen(monkeypatch: pytest.MonkeyPatch, cells: int, 
     by_stage = any("build" in line and f"1/{cells}" in line.replace(" ", "") for line in lines)
     assert by_stage == (cells > 17)
     assert any(line.startswith("running: build, m/c1") for line in lines), "what runs comes before what failed"
+    assert not any("more to do" in line for line in lines), "all are in the lines of their stages"
     assert len(to_text(found).splitlines()) > cells
 
 

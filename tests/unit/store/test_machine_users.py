@@ -77,6 +77,44 @@ def test_only_work_runs_beside_work_and_measurements_beside_measurements(
     assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is not None, "a refused lease holds nothing"
 
 
+@pytest.mark.parametrize("kind", RULES)
+def test_what_is_held_together_is_free_when_the_last_has_left_and_nobody_takes_it_up_again(
+    leases: Path, kind: Exclusive
+) -> None:
+    enter = claims.SharedEntry()
+    one, two = (claims.lease_machine((), exclusive=kind, enter=enter) for _ in range(2))
+    assert one is not None
+    assert two is not None
+    (first, _), (second, _) = one, two
+    assert [each.fd for each in first] == [each.fd for each in second], (
+        "the same files, which processes of both inherit"
+    )
+    for claim in (*first, *first, *second[1:]):
+        claim.release()
+    enter.let_go()
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is None
+    second[0].release()
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is None
+    enter.let_go()
+    alone = claims.lease_machine((), exclusive=Exclusive.MACHINE)
+    assert alone is not None
+    assert claims.lease_machine((), exclusive=kind, enter=enter) is None
+    for claim in alone[0]:
+        claim.release()
+    assert claims.lease_machine((), exclusive=kind, enter=enter) is not None, "and can be entered again"
+
+
+def test_who_must_be_alone_is_not_beside_what_is_held_together(leases: Path) -> None:
+    enter = claims.SharedEntry()
+    held = claims.lease_machine((), enter=enter)
+    assert held is not None
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE, enter=enter) is None
+    assert claims.lease_machine((), exclusive=Exclusive.GPU, enter=enter) is None
+    for claim in held[0]:
+        claim.release()
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE, enter=enter) is not None
+
+
 def test_who_is_in_nobodys_way_is_not_told(holder: subprocess.Popen[str]) -> None:
     assert claims.machine_users(("b",)) == ()
     held, names = claims.lease_machine(("a",), others=("b",)) or ([], ())

@@ -1,0 +1,196 @@
+"""A matrix file and the recipes it names against the models of what they may say. All faults of all files are raised at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.config import sets as set_arguments
+from trtllm_pipeline.config.check import check
+from trtllm_pipeline.config.document import Document, KeyPath, key_text, nearest, read
+from trtllm_pipeline.config.loaded import LoadedMatrix
+from trtllm_pipeline.config.models import Axes, Matrix, Recipe, Settings
+from trtllm_pipeline.config.recipes import check_recipe, is_folder, recipe_file, recipe_of_folder
+from trtllm_pipeline.config.spelling import SETTINGS_PREFIX, nested, setting_axes
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+
+AXES: Final = tuple(Axes.model_fields)
+"""Names of the axes that are no settings, in the order of a cell id's segments."""
+_OPTIONAL: Final = ("toolchain", "gpu")
+"""Axes without which cells have no such value of their own."""
+_SETTINGS: Final = "settings"
+_CLUSTER: Final = "cluster"
+"""The section of settings that no cell has of its own."""
+
+
+def validated(path: Path, sets: Sequence[str]) -> tuple[LoadedMatrix, dict[str, tuple[Path, str]]]:
+    """The matrix in a file, changed by `sets` (see `sets`), and the file and digest of each of its models' recipes.
+
+    Raises MatrixError with all faults; UsageError.
+    """
+    document, final, changes, faults = _changed(path, sets)
+    matrix, found = check(Matrix, document)
+    faults += found
+    command_line, found = check(Settings, final)
+    faults += [Fault(fault.path, fault.line, f"{_SETTINGS}.{fault.key}", fault.message) for fault in found]
+    axes = document.get(("axes",))
+    named = axes if isinstance(axes, dict) else {}
+    faults += [*_unknown_axes(document, named), *_setting_axes(document, final, named)]
+    recipes, files, found = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
+    faults += found
+    if matrix is not None:
+        faults += _repeated(document, matrix.axes)
+    if faults or matrix is None or command_line is None:
+        raise MatrixError(tuple(faults))
+    loaded = LoadedMatrix(
+        path=path,
+        sets=tuple(sets),
+        digest=document.digest,
+        written=matrix.model_dump(mode="json", exclude_unset=True),
+        axes=matrix.axes.model_dump(mode="json"),
+        added=[added.model_dump(mode="json") for added in matrix.add],
+        defaults=Settings().model_dump(mode="json"),
+        command_line=command_line.model_dump(mode="json", exclude_unset=True),
+        # Notes are for people; what a stage reads must not change with them.
+        recipes={
+            model: recipe.model_dump(mode="json", exclude={"sources": {"__all__": {"note"}}})
+            for model, recipe in recipes.items()
+        },
+        written_recipes={
+            model: recipe.model_dump(mode="json", exclude_unset=True) for model, recipe in recipes.items()
+        },
+        axes_changed=any(change.path[0] == "axes" for change in changes),
+    )
+    return loaded, files
+
+
+def document_of(path: Path, sets: Sequence[str]) -> Document:
+    """What stands in a matrix file, changed by `sets`, and where. Raises MatrixError, UsageError."""
+    return _changed(path, sets)[0]
+
+
+def _changed(path: Path, sets: Sequence[str]) -> tuple[Document, Document, list[set_arguments.Assignment], list[Fault]]:
+    """A matrix file as the command line changes it; the settings that go above all others; the changes; what is wrong with them."""
+    changes = [set_arguments.parse_set(argument) for argument in sets]
+    document = read(path)
+    final = Document("--set", {})
+    faults: list[Fault] = []
+    for change in changes:
+        if change.path[0] == _SETTINGS:
+            faults += set_arguments.apply(final, set_arguments.Assignment(change.path[1:], change.value))
+        elif change.path[0] != "recipes":
+            faults += set_arguments.apply(document, change)
+    return document, final, changes, faults
+
+
+def _places(document: Document, at: KeyPath) -> list[KeyPath]:
+    """The places of the items of a list, none where there is no list."""
+    value = document.get(at)
+    return [(*at, index) for index in range(len(value))] if isinstance(value, list) else []
+
+
+def _rules(document: Document, *sections: str) -> Iterator[tuple[KeyPath, Mapping[str, Json]]]:
+    """Every place outside `axes`, in `sections`, that names axes."""
+    for section in sections:
+        for item in _places(document, (section,)):
+            place = (*item, "where") if section == "override" else item
+            value = document.get(place)
+            if isinstance(value, dict):
+                yield place, value
+
+
+def _unknown_axes(document: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
+    """Axes there are none of. The models let unknown names through, because of `settings.` axes."""
+    known = {*AXES, *setting_axes(named)}
+    for name in named:
+        if name not in known:
+            yield document.fault(("axes", name), f"unknown axis{nearest(name, AXES)}")
+    for place, rule in _rules(document, "exclude", "add", "override"):
+        of_rules = {"release"} if place[0] != "add" else set()
+        if place[0] == "add" and "gpu" in named and "gpu" not in rule:
+            yield document.fault(place, "is required", key=(*place, "gpu"))
+        for name in rule:
+            if name not in known | of_rules:
+                yield document.fault((*place, name), f"is no axis of this matrix{nearest(name, known)}")
+            elif name in _OPTIONAL and name not in named:
+                yield document.fault((*place, name), f"{name} is not among the axes of this matrix")
+
+
+def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
+    """Faults of the axes over settings: a value the setting cannot have, or a second place that sets it."""
+    setters: list[tuple[Document, KeyPath]] = [(document, (_SETTINGS,)), (final, ())]
+    setters += [(document, (*place, _SETTINGS)) for place in _places(document, ("override",))]
+    added = list(_rules(document, "add"))
+    for name in setting_axes(named):
+        steps = name.removeprefix(SETTINGS_PREFIX).split(".")
+        if steps[0] == _CLUSTER:
+            yield document.fault(("axes", name), "is the same for all cells: set it in the matrix's own settings")
+        for written, at in setters:
+            holder = written.get((*at, *steps[:-1]))
+            if isinstance(holder, dict) and steps[-1] in holder:
+                yield written.fault((*at, *steps), f"{name} is an axis; change axes.{name} instead")
+        for place in (*_places(document, ("axes", name)), *((*place, name) for place, cell in added if name in cell)):
+            value = document.get(place)
+            if isinstance(value, dict):
+                yield document.fault(place, "is a mapping; name one setting to vary")
+            else:
+                _, found = check(Settings, Document("", nested(name, value)))
+                yield from (document.fault(place, fault.message) for fault in found)
+        for place, cell in added:
+            if name not in cell:
+                yield document.fault(place, "is required", key=(*place, name))
+
+
+def _repeated(document: Document, axes: Axes) -> Iterator[Fault]:
+    """Values that are twice on an axis, also when spelt differently (tp4 and tp4pp1)."""
+    for name, values in axes.model_dump(mode="json").items():
+        first: dict[str, int] = {}
+        for index, value in enumerate(values or ()):
+            same = first.setdefault(json.dumps(value, sort_keys=True), index)
+            if same != index:
+                yield document.fault(("axes", name, index), f"the same value as {key_text(('axes', name, same))}")
+
+
+def _recipes(
+    document: Document, matrix: Path, changes: Sequence[set_arguments.Assignment]
+) -> tuple[dict[str, Recipe], dict[str, tuple[Path, str]], list[Fault]]:
+    """The recipes of all models named, by what they are called there; where each stands, and its digest; what is wrong with them."""
+    faults: list[Fault] = []
+    places = _models(document)
+    files: dict[str, Document] = {}
+    paths: dict[str, Path] = {}
+    for model, place in places.items():
+        try:
+            paths[model] = recipe_file(model, matrix)
+            files[model] = recipe_of_folder(model, matrix.parent) if is_folder(model) else read(paths[model])
+        except UsageError as error:
+            faults.append(document.fault(place, error.message))
+        except MatrixError as error:
+            about = [document.fault(place, str(fault)) for fault in error.faults]
+            faults += about if is_folder(model) else error.faults
+    for change in changes:
+        faults += set_arguments.apply_to_recipes(files, change)
+    recipes: dict[str, Recipe] = {}
+    for model, file in files.items():
+        recipe, found = check_recipe(file, None if is_folder(model) else paths[model])
+        faults += found
+        if recipe is not None:
+            same = next((other for other, known in recipes.items() if known.name == recipe.name), None)
+            if same is not None:
+                faults.append(document.fault(places[model], f"is called {recipe.name} in cell ids, as {same} is"))
+            recipes[model] = recipe
+    return recipes, {model: (paths[model], file.digest) for model, file in files.items()}, faults
+
+
+def _models(document: Document) -> dict[str, KeyPath]:
+    """Models a matrix names, and where it first does."""
+    places = [*_places(document, ("axes", "model")), *((*place, "model") for place, _ in _rules(document, "add"))]
+    found: dict[str, KeyPath] = {}
+    for place in places:
+        value = document.get(place)
+        if isinstance(value, str) and value:
+            found.setdefault(value, place)
+    return found
