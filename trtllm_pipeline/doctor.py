@@ -21,6 +21,7 @@ from typing import Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine import assume, gpus, memory, probe
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -439,7 +440,7 @@ def _quantize(machine: Machine) -> Iterator[MachineCheck]:
         )
     yield _or_missing(
         "quantize.transformers",
-        probe.version_of("transformers"),
+        version_of("transformers"),
         "transformers is not installed; it loads models to quantize",
         "python3 -m pip install transformers",
     )

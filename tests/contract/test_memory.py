@@ -27,12 +27,12 @@ WITHIN = {
     "build_gpu": 0.05,
     "build_host": 0.15,
     "logits": 0.03,
-    "activations": 0.26,
+    "activations": 0.18,
     "served": 0.12,
 }
 """Share by which an estimate may be off."""
-WIDER = {("deepseek-v3", "engine"): 0.11, ("gpt-oss-120b", "engine"): 0.07, ("gpt-oss-120b", "activations"): 0.45}
-"""Of a mixture, nobody says which weights stay in 16 bits, nor what the kernels of the PyTorch backend take."""
+WIDER = {("deepseek-v3", "engine"): 0.11, ("gpt-oss-120b", "engine"): 0.07, ("0.6", "activations"): 0.26}
+"""Of a mixture, nobody says which weights stay in 16 bits. 0.6 is older than what is planned for."""
 CASES = [(figure, quantity) for figure in FIGURES for quantity in figure["said"]]
 
 
@@ -77,7 +77,8 @@ def expected(figure: dict[str, Any], quantity: str) -> float:
 @pytest.mark.parametrize(("figure", "quantity"), CASES, ids=map(name, CASES))
 def test_what_was_said_in_public_is_what_is_expected(figure: dict[str, Any], quantity: str) -> None:
     ratio = expected(figure, quantity) / figure["said"][quantity]
-    within = WIDER.get((figure["model"].get("recipe"), quantity), WITHIN[quantity])
+    which = ((figure["model"].get("recipe"), quantity), (figure["release"], quantity))
+    within = next((WIDER[each] for each in which if each in WIDER), WITHIN[quantity])
     assert ratio == pytest.approx(1, abs=within)
 
 
@@ -125,3 +126,17 @@ def test_quantizing_took_on_an_h200_what_is_expected(run: dict[str, Any]) -> Non
     assert told.gpu == pytest.approx(run["gpu_bytes"], rel=0.15)
     assert told.host == pytest.approx(run["host_bytes"], rel=0.15)
     assert told.leaves == pytest.approx(run["artifact_bytes"], rel=0.05)
+
+
+def test_places_of_mixtures_are_shared_since_0_12() -> None:
+    shape = Shape.of(load_recipe(recipes_folder() / "mixtral-8x7b-instruct-v0.1.yaml").model_dump())
+    hidden, width = shape.hidden_size, shape.expert_size // 2
+
+    def of(release: str) -> int:
+        mixture = load_recipe(recipes_folder() / "mixtral-8x7b-instruct-v0.1.yaml").model_dump()
+        cell = trtllm_cells.cell("bf16", tp=2, batch=1, settings={"build.max_num_tokens": 4096})
+        machine = parse(f"tensorrt_llm=={release},sm=90,gpus=2,gpu_memory_gib=80")
+        return needs.served(replace(cell, recipe={**cell.recipe, **mixture}), machine).activations
+
+    assert of("0.11.0") == 2 * 4096 * (2 * (2 * hidden + 3 * width) + 7 * hidden)
+    assert of("0.12.0") == 2 * 4096 * (2 * (width + 2 * width) + 7 * hidden)

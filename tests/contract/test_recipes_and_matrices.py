@@ -189,7 +189,7 @@ def test_recipes_say_what_tensorrt_llm_does_with_them(path: Path) -> None:
         assert set(recipe.precision_releases.get(toolchain, {})) <= set(precisions)
     assert {*recipe.releases, *recipe.precision_releases} <= set(recipe.precisions)
     if recipe.smoke and recipe.smoke.expected:
-        assert all(recipe.precisions_for(toolchain) for toolchain in recipe.smoke.expected)
+        assert all(recipe.precisions.get(toolchain) for toolchain in recipe.smoke.expected)
     if recipe.releases:
         data: Any = read(path).data
         kinds = [next(iter(source)) for source in data["sources"]]

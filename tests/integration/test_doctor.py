@@ -60,6 +60,7 @@ SCHEMA = closed(
                     release=TEXT,
                     build=MAYBE_TEXT,
                     serve=MAYBE_TEXT,
+                    bench=MAYBE_TEXT,
                     examples=MAYBE_TEXT,
                     templates=MAYBE_TEXT,
                     python=TEXT,
@@ -78,6 +79,7 @@ SCHEMA = closed(
         },
         mpirun=MAYBE_TEXT,
         assumed={"type": "boolean"},
+        types={"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2}},
         sm={"type": ["integer", "null"]},
         identity=closed(
             tensorrt_llm=MAYBE_TEXT,

@@ -46,6 +46,7 @@ def answer_right(lane: Lane, *families: str) -> None:
     lane.environment["TRTLLM_STANDIN_ANSWERS"] = str(path)
 
 
+@pytest.mark.slow
 def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     words = ("doctor", "--deep", "--toolchain", "embedded", "--precision", "fp16,int4_awq,fp8", "--family", "qwen3")
@@ -127,6 +128,7 @@ def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path
 PYTORCH = ("doctor", "--deep", "--toolchain", "tensorrt_llm_pytorch", "--format", "json")
 
 
+@pytest.mark.slow
 def test_the_pytorch_runtime_with_right_answers_is_verified_and_with_others_differs(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0", gpus=1, model_optimizer="0.47.0")
     answer_right(lane, "llama")

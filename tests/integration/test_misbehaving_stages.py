@@ -109,7 +109,7 @@ def test_one_that_hangs_ends_at_its_limit_whatever_it_ignores(store: Store, igno
 
 
 def test_what_one_leaves_behind_ends_with_it_and_adds_nothing(store: Store) -> None:
-    leave = "setsid sh -c 'echo $$ > left; sleep 1; echo late > out/late' & while [ ! -s left ]; do sleep 0.01; done"
+    leave = "setsid sh -c 'echo $$ > left; sleep 60; echo late > out/late' & while [ ! -s left ]; do sleep 0.01; done"
     artifact = made(store, f"{leave}; echo x > out/engine")
     assert ends(int((artifact.folder / "left").read_text()))
     assert os.listdir(artifact.out) == ["engine"]

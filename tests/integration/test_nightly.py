@@ -150,6 +150,7 @@ def two_nights(runner: Runner) -> None:
     assert [run["action"] for run in plan["stage_runs"] if run["action"] == "run"] == []
 
 
+@pytest.mark.slow
 def test_two_nights(tmp_path: Path) -> None:
     two_nights(Runner(tmp_path))
 

@@ -668,6 +668,17 @@ settings:
 TINY = {"q_proj": (128, 128), "v_proj": (128, 64)}
 
 
+def test_an_engine_for_adapters_that_has_none_is_checked_by_its_files(tmp_path: Path) -> None:
+    """run.py does not load it, and the server does."""
+    lane = Lane(tmp_path / "lane", "1.2.0")
+    plain = LORA_ENGINES.replace("  settings.lora.adapter: [./sql, ./chat]\n", "")
+    lane.matrix.write_text(plain.replace("build: {", "build: { lora_plugin: auto,"), encoding="utf-8")
+    assert [cell["status"] for cell in lane.run(*SERVED).values()] == ["done"]
+    (checked,) = lane.outputs("check")
+    assert json.loads((checked / "check.json").read_text())["how"] == "files"
+    assert not lane.installed.invocations("run.py")
+
+
 @pytest.mark.parametrize("release", ["0.11.0", pytest.param("0.16.0", marks=pytest.mark.slow), "1.2.0"])
 def test_engines_are_sent_an_adapter_once_and_asked_for_it_ever_after(tmp_path: Path, release: str) -> None:
     """The stand-in of the engine model refuses what the runtime refuses, and answers by the rank of the adapter."""
@@ -776,6 +787,7 @@ def test_heads_become_part_of_engines_and_triton_tells_how_many_drafts_were_acce
     assert 0 < accepted < drafted
 
 
+@pytest.mark.slow
 def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -> None:
     """A draft model is asked for by requests to tensorrt_llm_bls, which stream nothing."""
     lane, report = drafting(tmp_path / "lane", "lookahead", "draft")
@@ -823,6 +835,7 @@ def kept(lane: Lane, cell: str) -> Iterator[tuple[str, str]]:
         lane.pipeline("serve", "stop", "kept", "--remove", *workspace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["1.2.0"])
 def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release)

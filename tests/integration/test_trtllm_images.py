@@ -57,11 +57,12 @@ def lane(folder: Path, release: str, family: str, *, parallel: str = "tp1") -> L
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "family", "script"),
     [
-        pytest.param("0.16.0", "llava_onevision", "build_visual_engine.py", marks=pytest.mark.slow),
-        pytest.param("0.19.0", "llava_onevision", "build_multimodal_engine.py", marks=pytest.mark.slow),
+        ("0.16.0", "llava_onevision", "build_visual_engine.py"),
+        ("0.19.0", "llava_onevision", "build_multimodal_engine.py"),
         ("0.19.0", "qwen2_vl", "build_multimodal_engine.py"),
     ],
 )

@@ -137,6 +137,7 @@ def install(
             raise ValueError(f"nothing was recorded of TensorRT-LLM {release}")
     if version >= releases.FIRST_SERVE:
         tools[releases.SERVE] = releases.table(releases.SERVE, release)
+    tools[releases.BENCH] = releases.table(releases.BENCH, release)
     if examples and engines:
         for name in ("quantize.py", "run.py", *(f"convert_checkpoint.py:{each}" for each in releases.families())):
             tools[name] = releases.table(name, release)

@@ -19,6 +19,7 @@ FIRST_NESTED_EXAMPLES: Final = Version("0.20.0")
 HEADS: Final = ("medusa", "eagle")
 """Converters that are no family's: `examples/medusa` in every release."""
 SERVE: Final = "trtllm-serve"
+BENCH: Final = "trtllm-bench"
 _AFTER_REMOVAL: Final = "main after the July 2026 engine removal (commit 029e223)"
 
 Options = dict[str, dict[str, Any]]
@@ -73,6 +74,7 @@ _BETWEEN: Final[dict[str, dict[str, Between]]] = {
     },
     "convert_checkpoint.py:llama": {
         "0.15.0": Between("0.14.0", "0.16.0.dev2024121000", ("--dtype", "--weight_only_precision")),
+        "1.2.0": Between("0.16.0.dev2024121000", "main after 1.1.0rc6 (commit fd96a08)", ("--use_nvfp4",)),
     },
     SERVE: {
         "0.15.0": Between("0.16.0.dev2024121000"),
@@ -89,7 +91,8 @@ _BETWEEN: Final[dict[str, dict[str, Between]]] = {
 @lru_cache(maxsize=1)
 def _recorded() -> dict[str, list[dict[str, Any]]]:
     tools: dict[str, list[dict[str, Any]]] = json.loads(RECORDED.read_text(encoding="utf-8"))["tools"]
-    return tools
+    bench = json.loads(RECORDED.with_name("bench.json").read_text(encoding="utf-8"))
+    return {**tools, BENCH: bench["entries"]}
 
 
 def families() -> tuple[str, ...]:

@@ -51,7 +51,8 @@ def main(command: str, arguments: list[str]) -> int:
         number = len(list(jobs.iterdir())) + 1
         with Path(options["--output"]).open("wb") as output:
             process = subprocess.Popen(["/bin/sh", *rest], stdout=output, stderr=output, start_new_session=True)
-        (jobs / str(number)).write_text(f"{process.pid}|{options['--comment']}|{' '.join(sorted(options))}")
+        asked = " ".join(f"{name}={value}" for name, value in sorted(options.items()))
+        (jobs / str(number)).write_text(f"{process.pid}|{options['--comment']}|{asked}")
         print(f"{number};here")
     elif command == "scancel":
         for number in rest:

@@ -16,9 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import typer
+from typer._coercion import RuntimeParam, build_runtime_param
 from typer.main import get_command
 
 from trtllm_pipeline import __version__, terminal
@@ -187,6 +188,33 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
     )(run)
 
 
+class _AsTyped(RuntimeParam):
+    """A value that is what it has to be already, None too: Typer would import pydantic to find that out, 65 ms.
+
+    Everything else is left to Typer, and so is what it says of a wrong value.
+    """
+
+    def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
+        wanted = param.type_descriptor
+        words = value if wanted.is_list else (value,)
+        annotation = get_args(wanted.annotation)[0] if wanted.is_list else wanted.annotation
+        allowed = get_args(annotation) if get_origin(annotation) is Literal else None
+        known = (annotation is str or allowed) and self.parameter_info.parser is None
+        if known and all(type(word) is str and (allowed is None or word in allowed) for word in words):
+            return list(words) if wanted.is_list else value
+        return build_runtime_param(wanted)._coerce_value(value, param=param, ctx=ctx)  # noqa: SLF001
+
+
+def _convert_little(command: Any) -> None:
+    """Let the options of `command`, and of the commands below it, take what needs no conversion as it is."""
+    for param in command.params:
+        wanted = getattr(param, "type_descriptor", None)
+        if wanted is not None:
+            param._runtime_param = _AsTyped(wanted.parameter_info, wanted.annotation)  # noqa: SLF001
+    for below in getattr(command, "commands", {}).values():
+        _convert_little(below)
+
+
 def _load(row: Command) -> Callable[..., Any]:
     """The function of a command, with its output cleaned from when it begins."""
     module_name, _, name = row.target.partition(":")
@@ -256,7 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             rich = sys.stdout.isatty()
             if rich and (not words or words[0] == "help" or "--help" in words or words[-1] in GROUPS):
                 _import_rich_help()
-            command = get_command(build({*words, *_completed(os.environ)}, rich=rich))
+            command = get_command(build({*_naming(words), *_completed(os.environ)}, rich=rich))
+            _convert_little(command)
             if argv is None:
                 gc.freeze()  # what is imported stays
             if f"_{_program().replace('-', '_').upper()}_COMPLETE" in os.environ:
@@ -324,6 +353,14 @@ def _program() -> str:
     """The name that was typed: completion is installed by name."""
     typed = Path(sys.argv[0]).name
     return typed if typed == "trtllm-pipeline" else "pipeline"
+
+
+def _naming(words: Sequence[str]) -> Sequence[str]:
+    """The words that may name a command. `run --until build` does not import the command `build`, and all toolchains with it."""
+    plain = [word for word in words if not word.startswith("-")]
+    if plain[:1] == ["help"]:
+        return plain
+    return plain[:2] if plain and plain[0] in GROUPS else plain[:1]
 
 
 def _completed(environment: Mapping[str, str]) -> list[str]:

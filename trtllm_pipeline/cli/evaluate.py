@@ -111,10 +111,11 @@ def drift(
     """
     from trtllm_pipeline.bench.stats import MEAN_INTERVAL
     from trtllm_pipeline.evaluate import drift
+    from trtllm_pipeline.evaluate.scores import DRIFT
     from trtllm_pipeline.report import scores
 
     found = drift.compare(drift.read(reference), drift.read(other))
-    told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": drift.DEFINITIONS}
+    told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
     emit_as(format, told, csv=lambda _: scores.drift_csv(found), table=lambda _: scores.drift_text(found))
 
 

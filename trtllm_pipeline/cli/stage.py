@@ -258,7 +258,7 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     ]
     for name, path in (*inputs.items(), *_files(stage, typed).items()):
         if path and name in inputs and name != "service":
-            there = os.path.exists(path)  # noqa: PTH110  (Path.exists raises for a name that is too long)
+            there = os.path.exists(path)
             wrong += [] if there else [f"{flag(name)}: {path} does not exist"]
         elif path:
             try:

@@ -176,7 +176,7 @@ def _marked(value: str, moved: Mapping[str, str], of: Path) -> str:
     found = _ARTIFACT.fullmatch(value)
     if found is not None and found["fingerprint"] in moved:  # in whatever workspace it was written for
         return f"{moved[found['fingerprint']]}{found['below']}"
-    if found is not None or (value.startswith("/") and os.path.exists(value)):  # noqa: PTH110  Path raises for long texts
+    if found is not None or (value.startswith("/") and os.path.exists(value)):
         raise StateError(
             f"{of.relative_to(of.parents[1])} refers to {value}, which is not part of what is exported",
             hint="a bundle holds the engine, the model's files and the repository; settings.repository may name others",

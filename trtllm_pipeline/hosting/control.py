@@ -410,7 +410,7 @@ def _startable(server: KeptServer) -> KeptRecord:
         require_packages()
     anew = shlex.join(server.record.command) or "pipeline serve start CELL"
     inputs = read_job(server.folder / JOB).inputs.values()
-    if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:  # noqa: PTH110
+    if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:
         raise StateError(
             f"server {server.name}: {gone[0]} is gone: removed, or the workspace was moved",
             hint=f"start it anew: {anew}",

@@ -89,7 +89,7 @@ def _referenced(repository: Path) -> tuple[Path, ...]:
 
 def is_folder(what: str) -> bool:
     """Whether `what`, as it was typed, is a folder, not a cell. Raises UsageError for a path with nothing there."""
-    if os.path.isdir(what):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+    if os.path.isdir(what):
         return True
     if what.startswith(("/", "./", "../", "~")):
         raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
@@ -126,7 +126,7 @@ def of_cell(found: flow.ServedCell) -> ServeTarget:
         model_folder=found.model_folder,
         max_seq_len=found.max_seq_len,
         max_input_len=cell.isl,
-        gpus=found.launch.stage.resources(cell, machine).gpus,
+        gpus=found.plan.resources(found.launch).gpus,
         cell=cell.id,
         adapters={name: found.inputs[place] for place, (name, _) in adapters(cell).items()},
         artifacts={stage: found.artifacts[stage] for stage in sorted({*stages, "build"} & found.artifacts.keys())},

@@ -7,12 +7,13 @@ Source: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.hub.verify import TensorEntry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # numpy has no bfloat16: such tensors are mapped as 16-bit integers and widened by a shift.
 DTYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -21,6 +22,8 @@ DTYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 def read(path: Path, entry: TensorEntry) -> NDArray[np.float32]:
     """A tensor of one of `DTYPES` as float32, whatever it is stored in."""
+    import numpy as np  # only with the first tensor: what tensors there are is known without it
+
     raw = np.memmap(path, dtype=DTYPES[entry.dtype], mode="r", offset=entry.begin, shape=entry.shape or (1,))
     if entry.dtype == "BF16":
         wide = raw.astype(np.uint32)
@@ -32,5 +35,7 @@ def read(path: Path, entry: TensorEntry) -> NDArray[np.float32]:
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bits of `values` as bfloat16, rounded to nearest even. Finite values only."""
+    import numpy as np
+
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, CellId, StageRunId
-from trtllm_pipeline.execution.forecast import Forecast, capacity, simulate
+from trtllm_pipeline.execution.forecast import Forecast, capacities, simulate
 from trtllm_pipeline.planning.plan import Plan
 
 LIMIT_S: Final = 600.0
@@ -36,7 +36,7 @@ def chosen(plan: Plan, seen: Forecast, limit_s: float = LIMIT_S) -> tuple[frozen
 def expected_s(plan: Plan, seen: Forecast, cells: Collection[CellId]) -> float:
     """Seconds of a clock that `cells` of the plan take."""
     among: set[StageRunId] = {run for cell in cells for run in plan.by_cell[cell]}
-    return simulate(plan, seen.expected_s, [capacity(plan.machine)], among & seen.to_run)
+    return simulate(plan, seen.expected_s, capacities(plan.machine), among & seen.to_run)
 
 
 def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:

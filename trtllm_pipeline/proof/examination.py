@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ from trtllm_pipeline.proof import answers, budget, findings, installed, material
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.report.forecast_check import checked
 from trtllm_pipeline.report.rows import CellResult, rows
+from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -69,10 +70,8 @@ def examine(
         )
     store = Store(workspace)  # made for a request that can be understood
     folder = store.workspace / FOLDER
-    every = precisions is None or ALL in precisions
-    matrix = material.write(
-        folder, machine, families=families, precisions=PRECISIONS if every else precisions or (), toolchain_names=usable
-    )
+    wanted = had(usable) if precisions is None or ALL in precisions else precisions
+    matrix = material.write(folder, machine, families=families, precisions=wanted, toolchain_names=usable)
     request = Request(matrix, until=_LAST_STAGE)
     full, seen = flow.outlook(request, store, workspace)
     cells, takes_s = (
@@ -101,6 +100,15 @@ def examine(
     )
     write_json(folder / RESULT, found.to_json())
     return found
+
+
+def had(toolchain_names: Iterable[str]) -> list[str]:
+    """The precisions that any of these toolchains has, on whatever machine."""
+    fields = (
+        each for name in toolchain_names for stage in toolchains.load(name).stages for each in table(stage.params)
+    )
+    known = {choice for each in fields if each.name == "precision" for choice in each.choices}
+    return [precision for precision in PRECISIONS if precision in known]
 
 
 def _announced(takes_s: float, cells: int, left_out: int, *, guessed: bool) -> str:

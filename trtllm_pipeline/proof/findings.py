@@ -119,7 +119,7 @@ class DeepExamination:
                 )
                 over = "" if layout == _ONE_GPU else f" over {layout}"
                 yield (
-                    f"{self.where(toolchain)}: a server that {toolchain} made of a tiny {family} model{over} answers as the "
+                    f"{self.where(toolchain)}: a tiny {family} model that {toolchain} makes and serves{over} answers as the "
                     f"float reference within tolerance, in {precisions}"
                 )
         programs = [each.name for each in good if each.kind == "program"]

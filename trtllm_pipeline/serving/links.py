@@ -89,6 +89,6 @@ def _plain_values(value: Any) -> Any:
         return {key: _plain_values(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_plain_values(each) for each in value]
-    if isinstance(value, str) and value.startswith("/") and os.path.exists(value):  # noqa: PTH110  Path raises for long texts
+    if isinstance(value, str) and value.startswith("/") and os.path.exists(value):
         return str(plain(Path(value)))
     return value

@@ -393,7 +393,9 @@ def diagnose(
 ) -> ServerError:
     """The error for the end of a server, with the first cause in its log and in those `beside`."""
     found = re.search(
-        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)", LogText(log).text, re.MULTILINE
+        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)",
+        "\n".join(LogText(log).lines),
+        re.MULTILINE,
     )
     cause = f"could not load the model {found[1]}: {found[2]}" if found else None
     return explained(who, status, log, cause, before=before, beside=beside)

@@ -6,24 +6,21 @@ their intervals). Answers are there before their scores, and stay when scoring f
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from trtllm_pipeline.bench.prompts import chat_renderer
-from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate.answers import questions_of, score_server
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.stages.asking import (
-    adapter_options,
+    adapters_asked,
     chosen_adapters,
     draft_options,
     each_with_an_image,
-    encoder,
-    model_folder,
     protocol_for,
 )
 from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.model_inputs import encoder, model_folder
 from trtllm_pipeline.stages.params import AccuracyParams, to_json
 
 
@@ -38,7 +35,9 @@ def run(context: StageContext[AccuracyParams]) -> None:
     prompts = each_with_an_image([question.prompt for question in questions], asked.images, service)
     questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, prompts, strict=True)]
     images = any(question.prompt.images for question in questions)
-    adapters = asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s, asked.lora_names))
+    adapters = adapters_asked(service, context.inputs, asked.request_timeout_s, asked.lora_names)
+    from trtllm_pipeline.bench.target import Target  # what talks to a server, once there is something to ask
+
     found = score_server(
         Target(
             protocol_for(service, images=images),

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from trtllm_pipeline.bench.prompts import Prompt, with_images
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import GenerationRequest, InputTensor, Option
-from trtllm_pipeline.client.triton import Client, ServedModel, failure_class, sampling
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields, names
-from trtllm_pipeline.files.tokenizer import SETTINGS, has_tokenizer, read_tokenizer
 from trtllm_pipeline.serving.command_lines import BLS_MODEL
 from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER
 from trtllm_pipeline.triton_repository.engine import Engine
 from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.evaluate.answers import Encode
+    from trtllm_pipeline.client.session import InputTensor, Option
+    from trtllm_pipeline.client.triton import Client, ServedModel
     from trtllm_pipeline.stages.lora_tensors import LoraTensors
 
 
 _EXTERNAL: Final = "draft_tokens_external"
 _FIRST_PROMPT: Final = "Hello"
-
-
-def model_folder(inputs: Mapping[str, Path]) -> Path:
-    """The folder with tokenizer and chat template; by hand that of the engine, where no other was named."""
-    return inputs.get("model") or inputs["engine"]
 
 
 def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False) -> str:
@@ -56,14 +46,6 @@ def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Se
     )
 
 
-def encoder(model: Path) -> Encode | None:
-    """Text to tokens, without special ones, as the tokenizer of a folder does it; None where there is none."""
-    if not has_tokenizer(names(model), Fields.read_optional(model, SETTINGS).values):
-        return None
-    tokenizer = read_tokenizer(model)
-    return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
 def draft_options(model: str, engine: Path) -> dict[str, Option]:
     """What every request to a served `model` says where its engine, in a folder, has a draft model beside it, which requests
     alone ask for; else nothing.
@@ -76,8 +58,19 @@ def draft_options(model: str, engine: Path) -> dict[str, Option]:
     return {} if built.speculation != _EXTERNAL else {"num_draft_tokens": built.max_draft_len, "stream": False}
 
 
-AdapterOptions = Mapping[str, Mapping[str, Option]]
+AdapterOptions: TypeAlias = "Mapping[str, Mapping[str, Option]]"
 """Name of an adapter -> what a request says to have it."""
+
+
+def adapters_asked(
+    service: Service, inputs: Mapping[str, Path], timeout_s: float, names: Sequence[str] = ()
+) -> AdapterOptions:
+    """As `adapter_options`, for who has no event loop. Without adapters none is begun."""
+    if not any(place in inputs for place in ADAPTERS):
+        return {}
+    import asyncio
+
+    return asyncio.run(adapter_options(service, inputs, timeout_s, names))
 
 
 async def adapter_options(
@@ -99,6 +92,8 @@ def number_of(folder: Path) -> int:
     """A number for the LoRA adapter in a folder, another one for other files: servers keep an adapter under its number, and take
     it for whatever is asked for by that.
     """
+    from hashlib import blake2b
+
     told: list[object] = [str(folder.absolute())]
     with suppress(OSError):  # a server elsewhere may have what is not here
         told += [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
@@ -123,8 +118,12 @@ async def load_adapter(
     """
     if service.kind == "openai":
         return lora_request(name, number, folder)
+    from trtllm_pipeline.client.triton import Client
+
     async with Client(service, model, "grpc", timeout_s=timeout_s) as client:
         if client.model.takes("lora_task_id"):
+            import asyncio
+
             from trtllm_pipeline.stages.lora_tensors import convert
 
             dtype = _data_type(engine, client.model)
@@ -170,6 +169,9 @@ def _data_type(engine: Path | None, model: ServedModel) -> str:
 
 async def _send(client: Client, number: int, adapter: LoraTensors) -> None:
     """The first request of an adapter, with which the server keeps it. Raises StageError."""
+    from trtllm_pipeline.client.session import GenerationRequest
+    from trtllm_pipeline.client.triton import failure_class, sampling
+
     options: dict[str, Option | InputTensor] = {**sampling(0, seed=0), "lora_task_id": number, **adapter.inputs()}
     answer = await client.session().generate(GenerationRequest(_FIRST_PROMPT, 1, options))
     if answer.error is not None:

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from trtllm_pipeline.domain import Cell, Needs, Resources, Scope
 from trtllm_pipeline.files.model_parts import ModelPart
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine.model import Machine
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.machine.model import Machine
 
 OUT: Final = "out"
 """Folder of an attempt, and of an artifact, that holds the result."""

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
-from trtllm_pipeline.hub.verify import TensorEntry, tensors
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.hub.verify import TensorEntry
 
 ADAPTERS: Final = ("adapter", "adapter2", "adapter3", "adapter4")
 """Inputs of stages with adapters, and the stages that fetch them: as many as a cell can have."""
@@ -41,7 +42,7 @@ MODULE_IDS: Final = {
 
 def check_width(adapter: Path, model: Path) -> None:
     """Raise StageError for an adapter of a model with layers of another width than those of the folder `model`."""
-    hidden_size = Fields.read(model, CONFIGURATION[MODEL]).integer("hidden_size")
+    hidden_size = Fields.read(model, "config.json").integer("hidden_size")
     for name, path, entry in tensors_of(adapter):
         width = entry.shape[-1]
         if re.search(r"\b[qkv]_proj\b.*lora_A", name) and width != hidden_size:
@@ -58,6 +59,8 @@ def number_of_values(adapter: Path) -> int:
 
 def tensors_of(adapter: Path) -> Iterator[tuple[str, Path, TensorEntry]]:
     """Name, file and entry of each tensor of an adapter."""
+    from trtllm_pipeline.hub.verify import tensors
+
     for file in sorted(adapter.glob("*.safetensors")):
         shard = tensors(adapter, file.name)
         yield from ((name, shard.path, entry) for name, entry in shard.tensors.items())

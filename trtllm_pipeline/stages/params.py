@@ -7,9 +7,21 @@ workers import it. No `from __future__ import annotations` where such classes ar
 
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.domain import Json
@@ -60,6 +72,65 @@ class Param:
     def unset(self) -> str:
         """What None stands for, in words."""
         return self.null
+
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_options: Any) -> Callable[[T], T]:
+        """For type checkers."""
+        return lambda decorated: decorated
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class Parameters:
+    """Parameters of a stage. Each class of them is a frozen dataclass whose fields are given by name.
+
+    `dataclass` would compile six methods for each class, which is most of what importing one takes. These are the same for all.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    _defaults: ClassVar[dict[str, Any]]
+    _factories: ClassVar[dict[str, Callable[[], Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=True)(cls)
+        cls._defaults = {each.name: each.default for each in fields(cls)}
+        cls._factories = {each.name: make for each in fields(cls) if (make := each.default_factory) is not MISSING}
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **given: Any) -> None:
+            values = {**self._defaults, **given}
+            if len(values) != len(self._defaults):
+                raise TypeError(f"{type(self).__name__} has no {', '.join(given.keys() - self._defaults.keys())}")
+            for name, make in self._factories.items():
+                if name not in given:
+                    values[name] = make()
+            if MISSING in values.values():
+                missing = ", ".join(name for name, value in values.items() if value is MISSING)
+                raise TypeError(f"{type(self).__name__} needs {missing}")
+            vars(self).update(values)
+            self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what does not fit together."""
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if other.__class__ is self.__class__ else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 class ParamField(NamedTuple):
@@ -220,8 +291,7 @@ DRAFT_LENGTHS = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "e
 """Tokens drafted at a time where nobody says it; lookahead's follow from its sizes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DownloadParams:
+class DownloadParams(Parameters):
     """Parameters of the download stage."""
 
     source: Annotated[
@@ -251,8 +321,7 @@ class DownloadParams:
     max_workers: Annotated[int, Param("files fetched at a time", ge=1, le=64, runtime=True)] = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(Parameters):
     """Which part of a calibration set is used, and how it is presented."""
 
     samples: Annotated[int | None, Param("rows taken, all of a smaller set", ge=1, null="all rows, up to 512")] = None
@@ -269,8 +338,7 @@ class Selection:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchParams:
+class LaunchParams(Parameters):
     """Parameters of every launch stage."""
 
     host: Annotated[str, Param("address to listen on; anything but loopback lets others in", runtime=True)] = (
@@ -287,14 +355,12 @@ class LaunchParams:
     exclusive: Beside = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaunchEmbedded(LaunchParams):
     """Parameters of the embedded toolchain's launch stage."""
 
     threads: Annotated[int, Param("CPU threads of the embedded runtime; 0 is one a core", ge=0, le=4096)] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaunchFrontend(LaunchParams):
     """Parameters of TensorRT-LLM's launch stages."""
 
@@ -306,8 +372,7 @@ class LaunchFrontend(LaunchParams):
     ] = "triton"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherServer:
+class OtherServer(Parameters):
     """An OpenAI-compatible server: one that runs already, or how to start it."""
 
     url: Annotated[
@@ -347,7 +412,6 @@ class OtherServer:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaunchOpenAi(OtherServer, LaunchParams):
     """Parameters of the launch stages of OpenAI-compatible servers."""
 
@@ -364,16 +428,14 @@ class LaunchOpenAi(OtherServer, LaunchParams):
 GENERAL_PROMPT = "The capital of France is"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckParams:
+class CheckParams(Parameters):
     """What an engine is asked before it has a server."""
 
     prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
     max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmokeParams:
+class SmokeParams(Parameters):
     """Parameters of the smoke stage."""
 
     prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
@@ -402,8 +464,7 @@ class SmokeParams:
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PerfParams:
+class PerfParams(Parameters):
     """Parameters of the perf stage."""
 
     concurrency: Annotated[
@@ -600,12 +661,23 @@ class PerfParams:
             ImagesAsked.parse(self.images)
 
 
+def too_many(interval_s: float, rate: float) -> str | None:
+    """Why a rate cannot be offered for so long: requests are planned before they are sent. None where it can."""
+    requests = round(interval_s * rate)
+    if requests <= MOST_REQUESTS:
+        return None
+    return f"{interval_s:g} s at {rate:g} requests a second are {requests:,} requests, {MOST_REQUESTS:,} at most"
+
+
 def conflicts(perf: Any) -> Iterator[str]:
     """What parameters of perf, or settings of it, say that does not fit together."""
     if not perf.concurrency and not perf.request_rate and perf.find_rate is None:
         yield "needs a concurrency, a request_rate or find_rate"
     if perf.find_rate is not None and not perf.slo:
         yield "find_rate needs slo: the rate is the highest that keeps it"
+    for rate in perf.request_rate if perf.measurement_interval_ms is not None else ():
+        if (wrong := too_many(perf.measurement_interval_ms / 1e3, rate)) is not None:
+            yield f"measurement_interval_ms: {wrong}"
     if not perf.temperature and (perf.top_k or perf.top_p):
         yield "top_k and top_p choose nothing at temperature 0, which is greedy"
     if perf.workload == "prompts":
@@ -617,8 +689,7 @@ def conflicts(perf: Any) -> Iterator[str]:
         yield "stop_words end answers before the length that workload: isl_osl asks for"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreParams:
+class ScoreParams(Parameters):
     """Parameters of the score stage."""
 
     metrics: Annotated[
@@ -630,7 +701,6 @@ class ScoreParams:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class AccuracyParams(ScoreParams):
     """Parameters of the accuracy stage."""
 

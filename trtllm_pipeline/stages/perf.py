@@ -6,54 +6,46 @@ fails the validity gates fails the stage; both files stay in the attempt's folde
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.bench.load import Load
-from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, unrendered
-from trtllm_pipeline.bench.result import NAME, LoadResult, MeasurementFinding
-from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, record
-from trtllm_pipeline.bench.server_checks import ExpectedServer
-from trtllm_pipeline.bench.stopping import Rounds, StopRule
-from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, Prompt, chat_renderer, read, unrendered
 from trtllm_pipeline.bench.workloads import MOST_MADE, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Option
-from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.stages.asking import (
-    adapter_options,
+    adapters_asked,
     chosen_adapters,
     draft_options,
     each_with_an_image,
-    model_folder,
     protocol_for,
 )
 from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.model_inputs import model_folder
 from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from trtllm_pipeline.bench.result import LoadResult, MeasurementFinding
+    from trtllm_pipeline.client.session import Option
+
 EVENTS: Final = "events.jsonl"
 
 
 def run(context: StageContext[PerfParams]) -> None:
     """Measure; raises StageError when the measurement is not valid."""
-    folder, model = context.inputs["engine"], model_folder(context.inputs)
-    tokenizer = read_tokenizer(model)
+    tokenizer = read_tokenizer(model_folder(context.inputs))
     asked, service = context.params, Service.read(context.inputs["service"])
-    engine = Engine.read(folder, max_seq_len=asked.declared.get("max_seq_len"))
+    engine = Engine.read(context.inputs["engine"], max_seq_len=asked.declared.get("max_seq_len"))
     max_tokens = asked.max_tokens or _output_length(engine)
     workload = _workload(context, engine, max_tokens) if asked.workload == "isl_osl" else None
     if workload is not None:
@@ -65,7 +57,38 @@ def run(context: StageContext[PerfParams]) -> None:
     engine.check_lengths(
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
-    adapters = asyncio.run(adapter_options(service, context.inputs, asked.request_timeout_s, asked.lora_names))
+    _record(context, service, prompts, max_tokens, tokenizer, workload)
+    from trtllm_pipeline.bench.result import NAME
+
+    result = measured(context)
+    write_json(context.out / NAME, result.to_json())
+    for finding in result.findings:
+        print(f"{finding.check}: {finding}")  # noqa: T201 - the stage's log
+    if result.invalid:
+        raise StageError(
+            "the measurement is not valid: " + "; ".join(finding.message for finding in result.invalid),
+            failure=failure_of(result.invalid),
+            hint=f"everything observed is in {EVENTS} beside the log of this attempt",
+        )
+
+
+def _record(
+    context: StageContext[PerfParams],
+    service: Service,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    tokenizer: Tokenizer,
+    workload: Workload | None,
+) -> None:
+    """Ask the server, and write what is observed. What talks to one is not needed before there is something to ask."""
+    from trtllm_pipeline.bench.load import Load
+    from trtllm_pipeline.bench.run import record
+    from trtllm_pipeline.bench.server_checks import ExpectedServer
+    from trtllm_pipeline.bench.stopping import Rounds, StopRule
+    from trtllm_pipeline.bench.target import Target
+
+    asked, engine = context.params, context.inputs["engine"]
+    adapters = adapters_asked(service, context.inputs, asked.request_timeout_s, asked.lora_names)
     target = Target(
         protocol_for(service, asked.protocol, images=any(prompt.images for prompt in prompts)),
         service,
@@ -73,7 +96,7 @@ def run(context: StageContext[PerfParams]) -> None:
         asked.request_timeout_s,
         max_tokens,
         asked.temperature,
-        {**draft_options(service.model, context.inputs["engine"]), **_sampling(asked)},
+        {**draft_options(service.model, engine), **_sampling(asked)},
         in_turn=chosen_adapters(adapters, asked.lora),
         exact_length=workload is not None,
         stop_words=asked.stop_words,
@@ -103,27 +126,19 @@ def run(context: StageContext[PerfParams]) -> None:
         prompts,
         context.out / EVENTS,
         settings=to_json(replace(asked, max_tokens=max_tokens)),
-        claim=ExpectedServer(asked.declared, folder, context.inputs.get("repository")),
+        claim=ExpectedServer(asked.declared, engine, context.inputs.get("repository")),
         progress=lambda done, total: context.progress(done, total, "requests"),
         tokenizer=tokenizer,
         synthetic=None if workload is None else workload.to_json(),
         objectives=_objectives(asked),
         repeats=stop.words(),
     )
-    result = measured(context)
-    write_json(context.out / NAME, result.to_json())
-    for finding in result.findings:
-        print(f"{finding.check}: {finding}")  # noqa: T201 - the stage's log
-    if result.invalid:
-        raise StageError(
-            "the measurement is not valid: " + "; ".join(finding.message for finding in result.invalid),
-            failure=failure_of(result.invalid),
-            hint=f"everything observed is in {EVENTS} beside the log of this attempt",
-        )
 
 
 def measured(context: StageContext[PerfParams]) -> LoadResult:
     """What follows from the events of a stage that has run."""
+    from trtllm_pipeline.bench.metrics import analyze  # what computes is not needed before there is something measured
+
     return analyze(context.out / EVENTS, read_tokenizer(model_folder(context.inputs)), _objectives(context.params))
 
 
@@ -205,5 +220,7 @@ def failure_of(invalid: Sequence[MeasurementFinding]) -> FailureClass:
     """TRANSIENT where the machine was too busy to measure, or the server was started again while it was measured."""
     if all(finding.check in {"client_cpu", "client_lag", "schedule", "server"} for finding in invalid):
         return FailureClass.TRANSIENT
+    from trtllm_pipeline.client.triton import failure_class
+
     causes = "; ".join(finding.message for finding in invalid if finding.check == "failures")
     return failure_class(causes) if causes else FailureClass.CHECK

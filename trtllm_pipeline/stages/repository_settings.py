@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal, cast
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.stages.params import ITSELF, Param, table
+from trtllm_pipeline.stages.params import ITSELF, Param, Parameters, table
 
 DataType = Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"]
 
@@ -34,8 +34,7 @@ class Setting(Param):
         return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EveryRepository:
+class EveryRepository(Parameters):
     """Settings that every toolchain has."""
 
     decoupled: Annotated[
@@ -46,7 +45,6 @@ class EveryRepository:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextModels(EveryRepository):
     """Settings of the five models around an engine."""
 
@@ -58,7 +56,13 @@ class TextModels(EveryRepository):
         int, Setting("processes that tokenize", ge=1, le=1024, placeholder="preprocessing_instance_count")
     ] = 1
     postprocessing_instances: Annotated[
-        int, Setting("processes that turn tokens into text", ge=1, le=1024, placeholder="postprocessing_instance_count")
+        int,
+        Setting(
+            "processes that turn tokens into text; several mix up the parts of streamed answers",
+            ge=1,
+            le=1024,
+            placeholder="postprocessing_instance_count",
+        ),
     ] = 1
     bls_instances: Annotated[
         int, Setting("processes of the tensorrt_llm_bls model", ge=1, le=1024, placeholder="bls_instance_count")
@@ -68,7 +72,6 @@ class TextModels(EveryRepository):
     ] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class LlmApi(EveryRepository):
     """Settings that TensorRT-LLM's Python API has too."""
 
@@ -93,7 +96,6 @@ class LlmApi(EveryRepository):
     enable_chunked_context: Annotated[bool | None, Setting("split long prompts over several passes")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RepositorySettings(TextModels, LlmApi):
     """Everything that people set in a repository of TensorRT-LLM."""
 

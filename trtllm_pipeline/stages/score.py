@@ -8,11 +8,11 @@ from __future__ import annotations
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
-from trtllm_pipeline.evaluate.answers import timed_answers
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
-from trtllm_pipeline.stages.asking import encoder, model_folder
+from trtllm_pipeline.evaluate.timed_answers import timed_answers
 from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.model_inputs import encoder, model_folder
 from trtllm_pipeline.stages.params import ScoreParams, to_json
 
 

@@ -23,9 +23,10 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, model_folder, protocol_for
+from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
+from trtllm_pipeline.stages.model_inputs import model_folder
 from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine

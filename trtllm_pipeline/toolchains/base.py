@@ -26,7 +26,7 @@ _OPENAI: Final = "trtllm_pipeline.toolchains.openai"
 _TABLE: Final = {
     ENGINES: "trtllm_pipeline.toolchains.tensorrt_llm.engine_backend",
     PYTORCH: "trtllm_pipeline.toolchains.tensorrt_llm.pytorch_backend",
-    EMBEDDED: "trtllm_pipeline.toolchains.embedded",
+    EMBEDDED: "trtllm_pipeline.toolchains.embedded.toolchain",
 }
 """Name -> module with a `TOOLCHAIN`, the preferred first: those that are looked for on a machine."""
 SERVERS: Final = (OPENAI, *OPENAI_SERVERS)
@@ -91,16 +91,26 @@ def detect(machine: Machine) -> Toolchain:
     """The first toolchain that `machine` has all of. Raises PlanError with what each of them lacks."""
     lacks: list[str] = []
     for name in _TABLE:
-        toolchain = load(name)
-        missing = toolchain.missing(machine)
+        # Most of a small plan's modules of ours would be TensorRT-LLM's: they are imported where it is.
+        missing = lacks_tensorrt_llm(machine) if name in (ENGINES, PYTORCH) else None
+        missing = missing or load(name).missing(machine)
         if missing is None:
-            return toolchain
+            return load(name)
         lacks.append(f"{name}: {missing}")
     raise PlanError(
         "no toolchain can be used on this machine\n  " + "\n  ".join(lacks),
         hint="for a machine without a GPU: pip install 'trtllm-pipeline[embedded]' (Python 3.10 to 3.12); "
         "`pipeline doctor` shows what is there",
     )
+
+
+def lacks_tensorrt_llm(machine: Machine) -> str | None:
+    """What both backends of TensorRT-LLM need and a machine does not have, or None."""
+    if machine.tensorrt_llm is None:
+        return "TensorRT-LLM is not installed"
+    if not machine.gpus:
+        return "there is no NVIDIA GPU"
+    return None
 
 
 def caveats(cells: Iterable[Cell]) -> list[str]:

@@ -165,6 +165,8 @@ def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
             unsaid = (None, {}, DEFAULTS.get(name)) if section == "repository" else (None, {})
             if value not in unsaid and (name == "options" or (known and name not in known)):
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
+    if cell.settings["perf"]["trtllm_bench"]:
+        return "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains have it"
     if (asked := images_asked(cell)) is not None:
         return f"{asked}: only the TensorRT-LLM toolchains take images"
     if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
@@ -357,6 +359,7 @@ PERF = Stage(
     read=_perf,
     file_names=("input_data", "lengths_data"),
     files=lambda cell: {**_prompt_files(cell, "perf"), **_lengths_file(cell)},
+    resources=lambda cell, _machine: Resources(exclusive=exclusive(cell)),
     identity=("cpu",),
     expected_s=5.0,
     takes=_perf_s,

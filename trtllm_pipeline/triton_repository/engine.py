@@ -68,6 +68,8 @@ class Engine:
     max_lora_rank: int | None = None
     """Of the LoRA adapters that it takes; None where it takes none."""
     lora_target_modules: tuple[str, ...] = ()
+    lora_dirs: tuple[str, ...] = ()
+    """Folders of adapters that it holds itself."""
 
     @classmethod
     def read(cls, folder: Path, *, max_seq_len: int | None = None) -> Engine:
@@ -134,6 +136,7 @@ class Engine:
             paged_context_fmha=fmha if isinstance(fmha, bool) else None,
             max_lora_rank=None if lora is None else lora.optional_integer("max_lora_rank"),
             lora_target_modules=() if lora is None else tuple(lora.texts("lora_target_modules")),
+            lora_dirs=() if lora is None else tuple(lora.texts("lora_dir")),
         )
 
     @property

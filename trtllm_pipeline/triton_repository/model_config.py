@@ -59,10 +59,11 @@ def parse(text: str, *, source: str = FILE_NAME, allow_unknown: bool = False) ->
     With `allow_unknown`, fields of other Triton versions are left out.
     """
     from google.protobuf import text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
+
+    from trtllm_pipeline.client.triton_messages import model_config_pb2
 
     try:
-        return text_format.Parse(text, Message(), allow_unknown_field=allow_unknown)
+        return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=allow_unknown)
     except text_format.ParseError as error:
         said = re.sub(r"^\d+:\d+ : ", "", str(error))
         said = re.sub(r"^'.*': ", "", said, flags=re.DOTALL).rstrip(".")
@@ -84,16 +85,16 @@ def to_text(config: ModelConfig, *, as_utf8: bool = True) -> str:
 
 def data_type_name(number: int) -> str:
     """The word of a tensor's `data_type`, such as TYPE_FP16."""
-    from tritonclient.grpc.model_config_pb2 import DataType
+    from trtllm_pipeline.client.triton_messages import model_config_pb2
 
-    return str(DataType.Name(number))
+    return str(model_config_pb2.DataType.Name(number))
 
 
 def data_type_number(word: str) -> int:
     """The number of a `data_type`, such as TYPE_FP16."""
-    from tritonclient.grpc.model_config_pb2 import DataType
+    from trtllm_pipeline.client.triton_messages import model_config_pb2
 
-    return int(DataType.Value(word))
+    return int(model_config_pb2.DataType.Value(word))
 
 
 def string_parameters(config: ModelConfig) -> dict[str, str]:

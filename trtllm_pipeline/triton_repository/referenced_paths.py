@@ -26,7 +26,7 @@ def check(repository: Path, command: Sequence[str] = ()) -> None:
     Other paths are left to the server, which reports missing files itself.
     """
     for text in _of_workspaces(repository, command):
-        if not os.path.exists(text):  # noqa: PTH110  Path raises for long texts
+        if not os.path.exists(text):
             raise ServerError(
                 f"{repository} refers to {text}, which does not exist: the workspace was moved, or the folder removed",
                 failure=FailureClass.USER,
@@ -36,7 +36,7 @@ def check(repository: Path, command: Sequence[str] = ()) -> None:
 
 def folders(repository: Path, command: Sequence[str] = ()) -> tuple[Path, ...]:
     """The folders that are there, in whatever workspace, of those that `repository` or the `command` in it refers to."""
-    return tuple(Path(text) for text in _of_workspaces(repository, command) if os.path.isdir(text))  # noqa: PTH112  as above
+    return tuple(Path(text) for text in _of_workspaces(repository, command) if os.path.isdir(text))
 
 
 def _of_workspaces(repository: Path, command: Sequence[str]) -> Iterator[str]:

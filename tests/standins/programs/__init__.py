@@ -20,6 +20,7 @@ INVOCATIONS: Final = "invocations.jsonl"
 _MODULES: Final = {
     "trtllm-build": "build",
     "trtllm-serve": "serve",
+    "trtllm-bench": "bench",
     "quantize.py": "quantize",
     "convert_checkpoint.py": "convert",
     "run.py": "run",

@@ -62,12 +62,27 @@ def parse_click(
         _exit(path, positional, str(usage))
 
 
+def parse_group(
+    program: str, table: Mapping[str, Options], arguments: Sequence[str]
+) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """(values of the group, subcommand, its values) as a click group reads them, whose own options come first."""
+    at = next((place for place, word in enumerate(arguments) if word in table and word != program), len(arguments))
+    command = arguments[at] if at < len(arguments) else ""
+    try:
+        group = _click_values(table[program], list(arguments[:at]), None)
+        if not command:
+            raise _UsageError("Missing command.")
+        return group, command, _click_values(table[command], list(arguments[at + 1 :]), None)
+    except _UsageError as usage:
+        _exit(f"{program} {command}".rstrip(), "COMMAND", str(usage))
+
+
 def _exit(path: str, positional: str, words: str) -> NoReturn:
     print(f"Usage: {path} [OPTIONS] {positional}\nTry '{path} --help' for help.\n\nError: {words}", file=sys.stderr)
     raise SystemExit(2)
 
 
-def _click_values(options: Options, arguments: list[str], positional: str) -> dict[str, Any]:
+def _click_values(options: Options, arguments: list[str], positional: str | None) -> dict[str, Any]:
     names = {spelling: name for name in options for spelling in (name, *options[name].get("aliases", ()))}
     negative = {option["negative_flag"]: name for name, option in options.items() if "negative_flag" in option}
     values: dict[str, Any] = {
@@ -102,11 +117,14 @@ def _click_values(options: Options, arguments: list[str], positional: str) -> di
     for name, option in options.items():
         if option.get("required") and values[name] is None:
             raise _UsageError(f"Missing option '{name}'.")
-    if not plain:
+    if positional is None:
+        plain.insert(0, "")
+    elif not plain:
         raise _UsageError(f"Missing argument '{positional}'.")
     if len(plain) > 1:
         raise _UsageError(f"Got unexpected extra argument{'s' * (len(plain) > 2)} ({' '.join(plain[1:])})")
-    return {positional.lower(): plain[0], **{name.lstrip("-").replace("-", "_"): values[name] for name in values}}
+    first = {} if positional is None else {positional.lower(): plain[0]}
+    return {**first, **{name.lstrip("-").replace("-", "_"): values[name] for name in values}}
 
 
 def _click_value(spelling: str, option: Mapping[str, Any], value: str) -> Any:

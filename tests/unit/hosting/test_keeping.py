@@ -75,12 +75,12 @@ def test_a_reason_is_not_taken_from_an_earlier_start_nor_from_the_keeper(tmp_pat
     program = keeper._Program(
         "server", (), log, log, tmp_path / "ready", 1.0, server_health, log_bytes=log.stat().st_size
     )
-    assert program.said().text.strip() == ""
+    assert "\n".join(program.said().lines).strip() == ""
     with log.open("a", encoding="utf-8") as file:
         file.write("loading\n2026-11-22 18:44:49 keeper: the server is ready\n")
-    assert program.said().text.strip() == "loading"
+    assert "\n".join(program.said().lines).strip() == "loading"
     log.write_text("anew\n", encoding="utf-8")
-    assert program.said().text.strip() == "anew"
+    assert "\n".join(program.said().lines).strip() == "anew"
 
 
 def test_a_time_that_cannot_be_is_damage(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.proof import budget, material
+from trtllm_pipeline.proof import budget, examination, material
 
 BOTH = ("tensorrt_llm", "tensorrt_llm_pytorch")
 
@@ -74,3 +74,9 @@ def test_what_is_there_takes_no_time_so_the_next_time_goes_on(tmp_path: Path) ->
     again, takes_s = budget.chosen(plan, replace(seen, to_run=seen.to_run - made))
     assert taken < again
     assert takes_s <= 600
+
+
+def test_precisions_that_no_toolchain_has_are_no_rows() -> None:
+    assert examination.had(["embedded"]) == ["fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq"]
+    assert examination.had(BOTH) == list(PRECISIONS)
+    assert set(examination.had(BOTH[1:])) < {*PRECISIONS}

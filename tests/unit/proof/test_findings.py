@@ -82,13 +82,13 @@ def test_only_what_was_verified_may_be_said() -> None:
     found = examined(good, other, findings.of_comparison(InstalledComparison("trtllm-build", ("b",), known=7)))
     split = findings.of_cell(replace(DONE, axes={**AXES, "tp": 2}), GOOD)
     assert examined(good, split).sentences()[1] == (
-        "TensorRT-LLM 1.2.0 on NVIDIA H100: a server that tensorrt_llm made of a tiny llama model over tp2pp1 answers as the "
+        "TensorRT-LLM 1.2.0 on NVIDIA H100: a tiny llama model that tensorrt_llm makes and serves over tp2pp1 answers as the "
         "float reference within tolerance, in fp8"
     )
     assert found.exit_code == 0
     assert found.sentences() == (
         (
-            "TensorRT-LLM 1.2.0 on NVIDIA H100: a server that tensorrt_llm made of a tiny llama model answers as the float "
+            "TensorRT-LLM 1.2.0 on NVIDIA H100: a tiny llama model that tensorrt_llm makes and serves answers as the float "
             "reference within tolerance, in fp8, fp16"
         ),
         "TensorRT-LLM 1.2.0 on NVIDIA H100: the options that trtllm-build print are those that are recorded",

@@ -22,7 +22,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.serving.server import quoted
-from trtllm_pipeline.toolchains import embedded
+from trtllm_pipeline.toolchains.embedded import toolchain as embedded
 
 WHEEL = triton_installation.TritonInstallation(
     Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs")

@@ -19,7 +19,7 @@ from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.params import LaunchOpenAi
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.openai import command
-from trtllm_pipeline.toolchains.openai.server import argv
+from trtllm_pipeline.toolchains.openai.server import argv, settled
 
 NO_GPU = Machine(cpus=8, cpu="some")
 
@@ -176,6 +176,25 @@ def test_reuse_of_the_cache_is_as_the_matrix_says_and_nobody_claims_it_of_others
     assert declared(cell("openai", openai__url="http://a")) is None
 
 
+@pytest.mark.parametrize(
+    ("one", "bits"),
+    [
+        (cell(), None),
+        (cell(precision="fp8"), 8),
+        (cell("sglang", "fp8"), 8),
+        (cell("llama_cpp", "int4_wo"), 4),
+        (cell("llama_cpp", "int8_wo"), 8),
+        (cell(openai__options={"quantization": "bitsandbytes"}), 0),
+        (cell("openai", openai__command="mine {model} --port {port}"), 0),
+    ],
+)
+def test_weights_that_a_server_makes_smaller_are_not_held_against_those_of_the_files(
+    one: Cell, bits: int | None
+) -> None:
+    declared = toolchains.load(one.toolchain).stage("perf").read(one).declared
+    assert declared.get("weight_bits") == bits
+
+
 def test_an_option_of_null_is_none() -> None:
     assert command.options({"max_loras": 2, "seed": None, "trace": True}) == ["--max-loras", "2", "--trace"]
 
@@ -219,3 +238,20 @@ def test_by_hand_a_placeholder_without_a_value_is_an_error() -> None:
     assert error.value.hint == "--model DIR"
     with pytest.raises(StageError, match=r"\{tp\}"):
         argv(replace(asked, command="vllm {port} {tp}"), {}, "127.0.0.1", PORTS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (LaunchOpenAi(), "which server"),
+        (
+            LaunchOpenAi(url="http://a", server="vllm"),
+            "--url names a server that runs already, and --server one to start",
+        ),
+        (LaunchOpenAi(url="http://a", command="b {port}"), "runs already, and --command one to start"),
+    ],
+)
+def test_by_hand_it_is_one_server(asked: LaunchOpenAi, words: str) -> None:
+    with pytest.raises(StageError, match=words):
+        settled(asked, {})
+    assert settled(LaunchOpenAi(command="b {port}", server="vllm"), {}).command == "b {port}"

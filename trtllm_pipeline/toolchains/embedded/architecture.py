@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, Literal
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.toolchains.embedded.params import ARCHITECTURES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
@@ -77,6 +78,8 @@ class ModelConfig:
 
         Source for llama3: the reference implementation in https://github.com/meta-llama/llama-models.
         """
+        import numpy as np
+
         half = self.rotated // 2
         scaling = self.rope_scaling
         if not isinstance(scaling, Llama3Scaling):

@@ -1,10 +1,9 @@
 """Parameters of the stages of the embedded toolchain. Types of fields are read: no `annotations` from the future."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Final
 
-from trtllm_pipeline.stages.params import ITSELF, Param, Selection
+from trtllm_pipeline.stages.params import ITSELF, Param, Parameters, Selection
 from trtllm_pipeline.stages.repository_settings import TextModels
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
@@ -19,16 +18,14 @@ CONTEXT_STEP: Final = 256
 """llama.cpp rounds the context of a slot up to a multiple of this."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvertEmbedded:
+class ConvertEmbedded(Parameters):
     """Parameters of the convert stage."""
 
     precision: Annotated[str, Param("precision of the weights", choices=PRECISIONS)]
     calibration: Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildEmbedded:
+class BuildEmbedded(Parameters):
     """Parameters of the build stage."""
 
     max_batch_size: Annotated[int, Param("requests in flight", ge=1)]
@@ -39,7 +36,6 @@ class BuildEmbedded:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class RepositoryEmbedded(TextModels):
     """Parameters of the repository stage."""
 

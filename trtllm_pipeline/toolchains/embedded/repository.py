@@ -77,9 +77,9 @@ def config_text(name: str, engine: Path, model: Path, settings: RepositoryEmbedd
 
 def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbedded) -> Any:
     """The ModelConfig of model `name`."""
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
+    from trtllm_pipeline.client.triton_messages import model_config_pb2
 
-    config = ModelConfig(name=name, max_batch_size=settings.max_batch_size)
+    config = model_config_pb2.ModelConfig(name=name, max_batch_size=settings.max_batch_size)
     inputs, outputs = {
         "preprocessing": (tensors.PREPROCESSING_INPUTS, tensors.PREPROCESSING_OUTPUTS),
         "tensorrt_llm": (tensors.ENGINE_INPUTS, tensors.ENGINE_OUTPUTS),

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files import model_files
@@ -16,8 +13,12 @@ from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
 from trtllm_pipeline.hub.tensor_values import DTYPES, read, to_bfloat16
 from trtllm_pipeline.hub.verify import TensorEntry, tensors
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-class Weights(Mapping[str, NDArray[np.float32]]):
+
+class Weights(Mapping[str, "NDArray[np.float32]"]):
     """The tensors of a model folder by name. `weights[name]` reads one, as float32, whatever it is stored in."""
 
     def __init__(self, folder: Path) -> None:

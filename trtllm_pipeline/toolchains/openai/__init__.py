@@ -23,7 +23,6 @@ from trtllm_pipeline.machine.assume import ASSUMED
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import DownloadParams, LaunchOpenAi, PerfParams, SmokeParams, load
-from trtllm_pipeline.toolchains import embedded
 from trtllm_pipeline.toolchains.base import EMBEDDED, OPENAI, SERVERS, Toolchain
 from trtllm_pipeline.toolchains.common_stages import (
     ACCURACY,
@@ -38,6 +37,7 @@ from trtllm_pipeline.toolchains.common_stages import (
     rule,
 )
 from trtllm_pipeline.toolchains.durations import source_bytes
+from trtllm_pipeline.toolchains.embedded import toolchain as embedded
 from trtllm_pipeline.toolchains.embedded.params import PRECISIONS as GGUF_PRECISIONS
 from trtllm_pipeline.toolchains.openai import command
 from trtllm_pipeline.toolchains.openai.command import GGUF, KNOWN
@@ -51,6 +51,8 @@ _OWN_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "repository": ("enable_kv_cache_reuse", "timeout_s", "retries"),
 }
 """Section -> what of it has an effect here, () for all but the options of TensorRT-LLM's programs."""
+_FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
+"""How a precision begins -> bits of a weight, without scales."""
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
@@ -242,7 +244,19 @@ def _perf(cell: Cell) -> PerfParams:
     """As of every cell, but that of its server only what it was told is known."""
     asked: PerfParams = PERF.read(cell)
     declared = {name: asked.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
-    return replace(asked, declared={**declared, "enable_kv_cache_reuse": command.reuses(cell)})
+    bits = {} if (kept := _weight_bits(cell)) is None else {"weight_bits": kept}
+    return replace(asked, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
+
+
+def _weight_bits(cell: Cell) -> int | None:
+    """Bits of a weight of a server that makes the model's own smaller when it starts, which bounds how fast it can be; 0 where only
+    its command line says how many. None: as many as the files have.
+    """
+    if command.settings(cell)["url"]:
+        return None
+    if command.known_of(cell) is None or command.settings(cell)["options"]:
+        return 0
+    return next((bits for name, bits in _FEWER_BITS.items() if cell.precision.startswith(name)), None)
 
 
 def _asking(stage: Stage, **changed: Any) -> Stage:

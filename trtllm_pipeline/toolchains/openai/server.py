@@ -57,7 +57,7 @@ class CommandServer(Server):
 
 def run(context: StageContext[LaunchOpenAi]) -> None:
     """Serve until told to end. Raises StageError for what cannot be started, ServerError when the server cannot go on."""
-    asked = _settled(context.params, context.inputs)
+    asked = settled(context.params, context.inputs)
     if asked.url is not None:
         _attend(context, asked)
         return
@@ -73,8 +73,14 @@ def run(context: StageContext[LaunchOpenAi]) -> None:
     launch.serve(context, begin)
 
 
-def _settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
+def settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
     """What was typed by hand as a matrix would have it. Raises StageError where nothing says which server it is."""
+    if asked.url is not None and (starts := "--server" if asked.server else "--command" if asked.command else None):
+        raise StageError(
+            f"--url names a server that runs already, and {starts} one to start",
+            failure=FailureClass.USER,
+            hint="give one of them",
+        )
     if asked.server is not None:
         known = KNOWN[asked.server]
         asked = replace(
@@ -84,7 +90,7 @@ def _settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
             served_name=asked.served_name or known.served_name,
             lists_models=known.lists_models,
         )
-    if (asked.url is None) == (asked.command is None):
+    if asked.url is None and asked.command is None:
         raise StageError("which server? One of --url, --command and --server is needed", failure=FailureClass.USER)
     if asked.served_name == f"{{{MODEL}}}":
         asked = replace(asked, served_name=str(_folders(inputs)[MODEL]))

@@ -72,15 +72,6 @@ def launching(
     )
 
 
-def missing(machine: Machine) -> str | None:
-    """What both backends need and a machine does not have, or None."""
-    if machine.tensorrt_llm is None:
-        return "TensorRT-LLM is not installed"
-    if not machine.gpus:
-        return "there is no NVIDIA GPU"
-    return None
-
-
 def installed(machine: Machine) -> TensorRTLLM:
     """TensorRT-LLM of a machine that has it: for planned work `missing` and `infeasible` were asked first.
 

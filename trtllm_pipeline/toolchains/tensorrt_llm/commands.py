@@ -21,6 +21,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.options import Scalar, Tool
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     NONE,
     Checkpoint,
+    EngineBench,
     EngineBuild,
     EngineCheck,
     EngineRepository,
@@ -464,3 +465,35 @@ def _finished(arguments: _Arguments, config: str | None, extra: Mapping[str, Jso
     if arguments.has("--telemetry"):
         arguments.argv.append("--no-telemetry")
     return arguments.with_extra(extra)
+
+
+def bench(
+    release: str,
+    asked: EngineBench,
+    program: str,
+    *,
+    model: str,
+    engine: str | None,
+    dataset: str,
+    report: str,
+    workspace: str,
+    config: str | None,
+) -> list[str]:
+    """`trtllm-bench throughput` on an engine, or on a Hugging Face folder with the PyTorch backend.
+
+    Every option is of 0.20 to 1.3, by its only spelling there. `config` is a YAML file of arguments of the LLM API; the share of
+    memory stands there where there is one, since releases differ in which wins.
+    """
+    values: dict[str, Scalar | None] = {"--dataset": dataset, "--concurrency": asked.concurrency}
+    if asked.backend == "engine":
+        # Since 1.0 PyTorch is asked, unless told otherwise.
+        values |= {"--engine_dir": engine, "--backend": "tensorrt" if at_least(release, "1.0") else None}
+    else:
+        values |= {"--tp": asked.tp, "--pp": asked.pp, "--ep": asked.ep, "--max_batch_size": asked.max_batch_size}
+        values |= {"--max_seq_len": asked.max_seq_len, "--max_num_tokens": asked.max_num_tokens}
+    if config is None:
+        values["--kv_cache_free_gpu_mem_fraction"] = asked.kv_cache_free_gpu_mem_fraction
+    values |= {_CONFIG: config, "--report_json": report}
+    options_ = [word for name, value in values.items() if value is not None for word in (name, str(value))]
+    group = ["--model", asked.name, "--model_path", model, "--workspace", workspace]
+    return [program, *group, "throughput", *options_, "--streaming"]

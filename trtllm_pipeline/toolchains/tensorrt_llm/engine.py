@@ -12,8 +12,10 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.toolchains.companions import ADAPTER
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck, VisualBuild
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
@@ -70,10 +72,23 @@ def run_visual(context: StageContext[VisualBuild]) -> None:
     print(f"visual engine of {built}: {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
+def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:
+    """Whether run.py is there and could load the engine: not one with Medusa heads, nor one for LoRA adapters without any.
+
+    Source: `ModelRunnerCpp.from_dir` of model_runner_cpp.py. A plan shows an engine that is yet to be built.
+    """
+    engine = context.inputs["engine"]
+    if script(machine, RUN_SCRIPT) is None or context.params.speculative in UNCHECKED:
+        return False
+    if ADAPTER in context.inputs or not (engine / "config.json").is_file():
+        return True
+    built = Engine.read(engine)
+    return built.max_lora_rank is None or bool(built.lora_dirs)
+
+
 def run_check(context: StageContext[EngineCheck]) -> None:
-    """The end of the engine check: run.py has answered, or where there is none, the engine fits this machine by its files."""
+    """The end of the engine check: run.py has answered, or where it cannot be asked, the engine fits this machine by its files."""
     machine = probe.machine()
     found = engine_requirements.check(context.inputs["engine"], machine)
-    asked = script(machine, RUN_SCRIPT) is not None and context.params.speculative not in UNCHECKED
-    how = "run.py" if asked else "files"
+    how = "run.py" if asks(context, machine) else "files"
     write_json(context.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})

@@ -1,6 +1,6 @@
 """The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
 
-download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy
+download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if asked for
          -> visual, of models that take images, instead of check
 """
 
@@ -23,7 +23,7 @@ from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, PYTORCH, VISUAL, Toolchain
+from trtllm_pipeline.toolchains.base import DRAFTER, PYTORCH, VISUAL, Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
 from trtllm_pipeline.toolchains.companions import ADAPTER
 from trtllm_pipeline.toolchains.model_optimizer import job
@@ -34,6 +34,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     commands,
     dataset,
     durations,
+    engine_bench,
     llmapi,
     needs,
     options,
@@ -155,8 +156,10 @@ def _visual(context: StageContext[VisualBuild], machine: Machine) -> Sequence[Se
 
 
 def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Sequence[str]]:
+    from trtllm_pipeline.toolchains.tensorrt_llm.engine import asks
+
     script = backends.script(machine, releases.RUN_SCRIPT)
-    if script is None or context.params.speculative in speculation.UNCHECKED:
+    if script is None or not asks(context, machine):
         return ()
     return (
         commands.engine_check(
@@ -417,8 +420,13 @@ REPOSITORY: Final = Stage(
 )
 
 
+BENCH: Final = engine_bench.stage(
+    lambda cell: engine_bench.params(cell, _repository(cell)), {"engine": "build", "model": "download"}
+)
+
+
 def _missing(machine: Machine) -> str | None:
-    if lacks := backends.missing(machine):
+    if lacks := lacks_tensorrt_llm(machine):
         return lacks
     if installed(machine).build is None:
         return f"TensorRT-LLM {installed(machine).release} is installed, but no trtllm-build is on PATH"
@@ -432,6 +440,7 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
         rules.infeasible(cell, machine, asked)
         or backends.unservable(cell, machine, _read(cell))
         or _unfilled(cell, machine)
+        or engine_bench.unfit(cell, machine)
     )
 
 
@@ -516,6 +525,7 @@ TOOLCHAIN: Final = Toolchain(
         ),
         SMOKE,
         PERF,
+        BENCH,
         ACCURACY,
         SCORE,
     ),

@@ -208,6 +208,17 @@ def serve_settings(
     return {name: value for name, value in found.items() if value != {}}
 
 
+def of_settings(asked: EngineRepository | WeightsRepository) -> dict[str, Any]:
+    """The LLM API's arguments for the settings of a cell that drafts nothing: of an engine those of the cache, which alone it does
+    not say itself.
+    """
+    if isinstance(asked, WeightsRepository):
+        found = arguments(asked, asked.llm_args)
+    else:
+        found = arguments(LlmApi(**{name: getattr(asked, name) for name in SERVE_SETTINGS}), {})
+    return {name: value for name, value in found.items() if value != {}}
+
+
 def serve_line(
     asked: EngineRepository | WeightsRepository,
     inputs: Mapping[str, Path],

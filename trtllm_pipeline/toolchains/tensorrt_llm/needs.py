@@ -54,6 +54,9 @@ _LOGITS: Final = {True: 28.7, False: 12.0}
 of 0.12 to 0.15; PyTorch: three float32 arrays, an assumption."""
 _STREAMED: Final = "0.17"
 """First release that reads an engine piece by piece; before, the host holds all of it once."""
+_SHARED_ROWS: Final = "0.12"
+"""First release whose mixtures keep what comes before and after a product in one place: with LoRA for mixtures, whose arguments the
+source that does it has."""
 ADAPTER_CACHE: Final = GIB
 """Default of lora_cache_host_memory_bytes. Source: README of the backend for Triton."""
 _BUILDER: Final = 5 * GIB
@@ -110,28 +113,33 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     )
 
 
-def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1) -> int:
+def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1, *, shares: bool = True) -> int:
     """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
 
     Four tensors of the MLP's width, two of one that has no gate, and seven of the hidden size are alive at once, in 16 bits. In a
     mixture, the kernels put the rows of each expert together: `e` rows of the hidden size before it and after, and three of its
-    width, of which a GPU may get all where it holds whole experts. Source: `getWorkspaceBufferSizes` in moe_kernels.cu.
+    width, of which a GPU may get all where it holds whole experts. Where the release `shares` places, what goes into the first
+    product has the place of the activation, and the first product that of the second. Source: `getWorkspaceBufferSizes` in
+    moe_kernels.cu.
     """
-    return 2 * tokens * (_mlp_width(shape, tp, ep) + 7 * shape.hidden_size)
+    return 2 * tokens * (_mlp_width(shape, tp, ep, shares=shares) + 7 * shape.hidden_size)
 
 
-def _mlp_width(shape: Shape, tp: int, ep: int) -> int:
+def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
     """Elements of a token that are alive within an MLP, on one GPU."""
     dense = (4 if shape.gated else 2) * shape.intermediate_size / tp
     if shape.num_experts:
         chosen, shared = shape.num_experts_per_tok or 1, shape.n_shared_experts or 0
-        width = shape.expert_size
-        routed = chosen * (2 * shape.hidden_size + 3 * width * ep / tp) + 4 * shared * width / tp
+        hidden, width, whole = shape.hidden_size, shape.expert_size * ep / tp, shape.expert_size / tp
+        row = max(hidden, width) + max(2 * width, hidden) if shares else 2 * hidden + 3 * width
+        routed = chosen * row + 4 * shared * whole
         dense = max(routed, dense if shape.mixture_layers < shape.num_hidden_layers else 0)
     return int(dense)
 
 
-def engine_activation_bytes(shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1) -> int:
+def engine_activation_bytes(
+    shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1, *, shares: bool = True
+) -> int:
     """The same of an engine ("execution context memory" in its log), which has logits of `rows` tokens among them, in 16 bits.
 
     They share their place with the MLP, `2 * max(tokens * 4 * i / tp, rows * V) + 2 * tokens * 7 * h`. Where only weights are
@@ -140,7 +148,7 @@ def engine_activation_bytes(shape: Shape, precision_: str, tokens: int, rows: in
     logits, hidden = rows * shape.vocab_size, shape.hidden_size
     if precision_ in _WEIGHT_ONLY and not shape.num_experts:
         return 2 * tokens * (2 * shape.intermediate_size // tp + 2 * hidden) + max(2 * logits, _GEMM_WORKSPACE)
-    return 2 * (max(tokens * _mlp_width(shape, tp, ep), logits) + tokens * 7 * hidden)
+    return 2 * (max(tokens * _mlp_width(shape, tp, ep, shares=shares), logits) + tokens * 7 * hidden)
 
 
 def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
@@ -190,7 +198,8 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     tokens, batch = num_tokens(cell), cell.max_batch_size
     if engines:
         rows = tokens if gathers_logits(cell) else batch
-        activations = engine_activation_bytes(shape, weights_of(cell), tokens, rows, cell.tp, cell.ep)
+        shares = at_least(_release(machine), _SHARED_ROWS)
+        activations = engine_activation_bytes(shape, weights_of(cell), tokens, rows, cell.tp, cell.ep, shares=shares)
     else:
         activations = activation_bytes(shape, tokens, cell.tp, cell.ep)
     logits = logits_bytes(batch, shape, engines=engines)

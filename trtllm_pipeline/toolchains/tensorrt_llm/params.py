@@ -4,10 +4,10 @@ Types of fields are read, so no `from __future__ import annotations`. Standard l
 under other Pythons.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from trtllm_pipeline.stages.params import ITSELF, CheckParams, Option, Param, Scalar, Selection
+from trtllm_pipeline.stages.params import ITSELF, CheckParams, Option, Param, Parameters, Scalar, Selection
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
@@ -76,8 +76,7 @@ ExpertParallel = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Parameters):
     """Parameters of the stages that make a checkpoint for engines."""
 
     checkpoint_format: ClassVar[str] = "tensorrt_llm"
@@ -108,8 +107,7 @@ class Checkpoint:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HuggingFaceCheckpoint:
+class HuggingFaceCheckpoint(Parameters):
     """Parameters of the stage that makes a quantized Hugging Face folder: the layout over GPUs is the runtime's business."""
 
     precision: Annotated[str, Param("precision of the weights", choices=PYTORCH_PRECISIONS)]
@@ -122,8 +120,7 @@ class HuggingFaceCheckpoint:
     pp: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineBuild:
+class EngineBuild(Parameters):
     """Parameters of the build stage."""
 
     precision: Precision
@@ -156,15 +153,13 @@ class EngineBuild:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisualBuild:
+class VisualBuild(Parameters):
     """Parameters of the stage that builds a visual engine."""
 
     family: Annotated[str, Param("architecture family of the model that takes images", choices=tuple(vision.FAMILIES))]
     max_batch_size: Annotated[int, Param("images, or parts of them, that it encodes at once", ge=1)] = 4
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineCheck(CheckParams):
     """Parameters of the check stage."""
 
@@ -175,7 +170,6 @@ class EngineCheck(CheckParams):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineRepository(RepositorySettings):
     """Parameters of the repository stage for an engine."""
 
@@ -199,7 +193,6 @@ class EngineRepository(RepositorySettings):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WeightsRepository(LlmApi):
     """Parameters of the repository stage for Hugging Face weights."""
 
@@ -226,3 +219,23 @@ class WeightsRepository(LlmApi):
         field(default_factory=dict)
     )
     unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
+
+
+class EngineBench(Parameters):
+    """Parameters of the stage that runs trtllm-bench. An engine says its limits and its layout itself."""
+
+    name: Annotated[str, Param("name of the model")]
+    concurrency: Annotated[int, Param("requests in flight", ge=1)]
+    backend: Annotated[Literal["engine", "pytorch"], Param("what is asked")] = "engine"
+    tp: TensorParallel = 1
+    pp: PipelineParallel = 1
+    ep: ExpertParallel = None
+    max_batch_size: Annotated[int | None, Param("requests in flight", ge=1, null="the engine's")] = None
+    max_seq_len: Annotated[int | None, Param("tokens of prompt and answer together", ge=1, null="the engine's")] = None
+    max_num_tokens: Annotated[
+        int | None, Param("tokens of one forward pass over all requests", ge=1, null="the engine's")
+    ] = None
+    kv_cache_free_gpu_mem_fraction: Annotated[
+        float | None, Param("share of free GPU memory for the KV cache", gt=0, le=1, null="the release's own")
+    ] = None
+    settings: Annotated[dict[str, Any], Param("further arguments of the LLM API")] = field(default_factory=dict)

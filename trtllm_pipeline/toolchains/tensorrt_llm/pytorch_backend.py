@@ -1,6 +1,7 @@
 """The PyTorch backend of TensorRT-LLM, 1.0 and later, the only one after engines were given up: weights are served as they are.
 
 download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
+         -> trtllm_bench, if asked for
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, load, table
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.base import Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, durations, llmapi, needs, rules
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, durations, engine_bench, llmapi, needs, rules
 from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 from trtllm_pipeline.triton_repository import model_config
@@ -113,8 +114,13 @@ REPOSITORY: Final = Stage(
 )
 
 
+BENCH: Final = engine_bench.stage(
+    lambda cell: engine_bench.params(cell, _repository(cell)), {"model": ("quantize", "download")}
+)
+
+
 def _missing(machine: Machine) -> str | None:
-    if lacks := backends.missing(machine):
+    if lacks := lacks_tensorrt_llm(machine):
         return lacks
     release = backends.installed(machine).release
     if not at_least(release, FIRST_PYTORCH):
@@ -141,7 +147,10 @@ def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     reason = (
-        rules.infeasible(cell, machine) or backends.unservable(cell, machine, _READ) or _adapter_unasked(cell, machine)
+        rules.infeasible(cell, machine)
+        or backends.unservable(cell, machine, _READ)
+        or _adapter_unasked(cell, machine)
+        or engine_bench.unfit(cell, machine)
     )
     lacks = backends.quantizing_lacks(machine) if reason is None and _quantized(cell) else None
     return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
@@ -179,6 +188,7 @@ TOOLCHAIN: Final = Toolchain(
         ),
         SMOKE,
         PERF,
+        BENCH,
         ACCURACY,
         SCORE,
     ),

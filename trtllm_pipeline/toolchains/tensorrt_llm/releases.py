@@ -17,6 +17,8 @@ FIRST_PYTORCH: Final = "1.0"
 """PyTorch became the default backend; before, it was a preview."""
 FIRST_SERVE: Final = "0.15"
 """First release with `trtllm-serve`."""
+FIRST_BENCH: Final = "0.20"
+"""First release of which trtllm-bench is known to keep requests in flight and to write a report."""
 
 
 @dataclass(frozen=True, slots=True)

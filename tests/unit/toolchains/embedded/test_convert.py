@@ -17,7 +17,7 @@ import gguf
 from benchmarks.fidelity import unpermute
 from tests.contexts import context, faults
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
+from trtllm_pipeline.toolchains.embedded import build, gguf_file, random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
@@ -43,13 +43,13 @@ def change_tokenizer(folder: Path, **changes: Any) -> None:
 
 def test_permutation_interleaves_halves_and_has_an_inverse() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(12, 1)  # two heads of six rows
-    assert convert.permute(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
-    np.testing.assert_array_equal(unpermute(convert.permute(rows, 2), 2), rows)
+    assert gguf_file.permute(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    np.testing.assert_array_equal(unpermute(gguf_file.permute(rows, 2), 2), rows)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_types_by_role(folder: Path, precision: str) -> None:
-    plans = convert.plan_tensors(folder, read_config(folder), Weights(folder), PRECISIONS[precision])
+    plans = gguf_file.plan_tensors(folder, read_config(folder), Weights(folder), PRECISIONS[precision])
     kinds = {plan.name: plan.kind for plan in plans}
     assert kinds["blk.0.attn_norm.weight"] == kinds["output_norm.weight"] == gguf.GGMLQuantizationType.F32
     assert kinds["blk.3.ffn_down.weight"] == PRECISIONS[precision].linear
@@ -59,9 +59,9 @@ def test_types_by_role(folder: Path, precision: str) -> None:
 def test_tensors_that_do_not_fit_the_config(folder: Path) -> None:
     config, weights = read_config(folder), dict(Weights(folder))
 
-    def plan(changed: dict[str, Any], config: Any = config) -> list[convert.TensorPlan]:
+    def plan(changed: dict[str, Any], config: Any = config) -> list[gguf_file.TensorPlan]:
         safetensors.write(folder / "model.safetensors", changed)
-        return convert.plan_tensors(folder, config, Weights(folder), FP16)
+        return gguf_file.plan_tensors(folder, config, Weights(folder), FP16)
 
     name = "model.layers.2.mlp.up_proj.weight"
     with pytest.raises(StageError, match=f"lack {name}"):
@@ -78,20 +78,20 @@ def test_tensors_that_do_not_fit_the_config(folder: Path) -> None:
 
 def test_vocabulary_has_a_token_for_every_row(folder: Path) -> None:
     config = read_config(folder)
-    facts = convert.read_tokenizer(folder, replace(config, vocab_size=1030))
+    facts = gguf_file.read_tokenizer(folder, replace(config, vocab_size=1030))
     assert len(facts.tokens) == len(facts.types) == 1030
     assert facts.tokens[-1] == b"[PAD1029]"
     assert facts.types[-1] == gguf.TokenType.UNUSED
     assert len(set(facts.tokens)) == 1030
     assert (facts.bos, facts.eos, facts.pad) == (0, (2,), 0)
     with pytest.raises(StageError, match="has token 1023"):
-        convert.read_tokenizer(folder, replace(config, vocab_size=1000))
+        gguf_file.read_tokenizer(folder, replace(config, vocab_size=1000))
 
 
 def test_tokens_cut_within_a_character_are_control_tokens(folder: Path) -> None:
     from tokenizers import Tokenizer
 
-    facts = convert.read_tokenizer(folder, read_config(folder))
+    facts = gguf_file.read_tokenizer(folder, read_config(folder))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for number in range(3, 1024):
         whole = "\ufffd" not in tokenizer.decode([number])
@@ -102,7 +102,7 @@ def test_tokens_cut_within_a_character_are_control_tokens(folder: Path) -> None:
 def test_sentencepiece_style_vocabulary(folder: Path) -> None:
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0x0A>": 3, "<0xE4>": 4, "\u2581the": 5, "\u2581": 6, "the": 7}
     change_tokenizer(folder, byte_fallback=True, vocab=vocab, merges=[["\u2581", "the"]])
-    facts = convert.read_tokenizer(folder, replace(read_config(folder), vocab_size=8))
+    facts = gguf_file.read_tokenizer(folder, replace(read_config(folder), vocab_size=8))
     kinds = gguf.TokenType
     assert facts.model == "llama"
     assert facts.types[3:6] == [kinds.BYTE, kinds.CONTROL, kinds.NORMAL]
@@ -113,10 +113,10 @@ def test_sentencepiece_style_vocabulary(folder: Path) -> None:
 def test_other_tokenizers_are_refused(folder: Path) -> None:
     change_tokenizer(folder, type="WordPiece")
     with pytest.raises(StageError, match="WordPiece"):
-        convert.read_tokenizer(folder, read_config(folder))
+        gguf_file.read_tokenizer(folder, read_config(folder))
     (folder / "tokenizer.json").unlink()
     with pytest.raises(StageError, match=r"tokenizer\.json cannot be converted: the file is missing"):
-        convert.read_tokenizer(folder, read_config(folder))
+        gguf_file.read_tokenizer(folder, read_config(folder))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ pytest.importorskip("gguf")
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.hub import local
-from trtllm_pipeline.toolchains.embedded import convert, random_model
+from trtllm_pipeline.toolchains.embedded import gguf_file, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.models.text import Text
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
@@ -92,9 +92,9 @@ def look_at(folder: Path) -> None:
 
 def read_all(folder: Path) -> None:
     config, weights = read_config(folder), Weights(folder)
-    for plan in convert.plan_tensors(folder, config, weights, PRECISIONS["fp16"])[:2]:
+    for plan in gguf_file.plan_tensors(folder, config, weights, PRECISIONS["fp16"])[:2]:
         weights[plan.source]
-    convert.read_tokenizer(folder, config)
+    gguf_file.read_tokenizer(folder, config)
 
 
 @pytest.fixture(scope="module")
