@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.config.recipes import numbers_of, sources_of
+from trtllm_pipeline.config.recipes import list_recipes, numbers_of, sources_of
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.files.digest import digest_file
@@ -105,6 +105,9 @@ class Pins:
             return cell
         if companions.has_own_engine(cell) and companions.DRAFT in found:
             return self._with_drafter(cell, found)
+        drafter = asked.get(companions.DRAFT, "")
+        if configurations.get(companions.DRAFT, {}) is None and drafter in list_recipes(Path(cell.base_dir)):
+            configurations[companions.DRAFT] = numbers_of(drafter, None, Path(cell.base_dir))
         described = dataclasses.replace(cell, companions=companions.described(found, configurations))
         return dataclasses.replace(described, reason=companions.unfit(described, configurations))
 

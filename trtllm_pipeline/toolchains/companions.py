@@ -32,6 +32,8 @@ _OWN_LAYERS: Final = "num_nextn_predict_layers"
 """Of config.json and of recipes: layers of a model that draft."""
 _OF_VOCABULARY: Final = frozenset({"embed_tokens", "lm_head"})
 _ROTARY_BASE: Final = 10000
+_PADDING: Final = 1024
+"""Rows of an embedding by which models with the same tokens differ: fewer than this."""
 _ALL_LINEAR: Final = "all-linear"
 
 
@@ -122,7 +124,7 @@ def read_adapter(folder: Path) -> tuple[int, list[str]]:
 
 
 CONFIGURATION: Final = (
-    *("architectures", "hidden_size", "target_hidden_size", "draft_vocab_size"),
+    *("architectures", "hidden_size", "target_hidden_size", "vocab_size", "draft_vocab_size"),
     *(_OWN_LAYERS, "rope_scaling", "rope_theta", "rope_parameters"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "modules_to_save", "lora_bias"),
 )
@@ -135,7 +137,8 @@ def configurations_needed(cell: Cell) -> tuple[str, ...]:
     method = None if settings is None else settings["method"]
     both = (DRAFT, "model")
     own = ("model",) if cell.recipe.get(_OWN_LAYERS) is None else ()
-    needed = {"eagle3": (DRAFT,), "mtp": own, "medusa": both, "eagle": both}.get(str(method), ())
+    drafter = () if has_own_engine(cell) else (DRAFT,)
+    needed = {"draft": drafter, "eagle3": drafter, "mtp": own, "medusa": both, "eagle": both}.get(str(method), ())
     return (*needed, *adapters(cell))
 
 
@@ -153,6 +156,8 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     if method in {"medusa", "eagle"}:
         return _unfit_heads(cell, method, of)
     drafter, model = of.get(DRAFT), of.get("model")
+    if method == "draft":
+        return None if drafter is None else unlike(cell, drafter)
     if drafter is not None:
         name = asked_for(cell)[DRAFT]
         if not _is_eagle3(drafter):
@@ -216,12 +221,13 @@ def has_own_engine(cell: Cell) -> bool:
     return cell.toolchain == ENGINES and found is not None and found["method"] == "draft"
 
 
-def unlike(cell: Cell, draft: Mapping[str, Json]) -> str | None:
-    """Why a draft model, by its recipe, cannot draft for a cell's model. Source: README of examples/draft_target_model: both
-    have the same vocabulary.
+def unlike(cell: Cell, draft: Mapping[str, Any]) -> str | None:
+    """Why a draft model, by its recipe or config.json, cannot draft for a cell's model, or None. Source: README of
+    examples/draft_target_model: both have the same vocabulary. For PyTorch the tokens have to be the same, the rows that pad
+    them may differ.
     """
-    ours, theirs = cell.recipe["vocab_size"], draft["vocab_size"]
-    if ours == theirs:
+    ours, theirs = int(str(cell.recipe["vocab_size"])), draft.get("vocab_size")
+    if not isinstance(theirs, int) or abs(ours - theirs) < (1 if cell.toolchain == ENGINES else _PADDING):
         return None
     return f"settings.speculative.model {asked_for(cell)[DRAFT]} has {theirs} words in its vocabulary, {cell.model} has {ours}"
 

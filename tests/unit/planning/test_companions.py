@@ -28,6 +28,7 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.errors import DownloadError, StageError, UsageError
+from trtllm_pipeline.hub.hub_errors import UnavailableError
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters
 from trtllm_pipeline.toolchains import companions
@@ -446,6 +447,35 @@ def test_a_draft_model_that_cannot_draft_is_refused_before_anything_is_fetched(
     (write(model.parent / "small", config) / "tokenizer.json").write_text("{}")
     found = pinned(asked(model, lane=ENGINES, more=WITH_DRAFT, method="draft", model="./small"))
     assert words in str(found.reason)
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [(128256, True), (128256 + 1023, True), (128256 - 1023, True), (128256 + 1024, False), (32000, False)],
+)
+def test_on_pytorch_a_draft_model_has_the_same_tokens(model: Path, words: int, *, fits: bool) -> None:
+    (write(model.parent / "small", {**SMALL, "vocab_size": words}) / "tokenizer.json").write_text("{}")
+    found = pinned(asked(model, method="draft", model="./small"))
+    told = f"settings.speculative.model ./small has {words} words in its vocabulary, model has 128256"
+    assert found.reason == (None if fits else told)
+
+
+def test_where_its_hub_is_not_reached_a_recipe_tells_the_vocabulary_of_a_draft_model(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreached(*_arguments: object, **_options: object) -> None:
+        raise UnavailableError("the hub does not answer")
+
+    monkeypatch.setattr("trtllm_pipeline.hub.peek.configuration", unreached)
+    small = write(model.parent / "weights", SMALL)
+    recipe = {**recipe_of(small), "vocab_size": 32000, "name": "small", "summary": "small", "license": "MIT"}
+    recipe["max_position_embeddings"] = 4096
+    recipe["sources"] = [{"local": str(small)}]
+    (small / "tokenizer.json").write_text("{}")
+    (model.parent / "recipes").mkdir()
+    (model.parent / "recipes" / "small.yaml").write_text(json.dumps(recipe))
+    found = pinned(asked(model, method="draft", model="small"))
+    assert "small has 32000 words in its vocabulary, model has 128256" in str(found.reason)
 
 
 @pytest.mark.parametrize(

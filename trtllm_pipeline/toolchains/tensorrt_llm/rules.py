@@ -65,15 +65,15 @@ _LORA_IN_LLMAPI: Final = "1.3.0rc20"
 """Of 30 June 2026; pull request 14079 was merged in May."""
 _NOT_PLANNED: Final = {
     "eagle2": "Triton's TensorRT-LLM backend has no dynamic trees; its heads are those of the method eagle",
-    "redrafter": "no engines are made with examples/redrafter here; pipeline build --checkpoint DIR --options "
-    "speculative_decoding_mode=explicit_draft_tokens makes one of a checkpoint of yours",
+    "redrafter": "the PyTorch backend has none, and no engines are made with examples/redrafter here; pipeline build "
+    "--checkpoint DIR --options speculative_decoding_mode=explicit_draft_tokens makes one of a checkpoint of yours",
 }
 """Methods that people look for -> why no cell has them."""
 WITHOUT_OWN_LAYERS: Final = frozenset(
     {*FAMILIES, "gemma3", "gemma3_text", "gpt_oss", "internvl_chat", "llama4", "llava", "llava_next", "qwen2_5_vl"}
 )
 """Families whose models have no layers of their own that draft; of others config.json or a recipe tells."""
-_SPECULATION_SINCE: Final = {"draft": "0.18", "eagle": "0.17"}
+_SPECULATION_SINCE: Final = {"draft": "0.18", "eagle": "0.17", "lookahead": "0.19"}
 _SPECULATION_SERVED: Final = "0.20"
 _SPECULATION_PRECISIONS: Final = {
     "draft": ("fp16", "bf16", "fp8"),
@@ -202,7 +202,7 @@ def no_pytorch(case: Case) -> str | None:
     return f"TensorRT-LLM {case.release}: its PyTorch backend is for use since {FIRST_PYTORCH}"
 
 
-@rule("TLM104", "`pipeline recipes show MODEL` has what works", toolchains=_BOTH)
+@rule("TLM104", "take what the recipe has", toolchains=_BOTH)
 def not_in_recipe(case: Case) -> str | None:
     """A precision or release that the model's recipe leaves out. Source: the recipe, whose comments say from where it
     knows.
@@ -757,7 +757,7 @@ def unpaged_inflight(case: Case) -> str | None:
 def lookahead_sizes(case: Case) -> str | None:
     """Lookahead decoding without its three sizes. Source: the backend reads them in that mode."""
     drafts = case.drafting is not None and case.drafting.method == "lookahead"
-    if case.repository("decoding_mode") != "lookahead" and not drafts:
+    if (case.repository("decoding_mode") != "lookahead" and not drafts) or speculation_release(case) is not None:
         return None
     lacking = ", ".join(name for name in LOOKAHEAD if case.repository(name) is None)
     what = "settings.speculative.method" if drafts else "settings.repository.decoding_mode"
@@ -1083,7 +1083,7 @@ def speculation_settings(case: Case) -> str | None:
 def speculation_release(case: Case) -> str | None:
     """A method that the release does not build engines for, or whose way through its server was not read. Source: the choices of
     `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
-    examples/draft_target_model, of 0.18.
+    examples/draft_target_model, of 0.18; the templates of 0.19, which name the sizes of lookahead.
     """
     found = case.drafting
     if found is None:
@@ -1093,7 +1093,7 @@ def speculation_release(case: Case) -> str | None:
         return f"{method}: trtllm-build of TensorRT-LLM {release} has no such mode"
     since = _SPECULATION_SINCE.get(found.method)
     if since is not None and not at_least(release, since):
-        return f"{method}: it is documented for TensorRT-LLM {since} and later, this is {release}"
+        return f"{method}: it is known to be served from TensorRT-LLM {since} on, this is {release}"
     return None
 
 
