@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Scope, StageRunId
-from trtllm_pipeline.errors import PlanError, StateError, UsageError
+from trtllm_pipeline.errors import MatrixError, PlanError, StateError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
@@ -407,13 +407,12 @@ def fits(request: Request, store: Store | None) -> Fits:
     found = []
 
     @lru_cache
-    def with_(proposal: tuple[str, ...]) -> frozenset[CellId]:
-        changed = replace(request, sets=(*request.sets, *proposal), cells=())
-        return frozenset(cell.id for cell in _expanded(changed, load(changed), machine))
-
-    def wrong(cell: Cell) -> bool:
-        toolchain = toolchains.load(cell.toolchain)
-        return bool(needs.lacking(cell, toolchain.stages, machine, corrections) or _infeasible(cell, machine))
+    def with_(axes: tuple[str, ...]) -> frozenset[CellId]:
+        changed = replace(request, sets=(*request.sets, *axes), cells=())
+        try:
+            return frozenset(cell.id for cell in _expanded(changed, load(changed), machine))
+        except MatrixError:  # its rules leave no cell
+            return frozenset()
 
     for cell in cells:
         toolchain = toolchains.load(cell.toolchain)
@@ -422,9 +421,20 @@ def fits(request: Request, store: Store | None) -> Fits:
         need, reason = needs.lacking(cell, toolchain.stages, machine, corrections), _infeasible(cell, machine)
         if need is not None or reason is not None:
             works = reason is None and need is not None and need.verdict == needs.LESS
-            proposal, changed = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works) or (None, None)
-            fit = Fit(cell, str(reason) if need is None else needs.in_words(need), works, proposal, changed)
-            found.append(fit if proposal is None else replace(fit, added=fit.changed_id not in with_(proposal)))
+            fit = Fit(cell, str(reason) if need is None else needs.in_words(need), works, tuple(loaded.axes))
+
+            def wrong(changed: Cell, fit: Fit = fit) -> bool:
+                """Whether it lacks memory, cannot work, or is nothing that the matrix can be made to have."""
+                stages = toolchains.load(changed.toolchain).stages
+                if needs.lacking(changed, stages, machine, corrections) or _infeasible(changed, machine):
+                    return True
+                as_asked = fit.with_change((), changed)
+                cells = with_(as_asked.axes)
+                return not {as_asked.changed_id, fit.cell.id} & cells
+
+            proposal = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works)
+            fit = fit if proposal is None else fit.with_change(*proposal)
+            found.append(replace(fit, added=fit.changed_id not in with_(fit.axes)))
     return Fits(len(cells), tuple(found))
 
 

@@ -349,7 +349,7 @@ class _Grid:
         axes = []
         for position, (name, own) in enumerate(values.items()):
             universe = dict.fromkeys((*own, *(point[position] for point in self.added)))
-            segments = {value: _segment(name, value, list(values)) for value in universe}
+            segments = {value: segment(name, value, list(values)) for value in universe}
             axes.append(_Axis(name, own, frozenset(universe), segments))
             # Two values may come to look the same: auto beside the toolchain it stands for, or texts with odd characters.
             first: dict[str, int] = {}
@@ -451,7 +451,8 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _segment(name: str, value: str, names: Sequence[str]) -> str:
+def segment(name: str, value: str, names: Sequence[str]) -> str:
+    """What stands in an id for a value of an axis, of all those `names`."""
     match name:
         case "max_batch_size":
             return f"bs{value}"

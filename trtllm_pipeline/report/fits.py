@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from trtllm_pipeline.config.expand import segment
+from trtllm_pipeline.config.spelling import SETTINGS_PREFIX
 from trtllm_pipeline.domain import Cell, CellId, Json, layout_name
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.report.document import Block, Items, TextLine, ToPaste
@@ -25,22 +28,49 @@ class Fit:
     why: str
     works: bool
     """On fewer requests or rows at a time than asked for."""
-    proposal: tuple[str, ...] | None
+    names: tuple[str, ...] = ()
+    """The matrix's axes: what it has of settings among them, `--set` changes there."""
+    proposal: tuple[str, ...] | None = None
     """The smallest change with which it fits, as values of `--set`; None where none helps."""
-    changed: Cell | None
+    changed: Cell | None = None
     """The cell with it."""
     added: bool = False
     """It is one of those that the matrix adds, whose axes no `--set` changes."""
 
+    def with_change(self, settings: Sequence[str], changed: Cell) -> Fit:
+        """The same with a change, of which `settings` are said as axes where the matrix has them so."""
+        fit = replace(self, changed=changed)
+        others = (setting for setting in settings if not setting.startswith((_AXIS, *self.names)))
+        return replace(fit, proposal=(*fit.axes, *others))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What of the change is of axes, as values of `--set`."""
+        return tuple(f"{_AXIS}{name}=[{new}]" for name, _, (_, new) in self._differences())
+
     @property
     def changed_id(self) -> CellId:
         """The cell's id with the change."""
-        changed = self.changed or self.cell
-        segments = {
-            layout_name(*_layout(self.cell)): layout_name(*_layout(changed)),
-            f"bs{self.cell.max_batch_size}": f"bs{changed.max_batch_size}",
-        }
+        segments = dict(known for _, known, _ in self._differences())
         return CellId("/".join(segments.get(each, each) for each in self.cell.id.split("/")))
+
+    def _differences(self) -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:
+        """Of each axis that is changed its name, and what it was and is: as ids have it, and as `--set` takes it."""
+        old, new = self.cell, self.changed or self.cell
+        batches = str(old.max_batch_size), str(new.max_batch_size)
+        layouts = layout_name(*_layout(old)), layout_name(*_layout(new))
+        for name, texts in {
+            "max_batch_size": batches,
+            "parallel": layouts,
+            **{
+                name: (_setting(old, name), _setting(new, name))
+                for name in self.names
+                if name.startswith(SETTINGS_PREFIX)
+            },
+        }.items():
+            if texts[0] != texts[1]:
+                before, after = (segment(name, text, self.names) for text in texts)
+                yield name, (before, after), texts
 
     def to_json(self) -> dict[str, Json]:
         """As in the JSON of all."""
@@ -88,6 +118,15 @@ class Fits:
         if words and len(found) < self.cells:  # the change is of an axis or of settings, and so of all cells
             words += [word for cell in dict.fromkeys(fit.changed_id for fit in found) for word in ("--cells", cell)]
         return [*blocks, ToPaste(shlex.join(words))] if words else blocks
+
+
+def _setting(cell: Cell, name: str) -> str:
+    _, section, *keys = name.split(".")
+    value: Json = {**cell.settings[section]}
+    for key in keys:
+        assert isinstance(value, dict)
+        value = value[key]
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _layout(cell: Cell) -> tuple[int, int, int | None]:

@@ -178,3 +178,37 @@ def test_what_a_draft_model_takes_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert lacking.proposal is None, "the one fits, both do not"
     assert flow.plan_of(asked(80), None, guess=True).feasible
     assert flow.fits(asked(80), None).fits == ()
+
+
+TOO_LARGE = "model: [llama-3.1-8b-instruct], max_batch_size: [8], lengths: ['8192,1024'], toolchain: [tensorrt_llm]"
+TWO_GPUS = "tensorrt_llm==1.0.0,sm=90,gpus=2,gpu_memory_gib=20,memory_gib=64"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "}\nadd: [{model: qwen2-7b, precision: fp16, max_batch_size: 8, lengths: '8192,1024', toolchain: tensorrt_llm, settings.build.max_num_tokens: 65536}]\nsettings: {",
+    ],
+)
+def test_a_setting_that_is_an_axis_is_changed_as_one(more: str, tmp_path: Path) -> None:
+    axes = f"{TOO_LARGE}, precision: [fp16], settings.build.max_num_tokens: [65536]{more}"
+    found = proposed(tmp_path, axes, TWO_GPUS)
+    change = ("axes.parallel=[tp2pp1]", "axes.settings.build.max_num_tokens=[32768]")
+    fit, *others = found.fits
+    assert (fit.proposal, fit.added) == (change, False)
+    assert fit.changed_id == "llama-3.1-8b-instruct/fp16/tp2pp1/bs8/isl8192-osl1024/tensorrt_llm/max_num_tokens=32768"
+    assert not proposed(tmp_path, axes, TWO_GPUS, *change, cells=(fit.changed_id,)).fits
+    for added in others:
+        assert (added.added, added.changed_id.startswith("qwen2-7b/fp16/tp2pp1")) == (True, True)
+        text = as_markdown(found.blocks())
+        assert "here the matrix adds it: parallel: tp2pp1, settings.build.max_num_tokens: 32768**" in text
+
+
+def test_a_layout_that_the_matrix_excludes_is_passed_over(tmp_path: Path) -> None:
+    axes = f"{TOO_LARGE}, precision: [fp16], parallel: [tp1, tp2]}}\nexclude: [{{precision: fp16, parallel: tp2}}]\n"
+    found = proposed(tmp_path, f"{axes}settings: {{build: {{max_num_tokens: 65536}}", TWO_GPUS)
+    (fit,) = found.fits
+    assert fit.proposal is not None
+    assert not any("tp2" in each for each in fit.proposal), fit.proposal
+    assert not fit.added

@@ -67,7 +67,7 @@ def shown(*fits: Fit) -> str:
 def fit(batch: int, *settings: str, works: bool = False) -> Fit:
     asked = trtllm_cells.cell("fp16", batch=batch)
     changed = replace(asked, tp=2, max_batch_size=4) if settings else None
-    return Fit(asked, "launch: needs much", works, settings or None, changed)
+    return Fit(asked, "launch: needs much", works, proposal=settings or None, changed=changed)
 
 
 def test_cells_that_the_same_change_helps_stand_together_with_a_line_to_paste() -> None:
