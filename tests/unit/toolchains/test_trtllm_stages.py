@@ -23,7 +23,7 @@ from tests.helpers.trtllm_cells import (
     values,
 )
 from tests.standins import templates
-from trtllm_pipeline.domain import Cell, Exclusive, Resources
+from trtllm_pipeline.domain import Cell, Exclusive, Json, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.forecast import section
 from trtllm_pipeline.machine.assume import parse
@@ -322,20 +322,38 @@ def test_a_frontend_gets_its_own_options_and_no_others() -> None:
 # ----------------------------------------------------------------------------------------------------------- resources
 
 
+LAYERS_OF_70B = {
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "parameters": None,  # a local folder's config.json does not have it
+}
+
+
 @pytest.mark.parametrize(
-    ("parameters", "gpus", "taken"),
+    ("recipe", "gpus", "taken"),
     [
-        (8_030_261_248, 8, 1),
-        (70_553_706_496, 8, 3),
-        (70_553_706_496, 2, 2),
-        (None, 8, 1),
+        ({}, 8, 1),
+        ({"parameters": 70_553_706_496}, 8, 3),
+        ({"parameters": 70_553_706_496}, 2, 2),
+        ({"parameters": None}, 8, 1),
+        (LAYERS_OF_70B, 8, 3),
     ],
 )
-def test_quantizing_takes_the_gpus_that_hold_the_weights(parameters: int | None, gpus: int, taken: int) -> None:
-    asked = cell("fp8", recipe={"parameters": parameters})
+def test_quantizing_takes_the_gpus_that_hold_the_weights(recipe: dict[str, Json], gpus: int, taken: int) -> None:
+    asked = cell("fp8", recipe=recipe)
     for name in (ENGINES, PYTORCH):
         stage = toolchains.load(name).stage("quantize")
         assert stage.resources(asked, machine(gpus=gpus)) == Resources(gpus=taken)
+
+
+def test_the_script_gets_the_gpus_that_it_needs() -> None:
+    """It takes half the weights beside them, our worker less."""
+    on = parse("tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=20")
+    stages = {name: toolchains.load(name).stage("quantize") for name in (ENGINES, PYTORCH)}
+    taken = [stage.resources(replace(cell("fp8"), toolchain=name), on).gpus for name, stage in stages.items()]
+    assert taken == [2, 1]
 
 
 def test_ranks_take_a_gpu_each_and_converting_takes_one() -> None:

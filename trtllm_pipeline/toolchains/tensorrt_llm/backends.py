@@ -27,14 +27,17 @@ from trtllm_pipeline.toolchains.common_stages import exclusive, launch
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FORM
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
 LEAST_MODEL_OPTIMIZER: Final = "0.47"
 """Older ones take other configurations."""
 _NESTED: Final = "models/core/"
 _ROOM: Final = 1.25
-"""GPU memory that quantizing takes, in sizes of the 16-bit weights."""
+"""GPU memory that our worker takes for quantizing, in sizes of the 16-bit weights."""
+SCRIPT_ROOM: Final = 1.5
+"""The same of quantize.py. Source: its README, 210 GB for Llama 70B in FP8."""
 TRITON: Final = "triton"
 TRITON_OPENAI: Final = "triton_openai"
 """The OpenAI front end in Triton's images, with Triton in the same process."""
@@ -124,11 +127,18 @@ def calibration(cell: Cell) -> Mapping[str, Json]:
     return found
 
 
+def quantizes_by_script(cell: Cell, machine: Machine) -> bool:
+    """Whether the release's quantize.py makes a checkpoint, and not our worker."""
+    there = cell.toolchain == ENGINES and script(machine, QUANTIZE_SCRIPT) is not None
+    return there and commands.calibrates_as_told(installed(machine).release)
+
+
 def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
-    """As many GPUs as hold the unquantized weights, at most all of them."""
+    """As many GPUs as hold the unquantized weights and what is computed with them, at most all of them."""
     memory = min((gpu.memory_bytes for gpu in machine.gpus), default=1)
-    weights = 2 * float(str(cell.recipe.get("parameters") or 0))
-    return Resources(gpus=max(1, min(len(machine.gpus), math.ceil(weights * _ROOM / memory))))
+    weights = weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) if "num_hidden_layers" in cell.recipe else 0
+    room = SCRIPT_ROOM if quantizes_by_script(cell, machine) else _ROOM
+    return Resources(gpus=max(1, min(len(machine.gpus), math.ceil(weights * room / memory))))
 
 
 def one_gpu(_cell: Cell, _machine: Machine) -> Resources:

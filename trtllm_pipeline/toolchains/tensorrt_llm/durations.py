@@ -15,10 +15,10 @@ from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.durations import READ, token_s
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.model_optimizer.memory import SATURATING_TOKENS
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, needs
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, needs
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, at_least
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
 _GB: Final = 1e9
 _BUILD_PER_GB: Final = 1.1
@@ -69,8 +69,7 @@ def quantizing(cell: Cell, machine: Machine) -> float:
     tokens = rows["samples"] * rows["max_length"] if measured else 0
     without_head = shape.computed_weights - shape.vocab_size * shape.hidden_size
     floor = 2.0 * without_head * tokens * (_SEARCHES if made.searches else 1) / speeds(machine).operations
-    script = cell.toolchain == ENGINES and backends.script(machine, QUANTIZE_SCRIPT) is not None
-    if script and commands.calibrates_as_told(backends.installed(machine).release):
+    if backends.quantizes_by_script(cell, machine):
         return weights / _TO_GPU + floor * _ROW_BY_ROW + weights / _EXPORT
     experts = shape.mixture_layers * (shape.num_experts or 0)
     batches = -(-tokens // SATURATING_TOKENS)

@@ -29,7 +29,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
     weights_bytes,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, at_least
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
 GIB: Final = 1 << 30
 CONTEXT: Final = 590 << 20
@@ -69,8 +69,6 @@ _TRITON_SHARED: Final = 64 << 20
 """Of /dev/shm, for Triton's Python models: an assumption."""
 _COLLECTIVES_SHARED: Final = 64 << 20
 """Of /dev/shm, for each rank of several: an assumption."""
-_SCRIPT_SHARE: Final = 1.5
-"""GPU memory that quantize.py takes, in 16-bit weights. Source: its README, 210 GB for Llama 70B in FP8."""
 
 
 def weights_of(cell: Cell) -> str:
@@ -366,11 +364,10 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
     """The same, on so many GPUs."""
     shape = Shape.of(cell.recipe)
     weights, leaves = weights_bytes(shape, "bf16", 1, 1), checkpoint_bytes(cell)
-    script = cell.toolchain == ENGINES and backends.script(machine, QUANTIZE_SCRIPT) is not None
-    if script and commands.calibrates_as_told(_release(machine)):
+    if backends.quantizes_by_script(cell, machine):
         return Needs(
             host=_RUNTIME + weights + leaves,
-            gpu=int(weights * _SCRIPT_SHARE / gpus) + context_bytes(machine),
+            gpu=int(weights * backends.SCRIPT_ROOM / gpus) + context_bytes(machine),
             leaves=leaves,
             error=0.35,
             assumed=("host",),
