@@ -201,9 +201,12 @@ def forecast(
 
 
 def _fetched(run: StageRun, store: Store) -> int:
-    """Bytes that an earlier attempt at a download has left, to go on from."""
+    """Bytes of a download that are on the disk already."""
     params = run.params
-    return kept_bytes(params.source, store.work_dir / PARTIAL) if isinstance(params, DownloadParams) else 0
+    if not isinstance(params, DownloadParams):
+        return 0
+    folder = None if params.folder is None else Path(params.folder)
+    return kept_bytes(params.source, store.work_dir / PARTIAL, folder)
 
 
 def durations(plan: Plan, seen: Forecast, *, every: bool = True) -> list[Need]:

@@ -71,3 +71,10 @@ def take(folder: Path, out: Path, *, progress: Progress, form: str = MODEL) -> N
         (model_files.share if size > _COPIED_BYTES else model_files.copy)(path, out / name)
         done += size
         progress(done, total, "bytes")
+
+
+def shared_bytes(folder: Path, beside: Path) -> int:
+    """How much of the files in `folder` takes no further room on the disk of `beside` when a model is taken there."""
+    stats = [path.stat() for path in folder.iterdir() if path.is_file()]
+    device = beside.stat().st_dev
+    return sum(stat.st_size for stat in stats if stat.st_size > _COPIED_BYTES and stat.st_dev == device)

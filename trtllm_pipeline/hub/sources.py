@@ -244,8 +244,14 @@ def fetch(
         files.drop_code_references(out)
 
 
-def kept_bytes(pinned: Mapping[str, Json], partial: Path) -> int:
-    """What an earlier `fetch` of a pinned source has left below `partial`, to go on from."""
+def kept_bytes(pinned: Mapping[str, Json], partial: Path, folder: Path | None = None) -> int:
+    """What is on the disk already of what `fetch` of a pinned source makes: left below `partial` by an earlier one, or in the
+    `folder` of a local one.
+    """
+    if folder is not None:
+        from trtllm_pipeline.hub import local
+
+        return local.shared_bytes(folder, partial.parent)
     return folder_bytes(partial / fingerprint(canonical(pinned)))
 
 

@@ -228,7 +228,7 @@ def of_plan(
 ) -> list[Need]:
     """What these stage runs of a plan need: memory of each, and disk of all, of which `free` bytes are there.
 
-    `fetched` are bytes on the disk already, of downloads that go on.
+    `fetched` are bytes of downloads that are on the disk already.
     """
     found: list[Need] = []
     leaves = scratch = there = measured = 0

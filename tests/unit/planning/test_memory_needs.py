@@ -236,6 +236,26 @@ def test_what_a_broken_download_has_left_needs_no_disk_again(tmp_path: Path) -> 
     store.close()
 
 
+def test_a_folder_on_the_same_disk_needs_no_room_and_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its large files are linked, or share their data."""
+    hub = cell()
+    source = {"source": {"local": "0" * 64}, "folder": str(tmp_path)}
+    local = dataclasses.replace(hub, recipe={**hub.recipe, **source})
+    plan, store = fabricated.plan(local), Store(tmp_path / "ws")
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(70 << 20)
+    (tmp_path / "config.json").write_text("{}")
+    assert disk_of(fabricated.plan(hub), store) - disk_of(plan, store) == 70 << 20
+    monkeypatch.setattr("trtllm_pipeline.hub.local._COPIED_BYTES", 80 << 20)
+    assert disk_of(plan, store) == disk_of(fabricated.plan(hub), store)
+    took = [forecast(each, store).times for each in (plan, fabricated.plan(hub))]
+    (from_folder, from_hub) = (next(times[run].value for run in times if run.startswith("download")) for times in took)
+    assert from_folder - 2000 < (from_hub - 2000) / 10, "beside the 2 s that every download takes"
+    store.close()
+
+
 def test_a_wheel_is_on_the_disk_beside_what_is_unpacked_of_it() -> None:
     hub = cell()
     wheel = dataclasses.replace(hub, recipe={**hub.recipe, "source": {"package_index": "wheel==1", "sha256": "0" * 64}})
