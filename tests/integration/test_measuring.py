@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from trtllm_pipeline.bench import counters, self_test
 from trtllm_pipeline.bench.engine_report import write_dataset
@@ -20,12 +21,14 @@ from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import NONE, Objectives
 from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.requests import read_run
 from trtllm_pipeline.bench.result import LoadResult
 from trtllm_pipeline.bench.run import record
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import Rounds, StopRule
 from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made
 from trtllm_pipeline.client.service import Service
 
 pytestmark = pytest.mark.integration
@@ -71,6 +74,8 @@ def measured(
     find_rate: float | None = None,
     objectives: Objectives = NONE,
     processes: int = 1,
+    openings: Openings | None = None,
+    tokenizer: Tokenizer | None = None,
     **target: Any,
 ) -> tuple[LoadResult, list[dict[str, Any]]]:
     """The result of a load, and its events."""
@@ -89,8 +94,10 @@ def measured(
             processes=processes,
             objectives=objectives,
             repeats=stop.words(),
+            openings=openings,
+            tokenizer=tokenizer,
         )
-    return analyze(path, None, objectives), [json.loads(line) for line in path.read_text().splitlines()]
+    return analyze(path, tokenizer, objectives), [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +197,46 @@ def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path) -> None:
     assert shares[0] > shares[-1]
     assert LoadResult.read(json.loads(json.dumps(result.to_json()))).highest_rate == found
     assert [each.check for each in result.findings if each.check == "rate_search"] == ["rate_search"]
+
+
+def test_a_search_needs_no_other_level(tmp_path: Path) -> None:
+    objectives = Objectives({"e2e": 400.0})
+    stop = StopRule(budget_s=2)
+    result, _ = measured(Slots(2, 0.02), Load(requests=8), tmp_path, find_rate=0.9, objectives=objectives, stop=stop)
+    assert result.highest_rate is not None
+    assert result.highest_rate.tried
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("load", "more"),
+    [
+        (Load(concurrency=(2, 4), requests=12), {"stop": StopRule(precisions={"e2e_p50": 0.01}, max_repeats=6)}),
+        (Load(concurrency=(4,), requests=8, interval_s=1.0), {}),
+        (
+            Load(concurrency=(2,), requests=12),
+            {"find_rate": 0.9, "objectives": Objectives({"e2e": 200.0}), "stop": StopRule(budget_s=3)},
+        ),
+    ],
+    ids=["stop_when", "interval", "find_rate"],
+)
+def test_made_up_prompts_are_sent_once(tmp_path: Path, load: Load, more: dict[str, Any], processes: int) -> None:
+    tokenizer = Tokenizer(models.BPE(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train([str(CORPUS)], trainers.BpeTrainer(vocab_size=900, special_tokens=["?"], show_progress=False))
+    prompts = made(tokenizer, Workload(input_tokens=24, prompts=12))
+    server = Slots(4, 0.01)
+    result, records = measured(
+        server, load, tmp_path, prompts=prompts, openings=Openings(tokenizer, 0), tokenizer=tokenizer,
+        processes=processes, **more,
+    )  # fmt: skip
+    asked = [str(values["text_input"]) for values in server.asked]
+    assert len({*asked}) == len(asked) > 60
+    assert {each.input_tokens for each in read_run(tmp_path / "events.jsonl", tokenizer).requests if each.measured} == {
+        24
+    }
+    assert not [each for each in result.findings if each.check in {"prompt_lengths", "repeated_prompts", "warmup"}]
+    assert sum("opening" in each for each in records if each["type"] == "request") == len(asked)
 
 
 def test_turns_follow_the_answers_before_them(tmp_path: Path) -> None:

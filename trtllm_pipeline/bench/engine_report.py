@@ -148,7 +148,7 @@ def write_dataset(events: Path, output: Path) -> int:
     if not asked:
         raise StageError(f"{events}: no level with a number of requests in flight, which is what trtllm-bench keeps")
     rows: list[Mapping[str, Any]] = [
-        {"task_id": number, "prompt": records.prompts[each["prompt"]], "output_tokens": each["max_tokens"]}
+        {"task_id": number, "prompt": records.text(each), "output_tokens": each["max_tokens"]}
         for number, each in enumerate(sorted(asked, key=lambda each: each["sent_ns"]))
     ]
     with output.open("x", encoding="utf-8") as file:

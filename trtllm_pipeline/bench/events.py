@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, No
 from annotated_types import Interval, MinLen
 from typing_extensions import NotRequired, TypedDict
 
+from trtllm_pipeline.bench.prompts import opened
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.user_files import JsonError, decode_mapping
 
@@ -123,6 +124,8 @@ class PromptRecord(_Record):
     """How many images it has, whose tokens only the server can count."""
     input_tokens: NotRequired[Count]
     """How many it was made to have."""
+    shared: NotRequired[Count]
+    """Characters at the beginning that it is meant to share with others."""
 
 
 class ServerRecord(_Record):
@@ -145,6 +148,8 @@ class RequestRecord(_OfLevel):
     worker: NotRequired[Count]
     slot: Count
     prompt: str
+    opening: NotRequired[str]
+    """First words that it was sent with instead of its own, see `prompts.opened`."""
     max_tokens: Annotated[int, Interval(gt=0, le=10**7)]
     scheduled_ns: Ns
     held_ns: NotRequired[Ns]
@@ -351,6 +356,8 @@ class Records:
     """Ids of prompts that have images."""
     asked_tokens: Mapping[str, int]
     """Input tokens that prompts were made to have, by id."""
+    shared: Mapping[str, int]
+    """Characters that prompts are meant to share with others, by id."""
     requests: Sequence[RequestRecord]
     conditions: ConditionsRecord | None
     server: Mapping[str, ServerRecord]
@@ -366,6 +373,11 @@ class Records:
     unsent: Sequence[UnsentRecord] = ()
     probed: Sequence[ProbedRecord] = ()
     gauges: Sequence[GaugesRecord] = ()
+
+    def text(self, request: RequestRecord) -> str:
+        """The prompt of a request as it was sent."""
+        id_, opening = request["prompt"], request.get("opening")
+        return opened(self.prompts[id_], self.shared.get(id_, 0), opening) if opening else self.prompts[id_]
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
@@ -411,6 +423,7 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
         prompts,
         frozenset(record["id"] for record in of["prompt"] if record.get("images")),
         {record["id"]: record["input_tokens"] for record in of["prompt"] if record.get("input_tokens")},
+        {record["id"]: record["shared"] for record in of["prompt"] if record.get("shared")},
         of["request"],
         next(iter(of["conditions"]), None),
         {record["at"]: record for record in of["server"]},

@@ -25,7 +25,7 @@ from statistics import median
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.bench.prompts import Prompt, conversations
+from trtllm_pipeline.bench.prompts import Prompt, conversations, opened, with_text
 from trtllm_pipeline.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.errors import FailureClass, StageError
 
@@ -72,7 +72,7 @@ class Level:
     at_s: tuple[float, ...] = ()
     """Open loop: when each request is due, in seconds from the start; a later turn when the one before is answered."""
     seconds: float | None = None
-    """Closed loop: measure for so long, prompts from the first on again; None: every one once."""
+    """Closed loop: measure for so long, prompts from the first on again; None: every one once. See `openings`."""
     least_warmup: int | None = None
     """Requests after which the warm-up ends when the time to first token is flat. None: it has all of its requests."""
     max_in_flight: int | None = None
@@ -81,6 +81,8 @@ class Level:
     """Between an answer and the next turn of its conversation."""
     probes: bool = False
     """Open loop: a rate that a search tries, not one that was asked for."""
+    openings: tuple[str, ...] = ()
+    """First words of each conversation, in the order they are sent, instead of its own; "" keeps those."""
 
     @property
     def planned(self) -> tuple[Prompt, ...]:
@@ -109,32 +111,15 @@ def warmup_prompt(prompt: Prompt) -> Prompt:
     """What warms the server up for `prompt`: the same without its first word, so about as long, never longer, and nothing
     of it is in a cache when `prompt` is measured. A single word stays what it is; the analysis says so.
     """
-    text, messages = prompt.text[: prompt.shared] + _without_first_word(prompt.text[prompt.shared :]), prompt.messages
-    if messages:
-        *before, last = messages
-        content = last.get("content")
-        shorter = _without_first_word_of(content)
-        if shorter == content:
-            return prompt
-        messages = (*before, {**last, "content": shorter})
-    if text == prompt.text:
-        return prompt
-    return replace(prompt, id=f"{prompt.id}{WARMUP_ID}", text=text, messages=messages, input_tokens=None)
+    shorter = with_text(prompt, _without_first_word)
+    same = shorter.messages == prompt.messages if prompt.messages else shorter.text == prompt.text
+    return prompt if same else replace(shorter, id=f"{prompt.id}{WARMUP_ID}", input_tokens=None)
 
 
-def _without_first_word_of(content: Any) -> Any:
-    """A message's content without the first word of its first text."""
-    if isinstance(content, str):
-        return _without_first_word(content)
-    if not isinstance(content, list) or not content or "text" not in content[0]:
-        return content
-    return [{**content[0], "text": _without_first_word(content[0]["text"])}, *content[1:]]
-
-
-def _without_first_word(text: str) -> str:
+def _without_first_word(text: str, shared: int) -> str:
     # With the space before: what stands behind it is then the same tokens as it was.
-    _, space, rest = text.lstrip().partition(" ")
-    return f"{space}{rest}" if rest.strip() else text
+    _, space, rest = text[shared:].lstrip().partition(" ")
+    return f"{text[:shared]}{space}{rest}" if rest.strip() else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +381,7 @@ class _Loop:
         async def user(slot: int, session: Session) -> None:
             nonlocal end_ns
             while True:
-                number = self.together.next()
+                number = sent = self.together.next()
                 if self.level.seconds is not None and number >= self.warm_talks:
                     end_ns = end_ns or time.monotonic_ns() + int(self.level.seconds * 1e9)
                     if time.monotonic_ns() >= end_ns:
@@ -404,7 +389,7 @@ class _Loop:
                     number = self.warm_talks + (number - self.warm_talks) % measured
                 elif number >= len(self.talks):
                     return
-                await self._talk(self.talks[number], slot, session, time.monotonic_ns())
+                await self._talk(self.talks[number], sent, slot, session, time.monotonic_ns())
                 if self.together.warm:
                     self.together.skip_to(self.warm_talks)
 
@@ -424,7 +409,7 @@ class _Loop:
                 free.append(len(self.sessions))
                 self.sessions.append(self.client.session())
             slot = free.pop()
-            await self._talk(self.talks[number], slot, self.sessions[slot], due_ns, held_ns)
+            await self._talk(self.talks[number], number, slot, self.sessions[slot], due_ns, held_ns)
             free.append(slot)
 
         for number in numbers:
@@ -451,10 +436,13 @@ class _Loop:
         """The first request of the conversation that this process sends after one."""
         return self.talks[min(number + self.share.workers, len(self.talks) - 1)].start
 
-    async def _talk(self, talk: range, slot: int, session: Session, scheduled_ns: int, held_ns: int = 0) -> None:
+    async def _talk(
+        self, talk: range, sent: int, slot: int, session: Session, scheduled_ns: int, held_ns: int = 0
+    ) -> None:
         """The requests of a conversation; a turn that fails ends it, and the others are not sent."""
+        opening = self.level.openings[sent] if sent < len(self.level.openings) else ""
         for number in talk:
-            ok = await self._request(number, slot, session, scheduled_ns, held_ns)
+            ok = await self._request(number, opening, slot, session, scheduled_ns, held_ns)
             if not ok:
                 break
             if number + 1 < talk.stop:
@@ -462,9 +450,13 @@ class _Loop:
                     await asyncio.sleep(self.level.turn_delay_s)
                 scheduled_ns, held_ns = time.monotonic_ns(), 0
 
-    async def _request(self, number: int, slot: int, session: Session, scheduled_ns: int, held_ns: int) -> bool:
+    async def _request(
+        self, number: int, opening: str, slot: int, session: Session, scheduled_ns: int, held_ns: int
+    ) -> bool:
         """Send one request and record what came of it; returns whether it was answered."""
         prompt = self.planned[number]
+        if opening:
+            prompt = with_text(prompt, lambda text, shared: opened(text, shared, opening))
         request = self.generation(prompt, number)
         answer = await session.generate(request)
         record = {name: getattr(answer, name) for name in _OBSERVED}
@@ -477,6 +469,7 @@ class _Loop:
             worker=self.share.worker,
             slot=slot,
             prompt=prompt.id,
+            **({"opening": opening} if opening else {}),
             max_tokens=request.max_tokens,
             scheduled_ns=scheduled_ns,
             **({"held_ns": held_ns} if held_ns else {}),

@@ -99,6 +99,7 @@ class SoFar:
             first = text.find(b'\n{"type": "request"')
             self._head, text = text[: first + 1], text[first + 1 :]
         run = read_run(self._events, self._tokenizer, self._head + text)
+        self._head += b"".join(line for line in text.splitlines(True) if line.startswith(b'{"type": "prompt"'))
         for level in run.levels:
             joules = (_energy_j(level, repeat) for repeat in level.repeats)
             of_level = self._repeats.setdefault((level.concurrency, level.request_rate), [])

@@ -16,6 +16,8 @@ from trtllm_pipeline.files import tables
 from trtllm_pipeline.files.user_files import RowError, check, decode, read_json_lines
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
+OPENING_WORDS: Final = 2
+"""Of a made-up prompt, which others take the place of each time it is sent."""
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
 _SUMMARY: Final = "\n\nTL;DR:"
@@ -46,6 +48,28 @@ class Prompt:
     """How many it was made to have."""
     shared: int = 0
     """Characters at the beginning that it is meant to share with others."""
+
+
+def opened(text: str, shared: int, opening: str) -> str:
+    """A prompt with another beginning: `opening` instead of the first words behind the `shared` characters."""
+    start = len(text) - len(text[shared:].lstrip())
+    return text[:start] + " ".join((opening, *text[start:].split(" ", OPENING_WORDS)[OPENING_WORDS:]))
+
+
+def with_text(prompt: Prompt, change: Callable[[str, int], str]) -> Prompt:
+    """A prompt whose text is changed, as is the first text of its last message; `change` is told how many characters of it
+    others share.
+    """
+    text, messages = change(prompt.text, prompt.shared), prompt.messages
+    if messages:
+        *before, last = messages
+        content = last.get("content")
+        if isinstance(content, str):
+            content = change(content, prompt.shared)
+        elif isinstance(content, list) and content and "text" in content[0]:
+            content = [{**content[0], "text": change(content[0]["text"], prompt.shared)}, *content[1:]]
+        messages = (*before, {**last, "content": content})
+    return replace(prompt, text=text, messages=messages)
 
 
 def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:

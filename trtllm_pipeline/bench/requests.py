@@ -34,6 +34,7 @@ class TimedRequest:
 
     record: RequestRecord
     prompt: str
+    """Its text, as it was sent."""
     input_tokens: int | None
     """None without a tokenizer, unless the server counts."""
     tokens: tuple[int, ...]
@@ -281,9 +282,11 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
                 _by_characters(texts, total) if tokenizer is None else _at_most(tokens, total)
             )
             again = total if tokenizer is None else again
-        id_ = record["prompt"]
+        id_, asked_text = record["prompt"], records.text(record)
         input_count = input_tokens.get(id_, record.get("input_tokens"))
-        requests.append(TimedRequest(record, prompts[id_], input_count, tokens, total, again))
+        if tokenizer is not None and id_ in input_tokens and record.get("opening"):
+            input_count = len(tokenizer.encode(asked_text).ids)
+        requests.append(TimedRequest(record, asked_text, input_count, tokens, total, again))
     special = None if tokenizer is None else len(tokenizer.encode("").ids)
     return LoadRun(records, tuple(requests), by_server, special)
 

@@ -22,7 +22,7 @@ from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
 from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.bench.workloads import Workload, made
+from trtllm_pipeline.bench.workloads import Openings, Workload, made
 from trtllm_pipeline.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
@@ -48,12 +48,13 @@ def record(
     synthetic: Mapping[str, Json] | None = None,
     objectives: Objectives = NONE,
     repeats: str | None = None,
+    openings: Openings | None = None,
 ) -> None:
     """Measure the levels of all rounds and write all that is observed into the new file `path`.
 
     `progress` is called with the requests done and all that are planned so far. `processes` None: as many as a level
     takes. `synthetic` has the lengths that prompts were made for, `repeats` the rule that decides how many there are; a
-    search for the highest rate looks at `objectives`. Raises ServerError when the server or the model is not there,
+    search for the highest rate looks at `objectives`; of made-up prompts `openings` makes others for each request. Raises ServerError when the server or the model is not there,
     StageError when `claim` cannot be read.
     """
     plan = rounds.levels
@@ -77,12 +78,17 @@ def record(
 
     async def measure(events: EventFile) -> None:
         nonlocal total
-        warmup = (prompt for level in plan for prompt in level.warmup)
-        for prompt in {prompt.id: prompt for prompt in (*prompts, *warmup)}.values():
-            about = {"images": prompt.images, "input_tokens": prompt.input_tokens}
-            events.write(
-                "prompt", id=prompt.id, text=prompt.text, **{name: told for name, told in about.items() if told}
-            )
+        written: set[str] = set()
+
+        def write_prompts(those: Sequence[Prompt]) -> None:
+            for prompt in those:
+                if prompt.id not in written:
+                    about = {"images": prompt.images, "input_tokens": prompt.input_tokens, "shared": prompt.shared}
+                    told = {name: value for name, value in about.items() if value}
+                    events.write("prompt", id=prompt.id, text=prompt.text, **told)
+                    written.add(prompt.id)
+
+        write_prompts(prompts)
         async with target.client() as client:
             system = conditions.system(target, claim.engine, settings.get("exclusive"))
             system["server"] = await client.server() or target.service.version
@@ -97,10 +103,13 @@ def record(
             left = deque(plan)
             while left or (rounds.open_end and (left := deque(rounds.next(seen())))):
                 level = left.popleft()
-                if level.probes:
-                    events.write("probed", **level.key)
                 if level not in plan:
                     total += len(level.planned)
+                write_prompts(level.warmup)
+                if level.probes:
+                    events.write("probed", **level.key)
+                if openings is not None:
+                    level = replace(level, openings=openings.of(level))
                 workers_count = workers.wanted(level, processes)
                 before = await counters.triton(metrics)
                 if drafting:
@@ -203,6 +212,7 @@ class ServerLoad:
                 synthetic=None if self.workload is None else self.workload.to_json(),
                 objectives=objectives,
                 repeats=self.stop.words(),
+                openings=self._openings(tokenizer),
             )
         except KeyboardInterrupt:
             if not path.exists() or '"type": "request"' not in path.read_text(encoding="utf-8"):
@@ -218,6 +228,10 @@ class ServerLoad:
         chats = self.target.protocol.startswith("openai_chat")  # the server has the template
         with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer)) as render:
             return read(self.input_data, render, turns=self.turns, most=self.most_rows)
+
+    def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:
+        asked = self.workload
+        return Openings(tokenizer, asked.seed) if asked is not None and asked.fresh and tokenizer is not None else None
 
     def _settings(self) -> dict[str, Any]:
         """What the event file's header says of how it came about."""

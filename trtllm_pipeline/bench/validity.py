@@ -587,7 +587,9 @@ def _warmup(_run: LoadRun, level: LevelRun) -> Found:
 
 @_gate("prompts sent more than once in a level", "-", "a server that reuses their KV cache looks faster")
 def _repeated_prompts(_run: LoadRun, level: LevelRun) -> Found:
-    times = Counter((request.record["prompt"], request.record["repeat"]) for request in level.measured)
+    times = Counter(
+        (each.record["prompt"], each.record.get("opening"), each.record["repeat"]) for each in level.measured
+    )
     most = max(times.values(), default=0)
     if most > 1:
         yield "info", f"prompts were sent up to {most} times; a server that reuses their KV cache looks faster"

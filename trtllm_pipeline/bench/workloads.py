@@ -6,20 +6,23 @@ A length is exact by the tokenizer, special tokens included; the analysis holds 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.prompts import OPENING_WORDS, Prompt, conversations
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from trtllm_pipeline.bench.load import Level
 
 CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.jsonl"
 MOST_MADE: Final = 1024
@@ -31,6 +34,12 @@ _NEAR: Final = 16
 """How many tokens before or after the wanted one a text is cut, to find one that has so many when it is encoded again."""
 _CHARACTERS_PER_TOKEN: Final = 6
 _DRAWS: Final = 1000
+_AROUND: Final = 20
+"""Characters of a text that the count of its first words' tokens may depend on, before them."""
+MOST_OPENINGS: Final = 50_000
+"""Of a level that lasts a time."""
+_QUICKEST_S: Final = 0.01
+"""That an answer takes, where it is not known how many there will be."""
 _BETWEEN: Final = "\n\n"
 """After a shared beginning."""
 
@@ -60,6 +69,8 @@ class Workload:
     """Of a conversation: prompts that each go on where the one before ended."""
     prompts: int | None = None
     """Or conversations. None: one for each text, or else for each of `lengths`, or else MADE."""
+    fresh: bool = False
+    """Every request begins with other words, see `Openings`."""
     seed: int = 0
 
     def to_json(self) -> dict[str, Json]:
@@ -96,8 +107,8 @@ def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ())
     """The prompts of a workload: `texts` one after another, cut or padded, or else text of the corpus.
 
     Text that reads as text: random tokens would be no prompt any model was made for, and change what is generated. What
-    pads a text, or is made up, begins at another place of the corpus each time, so that no two share a beginning that
-    is not asked for. The same seed gives the same prompts. Raises StageError when a prompt cannot have its length.
+    pads a text, or is made up, begins at another place of the corpus each time, until it has no others, so that no two share
+    a beginning that is not asked for. The same seed gives the same prompts. Raises StageError when a prompt cannot have its length.
     """
     writer = _Writer(tokenizer, random.Random(workload.seed))  # noqa: S311 - not a secret
     count = workload.prompts or len(texts) or len(workload.lengths) or MADE
@@ -161,6 +172,7 @@ class _Writer:
         """Tokens that the tokenizer adds to a text."""
         self._tokenizer = tokenizer
         self._corpus = ""
+        self._starts: list[int] = []
 
     def exactly(self, tokens: int, text: str = "") -> str:
         """`text` cut or padded to `tokens`, special ones included. Raises StageError where that cannot be."""
@@ -182,10 +194,11 @@ class _Writer:
         for beginning in (text[: wanted * _CHARACTERS_PER_TOKEN * 2], text):
             if len(self._encoded(beginning)) >= wanted:
                 return beginning
-        if not self._corpus:
-            rows = CORPUS.read_text(encoding="utf-8").splitlines()
-            self._corpus = "\n".join(json.loads(row)["text"] for row in rows)
-        start = self._corpus.find(" ", self.draw.randrange(len(self._corpus) - 1)) + 1
+        self._corpus = self._corpus or _corpus()
+        if not self._starts:
+            self._starts = [0, *(place + 1 for place, each in enumerate(self._corpus) if each == " ")]
+            self.draw.shuffle(self._starts)
+        start = self._starts.pop()
         room = wanted * _CHARACTERS_PER_TOKEN
         while True:
             around = self._corpus[start:] + self._corpus * (room // len(self._corpus) + 1)
@@ -197,6 +210,84 @@ class _Writer:
     def _encoded(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+class Openings:
+    """Other first words for made-up prompts, so that no two requests of a run begin alike and no cache knows one.
+
+    Nothing else of a prompt changes. What is tokenized again is its beginning: what follows a space some words later is the
+    same tokens whatever stands before. The analysis counts the whole. The same seed gives the same openings.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._draw = random.Random(seed)  # noqa: S311 - not a secret
+        self._used: set[str] = set()
+        self._words: tuple[dict[int, list[str]], dict[int, list[str]]] = ({}, {})
+        """Number of tokens -> words that have so many, at the beginning of a text and behind another word."""
+        for word in sorted({word for word in _corpus().split() if word.isalpha()}):
+            self._words[0].setdefault(self._count(word), []).append(word)
+            self._words[1].setdefault(self._count_behind(word), []).append(word)
+
+    def of(self, level: Level) -> tuple[str, ...]:
+        """One for each conversation of a level; "" where none of the same length is left. Of a level that lasts a time, for as
+        many as can be answered in it, within limits.
+        """
+        warmup, measured = conversations(level.warmup), conversations(level.measured)
+        count = len(measured)
+        if level.seconds is not None:
+            count = max(count, min(MOST_OPENINGS, math.ceil(level.seconds * (level.concurrency or 1) / _QUICKEST_S)))
+        return tuple(map(self._one, (*warmup, *islice(cycle(measured), count))))
+
+    def _one(self, talk: Sequence[Prompt]) -> str:
+        begun = [_Begun.of(prompt) for prompt in talk]
+        counts = [self._count(each.with_opening(each.opening)) for each in begun]
+        behind = begun[0].before
+        total = (self._count_behind if behind else self._count)(begun[0].opening)
+        firsts, later = self._words[bool(behind)], self._words[1]
+        ways = [(firsts[total], [""])] if total in firsts else []
+        ways += [(words, later[total - count]) for count, words in firsts.items() if total - count in later]
+        weights = [len(one) * len(other) for one, other in ways]
+        for _ in range(_TRIES if ways else 0):
+            ((one, other),) = self._draw.choices(ways, weights)
+            opening = f"{self._draw.choice(one)} {self._draw.choice(other)}".rstrip()
+            fits = [self._count(each.with_opening(opening)) for each in begun] == counts
+            if fits and opening not in self._used:
+                self._used.add(opening)
+                return opening
+        return ""
+
+    def _count_behind(self, text: str) -> int:
+        return self._count(f"a {text}") - self._count("a")
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+class _Begun(NamedTuple):
+    """The beginning of a prompt, around its first words."""
+
+    before: str
+    opening: str
+    after: str
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> _Begun:
+        start = len(prompt.text) - len(prompt.text[prompt.shared :].lstrip())
+        whole = prompt.text[max(0, start - _AROUND) : start + 4 * _AROUND]
+        start = min(start, _AROUND)
+        words = whole[start:].split(" ", OPENING_WORDS)
+        return cls(
+            whole[:start], " ".join(words[:OPENING_WORDS]), "".join(f" {word}" for word in words[OPENING_WORDS:])
+        )
+
+    def with_opening(self, opening: str) -> str:
+        return f"{self.before}{opening}{self.after}"
+
+
+def _corpus() -> str:
+    rows = CORPUS.read_text(encoding="utf-8").splitlines()
+    return "\n".join(json.loads(row)["text"] for row in rows)
 
 
 def _cut(tokenizer: Tokenizer, text: str, wanted: int) -> str | None:

@@ -146,7 +146,7 @@ TurnDelay = _requests("--turn-delay-s", "SECONDS", "Between an answer and the ne
 NumPrompts = _requests(
     "--num-prompts",
     "N",
-    "Prompts, or conversations: the first of --input-data (default: all), or synthetic ones (default: those of --lengths-data, or 64).",
+    "Prompts, or conversations: the first of --input-data (default: all), or so many synthetic ones (default: another for each request).",
     min=1,
     max=params.MOST_REQUESTS,
 )
@@ -343,6 +343,7 @@ def load(
             shared_prefixes=shared_prefixes,
             turns=turns,
             prompts=num_prompts,
+            fresh=input_data is None and num_prompts is None,
             seed=random_seed,
         )
         if made

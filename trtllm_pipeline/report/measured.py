@@ -299,6 +299,8 @@ def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSam
         if each.measured and each.answered:
             key = load_key(each.record.get("concurrency"), each.record.get("request_rate"))
             times = (each.ttft_ms, each.e2e_ms, each.tpot_ms)
-            sample = RequestSample(each.record["prompt"], each.prompt, *times, each.output_tokens)
+            sample = RequestSample(
+                each.record["prompt"], run.records.prompts[each.record["prompt"]], *times, each.output_tokens
+            )
             found.setdefault(key, []).append(sample)
     return {key: tuple(samples) for key, samples in found.items()}

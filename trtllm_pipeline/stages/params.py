@@ -551,7 +551,7 @@ class PerfParams(Parameters):
             "prompts, or conversations: the first of the input data, or so many made up",
             ge=1,
             le=MOST_REQUESTS,
-            null="all of the input data; made up, as many as are sent, up to 1024",
+            null="all of the input data; made up, another for each request",
             later=True,
         ),
     ] = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, Prompt, chat_renderer, read, unrendered
-from trtllm_pipeline.bench.workloads import MOST_MADE, Workload, made, read_lengths
+from trtllm_pipeline.bench.workloads import MOST_MADE, Openings, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
@@ -132,6 +132,7 @@ def _record(
         synthetic=None if workload is None else workload.to_json(),
         objectives=_objectives(asked),
         repeats=stop.words(),
+        openings=Openings(tokenizer, workload.seed) if workload is not None and workload.fresh else None,
     )
 
 
@@ -181,6 +182,7 @@ def _workload(context: StageContext[PerfParams], engine: Engine, max_tokens: int
         shared_prefixes=asked.shared_prefixes,
         turns=asked.turns,
         prompts=asked.num_prompts or min(MOST_MADE, -(-sent // asked.turns)),
+        fresh=_made_up(context) and asked.num_prompts is None,
         seed=asked.random_seed,
     )
 

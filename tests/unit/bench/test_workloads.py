@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from trtllm_pipeline.bench.load import Load, warmup_prompt
-from trtllm_pipeline.bench.prompts import Prompt, conversations, read
-from trtllm_pipeline.bench.workloads import CORPUS, Workload, made, read_lengths
+from trtllm_pipeline.bench.prompts import Prompt, conversations, opened, read
+from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made, read_lengths
 from trtllm_pipeline.errors import MatrixError, StageError
 
 
@@ -249,3 +250,61 @@ def test_rows_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
         read(path, fits=lambda _: False)
     later = data(tmp_path, TALK)
     assert [p.turn for p in read(later, render, turns=2, fits=lambda prompt: len(prompt.text) < 30)] == [1]
+
+
+# Other words each time
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Workload(input_tokens=40),
+        Workload(input_tokens=40, input_tokens_stddev=20),
+        Workload(input_tokens=60, shared_prefix_tokens=30, shared_prefixes=2),
+        Workload(input_tokens=60, turns=3),
+        Workload(input_tokens=6),
+    ],
+)
+def test_every_request_of_a_run_begins_with_other_words_and_has_its_length(
+    tokenizer: Tokenizer, asked: Workload
+) -> None:
+    prompts = made(tokenizer, replace(asked, prompts=8))
+    load = Load(concurrency=(2, 4), requests=32, repeats=3, until_flat=True)
+    openings, sent = Openings(tokenizer, 0), list[str]()
+    for level in load.levels(prompts):
+        talks = (*conversations(level.warmup), *conversations(level.measured))
+        for talk, opening in zip(talks, openings.of(level), strict=True):
+            texts = [opened(prompt.text, prompt.shared, opening) for prompt in talk]
+            for text, prompt in zip(texts, talk, strict=True):
+                assert text[: prompt.shared] == prompt.text[: prompt.shared]
+                if prompt.input_tokens is not None:
+                    assert len(tokenizer.encode(text).ids) == prompt.input_tokens
+            assert texts[-1].startswith(texts[0][:20]), "a conversation goes on where it ended"
+            sent.append(texts[0][talk[0].shared :].lstrip())
+    beginnings = {" ".join(text.split(" ")[:2]) for text in sent}
+    assert len(beginnings) == len(sent) > 100
+
+
+def test_openings_are_those_of_the_seed(tokenizer: Tokenizer) -> None:
+    (level,) = Load(concurrency=(1,), requests=50).levels(made(tokenizer, Workload(input_tokens=20)))
+    first, again, other = (Openings(tokenizer, seed).of(level) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_a_level_that_lasts_a_time_has_openings_for_all_that_may_be_answered(tokenizer: Tokenizer) -> None:
+    prompts = made(tokenizer, Workload(input_tokens=20, prompts=4))
+    (level,) = Load(concurrency=(2,), requests=4, interval_s=1.5).levels(prompts)
+    found = Openings(tokenizer, 0).of(level)
+    assert len({*found}) == len(found) == 300 + len(level.warmup)
+
+
+def test_where_no_words_are_left_a_prompt_is_sent_again(tokenizer: Tokenizer) -> None:
+    prompts = made(tokenizer, Workload(input_tokens=2, prompts=2))
+    (level,) = Load(concurrency=(1,), requests=900, warmup_requests=0).levels(prompts)
+    found = [opening for opening in Openings(tokenizer, 0).of(level) if opening]
+    assert 0 < len(found) == len({*found}) < 900
+
+
+def test_made_up_prompts_begin_at_different_places(tokenizer: Tokenizer) -> None:
+    prompts = made(tokenizer, Workload(input_tokens=40, prompts=1000))
+    assert len({prompt.text for prompt in prompts}) == 1000
