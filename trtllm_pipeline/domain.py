@@ -105,14 +105,17 @@ class SettingChange:
 
 def in_words(changes: Sequence[SettingChange]) -> list[str]:
     """What was changed, a line for each setting: "settings.build.max_num_tokens 4096 -> 2048: build ran out of memory"."""
+
+    def shown(value: Json) -> str:
+        return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
     values: dict[str, list[Json]] = {}
     stages: dict[str, dict[str, None]] = {}
     for change in changes:
         values.setdefault(change.setting, [change.old]).append(change.new)
         stages.setdefault(change.setting, {})[change.stage_run.rpartition("-")[0]] = None
     return [
-        f"{setting} {' -> '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in found)}: "
-        f"{' and '.join(stages[setting])} ran out of memory"
+        f"{setting} {' -> '.join(map(shown, found))}: {' and '.join(stages[setting])} ran out of memory"
         for setting, found in values.items()
     ]
 

@@ -558,7 +558,10 @@ class _SettingsByCell:
         if settings["retry"]["oom"][name] == "halve" and settings["repository"][name] is None:
             at = ("settings", "retry", "oom", name)
             why = f"there is nothing to halve: settings.repository.{name} is not set; set it, or list values to try"
-            raise MatrixError((self.loaded.document().fault(at, why),))
+            given = "retry" in self.last
+            raise MatrixError(
+                (Fault("--set", None, ".".join(at), why) if given else self.loaded.document().fault(at, why),)
+            )
 
     def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
         """Raise MatrixError where settings of perf do not fit together, which only all layers together can tell."""

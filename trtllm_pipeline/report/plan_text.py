@@ -198,8 +198,8 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[st
     lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
     for run in plan.stage_runs.values():
         if run.id in runs:
-            pulled = run.id in seen.pulls
-            expected = size(seen.pulls[run.id]) if pulled else about(seen.expected_s[run.id])
+            takes = seen.expected_s.get(run.id)
+            expected = size(seen.pulls[run.id]) if run.id in seen.pulls else "" if takes is None else about(takes)
             why = seen.reasons.get(run.id, _ACTIONS[seen.action(run.id)])
             lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
     return lines

@@ -109,6 +109,7 @@ def test_a_plan_shows_what_is_pulled(made: Store, url: str) -> None:
     seen = forecast(PLAN, None, offers=source(url).offers(PLAN, ()))
     text = plan_text(PLAN, seen, verbose=False)
     assert "to pull" in text
+    assert ": not needed" in plan_text(PLAN, seen, verbose=True), "what is not made has no expected time"
     assert f"pull: 2 artifacts from {url}, 0.0 MB, instead of making them" in text
     assert "| to pull |" in plan_markdown(PLAN, seen, "Plan")
     data = json.loads("\n".join(flow.plan_json(PLAN, None, seen)))

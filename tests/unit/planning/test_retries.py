@@ -136,6 +136,14 @@ def test_values_are_tried_in_their_order_and_then_it_is_over() -> None:
     ]
 
 
+def test_a_setting_without_a_value_gets_one() -> None:
+    machine, asked = Machine(), cell(settings={"retry.oom": {"max_tokens_in_paged_kv_cache": [4096]}})
+    machine.fails(machine.plan(asked), "launch", asked)
+    assert changed(machine.plan(asked)) == [
+        "settings.repository.max_tokens_in_paged_kv_cache not set -> 4096: launch ran out of memory"
+    ]
+
+
 def test_a_value_that_changes_nothing_is_passed_over() -> None:
     machine, asked = Machine(), cell(batch=BATCH, settings={"retry.oom": {"max_num_tokens": [TOKENS, 4096, 2048]}})
     for _ in range(4):
@@ -182,7 +190,8 @@ def test_what_has_no_value_cannot_be_halved() -> None:
     unset = f"settings.repository.{name}=null"
     with pytest.raises(MatrixError, match="there is nothing to halve") as refused:
         expand(load_matrix(matrix, (halve, unset)), default_toolchain="tensorrt_llm")
-    assert refused.value.faults[0].key == "settings.retry.oom.max_tokens_in_paged_kv_cache"
+    fault = refused.value.faults[0]
+    assert (fault.path, fault.key) == ("--set", "settings.retry.oom.max_tokens_in_paged_kv_cache")
     assert expand(load_matrix(matrix, (halve,)), default_toolchain="tensorrt_llm")
     listed = "settings.retry.oom.max_tokens_in_paged_kv_cache=[4096]"
     assert expand(load_matrix(matrix, (listed, unset)), default_toolchain="tensorrt_llm")
