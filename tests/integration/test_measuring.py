@@ -183,8 +183,9 @@ def test_repeats_go_on_until_intervals_are_narrow(tmp_path: Path) -> None:
     assert result.conditions.level(2, None)["repeats"] == "until e2e_p50 within 0.2"
 
 
-def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path) -> None:
+def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of 0.03 s: 67/s at most; 200 ms from the schedule are kept for most requests up to somewhat below."""
+    monkeypatch.setattr("trtllm_pipeline.bench.metrics.LEAST_SEARCHED", 40)
     objectives = Objectives({"e2e": 200.0})
     load = Load(concurrency=(2,), requests=40, warmup_requests=4)
     result, _ = measured(Slots(2, 0.03), load, tmp_path, find_rate=0.9, objectives=objectives)
@@ -205,6 +206,8 @@ def test_a_search_needs_no_other_level(tmp_path: Path) -> None:
     result, _ = measured(Slots(2, 0.02), Load(requests=8), tmp_path, find_rate=0.9, objectives=objectives, stop=stop)
     assert result.highest_rate is not None
     assert result.highest_rate.tried
+    assert (result.highest_rate.rate, result.highest_rate.low, result.highest_rate.high) == (None, None, None)
+    assert result.highest_rate.reason == "8 requests at a rate, 300 are needed"
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -19,7 +19,7 @@ from trtllm_pipeline.bench import compat_metrics, counters, validity
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.events import ClientRecord
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS, RATES
-from trtllm_pipeline.bench.objectives import NONE, Objectives
+from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
 from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.bench.result import (
     DEFINITIONS,
@@ -144,13 +144,21 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
     probes = _probes(run, objectives) if objectives.per_request else []
     if not isinstance(wanted, (int, float)) or not probes:
         return None
-    search = RateSearch(wanted=wanted)
-    rate, _ = search.bounds(probes)
     tried = {
         f"{probe.rate:g}": {"requests": len(probe.met), "share": round(probe.share, 4), "kept": probe.kept(wanted)}
         for probe in sorted(probes, key=lambda probe: probe.rate)
     }
-    return HighestRate(wanted, dict(objectives.per_request), rate, *search.interval(probes), tried)
+    told = (float(wanted), dict(objectives.per_request))
+    enough = [
+        Probe(probe.rate, rounds)
+        for probe in probes
+        if (rounds := tuple(one for one in probe.rounds if len(one) >= LEAST_SEARCHED))
+    ]
+    if not enough:
+        most = max(len(one) for probe in probes for one in probe.rounds)
+        return HighestRate(*told, None, None, None, tried, f"{most} requests at a rate, {LEAST_SEARCHED} are needed")
+    search = RateSearch(wanted=wanted)
+    return HighestRate(*told, search.bounds(enough)[0], *search.interval(enough), tried)
 
 
 def _token_count(run: LoadRun) -> dict[str, Any]:

@@ -357,18 +357,22 @@ class HighestRate:
     wanted_share: float
     objectives_ms: Mapping[str, float]
     rate: float | None
-    """Requests a second; None where the lowest that was tried was too high."""
+    """Requests a second; None where the lowest that was tried was too high, or for the `reason`."""
     low: float | None
     """With `high`, the 95 % interval of the rate."""
     high: float | None
     """None where even the highest that was tried kept them."""
     tried: Mapping[str, Mapping[str, Any]]
     """Rate -> `requests`, `share` that met all objectives, and whether that is enough."""
+    reason: str | None = None
+    """Why there is no rate, where it is not that all were too high."""
 
     def __str__(self) -> str:
         """`7.2 requests/s keep ttft 300 ms for 95 % of requests (95 % interval 7 to 7.6)`."""
         of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
         share = f"{self.wanted_share * 100:g} % of requests"
+        if self.reason is not None:
+            return f"not known at which {share} keep {of}: {self.reason}"
         if self.rate is None:
             return f"no rate that was tried keeps {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
         told = "no higher rate was tried"
@@ -382,8 +386,9 @@ class HighestRate:
         if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
             return None
         rate, low, high = (_number(data.get(name)) for name in ("rate", "low", "high"))
+        reason = text if isinstance(text := data.get("reason"), str) else None
         tried = {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
-        return HighestRate(wanted, numbers_of(data.get("objectives_ms")), rate, low, high, tried)
+        return HighestRate(wanted, numbers_of(data.get("objectives_ms")), rate, low, high, tried, reason)
 
 
 @dataclass(frozen=True, slots=True)

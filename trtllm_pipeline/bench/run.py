@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Load, run_level
-from trtllm_pipeline.bench.objectives import NONE, Objectives
+from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
@@ -181,6 +181,12 @@ class ServerLoad:
         if self.find_rate is not None and not objectives.per_request:
             raise UsageError(
                 "--find-rate needs --slo, such as ttft=300ms,tpot=40ms: the rate is the highest that keeps it"
+            )
+        if self.find_rate is not None and self.load.interval_s is None and self.load.requests < LEAST_SEARCHED:
+            raise UsageError(
+                f"--find-rate needs --requests {LEAST_SEARCHED} or more: {self.load.requests} requests are over before a "
+                "queue is long, and any rate seems to do",
+                hint="give --requests 1500 for an interval that holds, or --measurement-interval",
             )
 
     def record_until_interrupted(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trtllm_pipeline.bench.load import Level, Load
+from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.stats import crossing_interval, relative_half_width, share_interval
 from trtllm_pipeline.errors import UsageError
@@ -205,4 +206,6 @@ class Rounds:
         while rate in self._load.request_rate:
             rate *= 1.001  # a level of its own
         rounds = next((len(probe.rounds) for probe in seen.probes if probe.rate == rate), 0)
-        return [replace(self._load.level(self._prompts, rounds, None, rate), probes=True)]
+        long_s = self._load.interval_s and max(self._load.interval_s, LEAST_SEARCHED / rate)
+        load = replace(self._load, interval_s=long_s)
+        return [replace(load.level(self._prompts, rounds, None, rate), probes=True)]

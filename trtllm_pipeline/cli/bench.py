@@ -103,7 +103,7 @@ Budget = _load("--budget-s", "SECONDS", "After that no further repeat, or rate, 
 FindRate = _load(
     "--find-rate",
     "SHARE",
-    "Look for the highest request rate at which this share of requests, such as 0.95, meets --slo.",
+    "Look for the highest request rate at which this share of requests, such as 0.95, meets --slo; needs 300 --requests.",
 )
 Processes = _load(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES

@@ -625,7 +625,7 @@ class PerfParams(Parameters):
     find_rate: Annotated[
         float | None,
         Param(
-            "look for the highest request rate at which this share of requests meets slo, such as 0.95",
+            "look for the highest request rate at which this share of requests meets slo, such as 0.95; needs 300 requests",
             gt=0,
             le=1,
             null="not looked for",
@@ -675,6 +675,14 @@ def conflicts(perf: Any) -> Iterator[str]:
         yield "needs a concurrency, a request_rate or find_rate"
     if perf.find_rate is not None and not perf.slo:
         yield "find_rate needs slo: the rate is the highest that keeps it"
+    if perf.find_rate is not None and perf.measurement_interval_ms is None:
+        from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
+
+        if perf.requests < LEAST_SEARCHED:
+            yield (
+                f"find_rate needs requests: {LEAST_SEARCHED} or more, better 1500, or a measurement_interval_ms: "
+                f"{perf.requests} requests are over before a queue is long, and any rate seems to do"
+            )
     for rate in perf.request_rate if perf.measurement_interval_ms is not None else ():
         if (wrong := too_many(perf.measurement_interval_ms / 1e3, rate)) is not None:
             yield f"measurement_interval_ms: {wrong}"

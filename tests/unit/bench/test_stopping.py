@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from statistics import fmean, median
 from typing import get_args
 
@@ -12,6 +14,7 @@ import pytest
 
 from trtllm_pipeline.bench.load import Flatness, Load
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
+from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.result import HighestRate
 from trtllm_pipeline.bench.stats import relative_half_width, share_interval
@@ -208,6 +211,19 @@ def test_rounds_search_after_their_levels_and_begin_at_what_a_closed_loop_manage
     assert (again.request_rate, again.repeat) == (7.0, 1)
     (higher,) = rounds.next(Seen((), (Probe(7.0, ((True,) * 200,)),), 10.0))
     assert higher.request_rate == 14.0
+
+
+def test_a_rate_that_is_tried_lasts_until_a_queue_would_be_long() -> None:
+    (level,) = Rounds(Load(interval_s=2.0), PROMPTS, StopRule(), 0.95).next(Seen((), (), 10.0))
+    assert len(level.measured) == LEAST_SEARCHED
+    (level,) = Rounds(Load(interval_s=200.0), PROMPTS, StopRule(), 0.95).next(Seen((), (), 10.0))
+    assert len(level.measured) == 1400
+
+
+def test_a_rate_that_is_not_known_says_why() -> None:
+    found = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
+    assert str(found) == ("not known at which 95 % of requests keep ttft 300 ms: 16 requests at a rate, 300 are needed")
+    assert HighestRate.read(json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_a_rate_that_was_asked_for_is_not_mixed_up_with_one_that_is_tried() -> None:

@@ -80,6 +80,10 @@ def test_names_that_are_the_same_everywhere() -> None:
         (("--measurement-interval", "inf"), "should be less than or equal to 1000000000"),
         (("--turn-delay-s", "inf"), "should be less than or equal to 1000000"),
         (("--slo", "ttft_p42=300ms"), "--slo: 'ttft_p42=300ms' is not an objective"),
+        (
+            ("--slo", "ttft=300ms", "--find-rate", "0.9"),
+            "--find-rate needs --requests 300 or more: 64 requests are over",
+        ),
         (("--slo", "ttft=300ms,rps=4ms"), "--slo: 'rps=4ms' is not an objective"),
         (("--extra-inputs", "top_k"), "--extra-inputs top_k: expected NAME:VALUE"),
         (("--isl", "64", "--input-data", "builtin:prompts"), "--isl needs --tokenizer"),

@@ -81,6 +81,7 @@ def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
     [
         ({"concurrency": []}, "needs a concurrency, a request_rate or find_rate"),
         ({"find_rate": 0.95}, "find_rate needs slo"),
+        ({"find_rate": 0.95, "slo": {"ttft_ms": 300.0}}, "needs requests: 300 or more, .* 16 requests are over before"),
         ({"top_p": 0.9}, "at temperature 0"),
         ({"input_tokens": 9}, "input_tokens needs workload: isl_osl"),
         ({"lengths_data": "lengths.jsonl"}, "lengths_data needs workload: isl_osl"),
@@ -103,7 +104,7 @@ def test_what_does_not_fit_together_is_refused_where_it_stands(
 
 
 def test_what_fits_together_may_be_said_in_several_places(tmp_path: Path) -> None:
-    asked = {"workload": "isl_osl", "slo": {"ttft_ms": 300.0}}
+    asked = {"workload": "isl_osl", "slo": {"ttft_ms": 300.0}, "requests": 300}
     beginnings = matrix(tmp_path, asked, **{"settings.perf.shared_prefix_tokens": [0, 64]})
     assert [cell.settings["perf"]["shared_prefix_tokens"] for cell in cells(beginnings)] == [0, 64]
     sets = ("settings.perf.find_rate=0.95", "settings.perf.input_tokens=64")
@@ -111,6 +112,8 @@ def test_what_fits_together_may_be_said_in_several_places(tmp_path: Path) -> Non
     assert (cell.settings["perf"]["find_rate"], cell.settings["perf"]["input_tokens"]) == (0.95, 64)
     (cell,) = cells(matrix(tmp_path, asked, {"find_rate": 0.5}))
     assert cell.settings["perf"]["find_rate"] == 0.5
+    (cell,) = cells(matrix(tmp_path, {**asked, "requests": 16, "measurement_interval_ms": 9000, "find_rate": 0.9}))
+    assert cell.settings["perf"]["requests"] == 16, "an interval says how many"
     apart = matrix(tmp_path, {**asked, "input_tokens": 64}, {"workload": "prompts"})
     with pytest.raises(MatrixError, match="input_tokens needs workload: isl_osl"):
         cells(apart)
