@@ -9,6 +9,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, StageRunId
@@ -156,9 +157,61 @@ def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
     return tuple(stage for stage in toolchain.stages if stage.name in wanted)
 
 
+class _Taken:
+    """What a stage takes of a cell: the same for all cells from which it takes the same. Nobody changes it but `runs`."""
+
+    __slots__ = ("files", "of_files", "of_params", "params", "parts", "runs")
+
+    def __init__(
+        self,
+        params: Any,
+        of_params: str,
+        files: Mapping[str, str],
+        of_files: str,
+        parts: Mapping[str, frozenset[ModelPart]],
+    ) -> None:
+        self.params = params
+        self.of_params = of_params
+        """The part of a key that they are."""
+        self.files = files
+        self.of_files = of_files
+        self.parts = parts
+        self.runs: dict[object, StageRun] = {}
+        """The stage runs with it, by their inputs."""
+
+
+class _Watched(Cell):
+    """A cell that notes which of its values a stage asks for. What the stage takes follows from these alone."""
+
+    __slots__ = ("asked", "cell")
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.asked: dict[str, None] = {}
+
+    def __getattr__(self, name: str) -> Any:  # it has no values of its own
+        value = getattr(self.cell, name)
+        self.asked[name] = None
+        return value
+
+
+_BY_IDENTITY: Final = ("recipe", "settings", "companions", "changes")
+"""What cells share, and cannot be looked up by."""
+_VALUES: Final = tuple(name for name in Cell.__dataclass_fields__ if name not in _BY_IDENTITY)
+_PLACES: Final = {name: place for place, name in enumerate((*_VALUES, *_BY_IDENTITY))}
+_plain_values: Final = attrgetter(*_VALUES)
+
+
+def _values(cell: Cell) -> tuple[object, ...]:
+    """The values of a cell, by `_PLACES`. Equal ones are the same only as long as both cells are there."""
+    companions, changes = cell.companions, cell.changes
+    of_others = id(companions) if companions else 0, id(changes) if changes else 0
+    return (*_plain_values(cell), id(cell.recipe), id(cell.settings), *of_others)
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A stage, with what is the same in the keys of all its stage runs, and what is known of them. Large plans come by here for
+    """A stage, with what is the same in the keys of all its stage runs, and what is known of cells. Large plans come by here for
     every stage of every cell.
     """
 
@@ -166,14 +219,19 @@ class _Form:
     toolchain: str
     inputs: tuple[tuple[str, tuple[str, ...]], ...]
     """Names of inputs, with the stages that each can come from."""
+    upstream: str | None
+    """The stage of the only input, where there is one that every cell has from there; the others take longer."""
     before: str
     """What is in every key between files and inputs."""
     behind: str
     """What is in every key behind the parameters, which follow the inputs."""
-    texts: dict[bytes, str] = field(default_factory=dict)
-    """The part of a key that parameters are, written once for equal ones."""
-    known: dict[tuple[object, ...], StageRun] = field(default_factory=dict)
-    """By exact parameters and inputs."""
+    known: dict[tuple[str, ...], tuple[Callable[[tuple[object, ...]], object], dict[object, _Taken | None]]] = field(
+        default_factory=dict
+    )
+    """Names of the values that were asked for -> what takes them out of a cell's, and what a stage takes of cells with these
+    values: None of one that does not have it."""
+    taken: dict[tuple[object, ...], _Taken] = field(default_factory=dict)
+    """By exact parameters, files and parts."""
 
 
 def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
@@ -186,7 +244,9 @@ def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None
             parts["identity"] = {name: identity[name] for name in stage.identity}
         inputs = tuple((name, stage.upstream(name)) for name in stage.inputs)
         before, behind = canonical({**parts, "inputs": None, "params": None}).split('"inputs":null,"params":null')
-        found.append(_Form(stage, toolchain.name, inputs, before.removeprefix("{"), behind))
+        upstreams = [upstream for name, each in inputs for upstream in each if name not in stage.optional]
+        only = upstreams[0] if len(upstreams) == len(inputs) == 1 else None
+        found.append(_Form(stage, toolchain.name, inputs, only, before.removeprefix("{"), behind))
     return found
 
 
@@ -200,40 +260,44 @@ class _Graph:
     """The part of a key that parameters are."""
     runs: dict[StageRunId, StageRun] = field(default_factory=dict)
     selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = field(default_factory=dict)
+    alive: list[Cell] = field(default_factory=list)
+    """The cells by which forms know what stages take: no others have the identities of what these have."""
 
     def add(self, forms: Sequence[_Form], cell: Cell, done: dict[str, StageRunId], user: CellId) -> None:
         """The stage runs of `cell`, used by the cell `user`; those that are `done` are noted by stage."""
-        machine = self.machine.of(cell.gpu)
+        values = _values(cell)
         for form in forms:
-            stage = form.stage
-            if stage.applies(cell, machine):
-                run = self._stage_run(form, cell, machine, done)
-                users = run.cells
-                if not users or users[-1] != user:
-                    users.append(user)
-                done[stage.name] = run.id
-
-    def _stage_run(self, form: _Form, cell: Cell, machine: Machine, of_cell: Mapping[str, StageRunId]) -> StageRun:
-        stage = form.stage
-        inputs: dict[str, StageRunId] = {}
-        for name, upstreams in form.inputs:
-            for upstream in upstreams:
-                if upstream in of_cell:
-                    inputs[name] = of_cell[upstream]
+            for pick, known in form.known.values():
+                if (of_values := pick(values)) in known:
+                    taken = known[of_values]
                     break
             else:
-                assert name in stage.optional, f"{stage.name} has no {name}"
-        reads: Mapping[str, tuple[str, ...]] = _NOTHING
-        selections: Mapping[str, dict[str, Json]] = _NOTHING
-        if stage.parts is not None:
-            reads, selections = {}, {}
-            for name, parts_read in stage.parts(cell).items():
-                if name in inputs and (contents := self.runs[inputs[name]].contents) is not None:
-                    same_files = inputs[name], parts_read
-                    found_files = self.selected.get(same_files)
-                    if found_files is None:
-                        found_files = self.selected[same_files] = _selection(contents, parts_read)
-                    reads[name], selections[name] = found_files
+                taken = self._look(form, cell, values)
+            if taken is None:
+                continue
+            run = self._stage_run(form, taken, cell, done)
+            users = run.cells
+            if not users or users[-1] != user:
+                users.append(user)
+            done[form.stage.name] = run.id
+
+    def _look(self, form: _Form, cell: Cell, values: tuple[object, ...]) -> _Taken | None:
+        """What a stage takes of `cell`, and of all that agree in the values that decide it."""
+        watched = _Watched(cell)
+        taken = self._taken(form, watched, self.machine.of(cell.gpu))
+        names = ("toolchain", *watched.asked)  # two at least: what takes out one gives no tuple
+        if names not in form.known:
+            form.known[names] = itemgetter(*[_PLACES[name] for name in names], _PLACES["gpu"]), {}
+        pick, known = form.known[names]
+        known[pick(values)] = taken
+        self.alive.append(cell)
+        return taken
+
+    def _taken(self, form: _Form, cell: Cell, machine: Machine) -> _Taken | None:
+        stage = form.stage
+        if not stage.applies(cell, machine):
+            return None
+        parts = _NOTHING if stage.parts is None else stage.parts(cell)
         files: Mapping[str, str] = _NOTHING
         digests: Mapping[str, Json] = _NOTHING
         if told := stage.files(cell):
@@ -242,36 +306,84 @@ class _Graph:
                 files[name], digests[name] = self.digest(path, cell)
         params = stage.settle(stage.read(cell), files, machine)
         exact = _exact(params)
-        same = None if exact is None or selections or files else (exact, *inputs.items())
-        found = None if same is None else form.known.get(same)
+        of_files = f'"files":{canonical(digests)},' if digests else ""
+        same = None if exact is None else (exact, *parts.items(), *files.items(), of_files)
+        found = None if same is None else form.taken.get(same)
         if found is None:
-            runs = self.runs
-            read = [
-                f'"{name}":{canonical(selections[name])}'
-                if name in selections
-                else f'"{name}":"{runs[run].fingerprint}"'
-                for name, run in inputs.items()
-            ]
-            read.sort()
-            of_files = f'"files":{canonical(digests)},' if digests else ""
-            of_inputs = ",".join(read)
-            of_params = None if exact is None else form.texts.get(exact)
-            if of_params is None:
-                of_params = canonical(self.key(params))
-                if exact is not None:
-                    form.texts[exact] = of_params
-            key = f'{{{of_files}{form.before}"inputs":{{{of_inputs}}},"params":{of_params}{form.behind}'
-            hashed = fingerprint(key)
-            run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
-            found = runs.get(run_id)
-            if found is None:
-                after = tuple([of_cell[name] for name in stage.after if name in of_cell])
-                contents = None if stage.contents is None else stage.contents(cell)
-                found = runs[run_id] = StageRun(
-                    run_id, stage, form.toolchain, hashed, key, params, files, inputs, reads, contents, after, cell
-                )
+            found = _Taken(params, canonical(self.key(params)), files, of_files, parts)
             if same is not None:
-                form.known[same] = found
+                form.taken[same] = found
+        return found
+
+    def _stage_run(self, form: _Form, taken: _Taken, cell: Cell, of_cell: Mapping[str, StageRunId]) -> StageRun:
+        if form.upstream is not None:
+            only = of_cell[form.upstream]
+            found = taken.runs.get(only)
+            if found is None:
+                inputs = {form.inputs[0][0]: only}
+                found = taken.runs[only] = self._made(form, taken, cell, inputs, of_cell)
+            return found
+        inputs = {}
+        for name, upstreams in form.inputs:
+            for upstream in upstreams:
+                if upstream in of_cell:
+                    inputs[name] = of_cell[upstream]
+                    break
+            else:
+                assert name in form.stage.optional, f"{form.stage.name} has no {name}"
+        same = tuple(inputs.items())
+        found = taken.runs.get(same)
+        if found is None:
+            found = taken.runs[same] = self._made(form, taken, cell, inputs, of_cell)
+        return found
+
+    def _made(
+        self,
+        form: _Form,
+        taken: _Taken,
+        cell: Cell,
+        inputs: Mapping[str, StageRunId],
+        of_cell: Mapping[str, StageRunId],
+    ) -> StageRun:
+        runs, stage = self.runs, form.stage
+        reads: Mapping[str, tuple[str, ...]] = _NOTHING
+        selections: Mapping[str, dict[str, Json]] = _NOTHING
+        if taken.parts:
+            reads, selections = {}, {}
+            for name, parts_read in taken.parts.items():
+                if name in inputs and (contents := runs[inputs[name]].contents) is not None:
+                    same_files = inputs[name], parts_read
+                    found_files = self.selected.get(same_files)
+                    if found_files is None:
+                        found_files = self.selected[same_files] = _selection(contents, parts_read)
+                    reads[name], selections[name] = found_files
+        read = [
+            f'"{name}":{canonical(selections[name])}' if name in selections else f'"{name}":"{runs[run].fingerprint}"'
+            for name, run in inputs.items()
+        ]
+        read.sort()
+        of_inputs = ",".join(read)
+        key = f'{{{taken.of_files}{form.before}"inputs":{{{of_inputs}}},"params":{taken.of_params}{form.behind}'
+        hashed = fingerprint(key)
+        run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
+        found = runs.get(run_id)
+        if found is None:
+            after = tuple([of_cell[name] for name in stage.after if name in of_cell])
+            contents = None if stage.contents is None else stage.contents(cell)
+            found = runs[run_id] = StageRun(
+                run_id,
+                stage,
+                form.toolchain,
+                hashed,
+                key,
+                taken.params,
+                taken.files,
+                inputs,
+                reads,
+                contents,
+                after,
+                cell,
+            )
         return found
 
 
