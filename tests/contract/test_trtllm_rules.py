@@ -77,6 +77,7 @@ def on(release: str = "1.2.0", sm: int = 90) -> Machine:
     return parse(f"tensorrt_llm=={release},sm={sm},gpus=8,gpu_memory_gib=80")
 
 
+_WITHOUT_SCRIPTS: Final = parse("tensorrt_llm==1.2.0,sm=90,gpus=8,gpu_memory_gib=80,examples=no,model_optimizer=0.47")
 TRTLLM_SERVE: Final = {"serve__frontend": "trtllm_serve"}
 EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM101": Example(cell(), cell(), on("1.3.0rc21"), on("1.3.0rc20")),
@@ -209,6 +210,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM604": Example(some_cell("fp32", recipe={"parameters": 70_000_000_000}), some_cell("fp32"), on()),
     "TLM605": Example(
         some_cell("fp8", tp=4, ep=4, recipe=MIXTRAL), some_cell("bf16", tp=4, ep=4, recipe=MIXTRAL), on()
+    ),
+    "TLM606": Example(
+        some_cell("int4_awq", tp=2, recipe={"intermediate_size": 14208}),
+        some_cell("int4_awq", tp=1, recipe={"intermediate_size": 14208}),
+        _WITHOUT_SCRIPTS,
     ),
     "TLM701": Example(cell(**NGRAM), cell(lane=PYTORCH, **NGRAM), on()),
     "TLM702": Example(
@@ -648,3 +654,11 @@ def test_engines_read_a_shared_expert_as_model_optimizer_names_it_since_a_releas
     }
     assert "since 0.20, this is 0.19.0" in str(said["0.19.0"])
     assert said["0.20.0"] is None
+
+
+def test_model_optimizer_deals_no_experts_either() -> None:
+    """Its checkpoint would be refused when it is made."""
+    refused = infeasible(some_cell("bf16", tp=4, ep=4, recipe=MIXTRAL), _WITHOUT_SCRIPTS)
+    assert refused is not None
+    assert "Model Optimizer, which makes bf16 here, splits each expert over all GPUs of tp" in refused
+    assert infeasible(some_cell("bf16", tp=4, recipe=MIXTRAL), _WITHOUT_SCRIPTS) is None

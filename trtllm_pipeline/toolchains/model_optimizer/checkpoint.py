@@ -98,6 +98,15 @@ def uneven(heads: int, kv_heads: int, layers: int, tp: int, pp: int) -> str | No
     return f"pp{pp}: {layers} layers cannot be split evenly into {pp} stages" if layers % pp else None
 
 
+def cut_groups(intermediate: int, attention: int, tp: int, precision: WeightPrecision) -> str | None:
+    """Which width cannot be divided over `tp` ranks in whole groups of weights with one scale, in words; or None."""
+    group = precision.group_size
+    for name, width in (("intermediate_size", intermediate), ("attention output", attention)):
+        if group is not None and width % (tp * group):
+            return f"tp{tp}: each rank's part of {name} {width} must be a multiple of {precision.algorithm}'s group of {group}"
+    return None
+
+
 def unwritten(model_type: str, precision: str) -> str | None:
     """Why no checkpoint for engines is written of such a model in `precision`, in words; or None."""
     family = _BY_TYPE.get(model_type)
@@ -147,14 +156,9 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPre
         )
     if said := uneven(heads, given.integer("num_key_value_heads", heads), layers, layout.tp, layout.pp):
         raise _infeasible(said)
-    if (group := precision.group_size) is None:
-        return
     head = given.optional_integer("head_dim") or given.integer("hidden_size") // heads
-    for name, width in (("intermediate_size", given.integer("intermediate_size")), ("attention output", heads * head)):
-        if width % (layout.tp * group):
-            raise _infeasible(
-                f"tp{layout.tp}: each rank's part of {name} {width} must be a multiple of {precision.algorithm}'s group of {group}",
-            )
+    if said := cut_groups(given.integer("intermediate_size"), heads * head, layout.tp, precision):
+        raise _infeasible(said)
 
 
 def write(

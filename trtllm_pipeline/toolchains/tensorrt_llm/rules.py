@@ -26,7 +26,14 @@ from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.common_stages import images_asked
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import AWQ_OF_EXPERTS, read_since, uneven, unwritten
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import (
+    AWQ_OF_EXPERTS,
+    cut_groups,
+    read_since,
+    uneven,
+    unwritten,
+)
+from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
@@ -473,11 +480,8 @@ def not_by_model_optimizer(case: Case) -> str | None:
     """Checkpoints that Model Optimizer has to make and cannot: where the example scripts are missing, and calibrated ones
     at 0.10. Source: `get_calib_dataloader` of 0.10.0, which knows pileval and CNN/DailyMail and no folder.
     """
-    if case.installed.examples is None:
-        why = "there are no example scripts of TensorRT-LLM"
-    elif case.route == "quantize" and not commands.calibrates_as_told(case.release):
-        why = f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
-    else:
+    why = _without_scripts(case)
+    if why is None:
         return None
     if case.cell.precision == AS_IS:
         return f"precision {case.shown}: {why}, which alone convert weights that are quantized already"
@@ -488,6 +492,15 @@ def not_by_model_optimizer(case: Case) -> str | None:
     if reason is None and (since := read_since(case.family)) is not None and not at_least(case.release, since):
         reason = f"engines name its weights as Model Optimizer does since {since}, this is {case.release}"
     return None if reason is None else f"{case.family} in {case.precision}: {why}, and {reason}"
+
+
+def _without_scripts(case: Case) -> str | None:
+    """Why Model Optimizer makes a checkpoint for engines and no script of the release, in words; None where a script does."""
+    if case.installed.examples is None:
+        return "there are no example scripts of TensorRT-LLM"
+    if case.route == "quantize" and not commands.calibrates_as_told(case.release):
+        return f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
+    return None
 
 
 @rule(
@@ -934,14 +947,29 @@ def memory(case: Case) -> str | None:
     )
 
 
-@rule("TLM605", "take a layout without ep, or bf16, fp16, int8_wo or int4_wo with the model's own cache")
+@rule(
+    "TLM605",
+    "take a layout without ep, or what convert_checkpoint.py makes: bf16, fp16, int8_wo, int4_wo, with the model's own cache",
+)
 def experts(case: Case) -> str | None:
-    """Expert parallelism with a checkpoint that quantize.py makes. Source: its options, none of which deals experts."""
-    if case.cell.ep == 1 or case.route != "quantize":
+    """Expert parallelism with a checkpoint that quantize.py or Model Optimizer makes. Source: their options, none of which
+    deals experts.
+    """
+    by = "Model Optimizer" if _without_scripts(case) else "quantize.py" if case.route == "quantize" else None
+    if case.cell.ep == 1 or by is None:
         return None
-    return (
-        f"ep{case.cell.ep}: quantize.py, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
-    )
+    return f"ep{case.cell.ep}: {by}, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
+
+
+@rule("TLM606", "take a smaller tp, or another precision")
+def groups(case: Case) -> str | None:
+    """Ranks that would get a part of a group of weights with one scale, of a checkpoint that Model Optimizer makes. Source:
+    its export, which ends with an error.
+    """
+    shape, made = case.shape, PRECISIONS.get(case.cell.precision)
+    if made is None or not _without_scripts(case):
+        return None
+    return cut_groups(shape.intermediate_size, shape.num_attention_heads * shape.head_dim, case.cell.tp, made)
 
 
 # ------------------------------------------------------------------------------------------ TLM7: speculative decoding
