@@ -17,7 +17,7 @@ import pytest
 
 from tests.helpers.browser import Browser, find_chromium
 from tests.helpers.fabricated_run import HOSTILE, run
-from trtllm_pipeline.bench.result import Goodput, GpuUse, HighestRate
+from trtllm_pipeline.bench.result import Goodput, GpuUse, HighestRate, TritonUse
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.measured import Measured, Side
@@ -186,6 +186,46 @@ def test_columns_that_do_not_fit_a_window_are_named_instead(clean: Browser, tmp_
     load(clean, page, width=2400)
     assert clean.evaluate(cut) is False
     assert len(texts(clean, "#cells-table thead th")) >= len(heads)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (1440, True), (390, False), (390, True)])
+def test_what_triton_says_stands_beside_ours(clean: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    (first, other), record = run(2)
+    names = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+    times = {"requests": 512, "queue_ms": 12.5, "compute_input_ms": 0.1, "compute_infer_ms": 412.0}
+    gauges = {"in_flight": 3.9, "in_flight_max": 4.0, "kv_cache_use": 0.41, "kv_cache_use_max": 0.5, "waiting": 0.0}
+    use = TritonUse(models=dict.fromkeys(names, times), **gauges, in_flight_by_client=3.95)  # type: ignore[arg-type]
+    levels = tuple(
+        dataclasses.replace(
+            level,
+            triton_use=use,
+            tokens_per_joule=1.5,
+            gpu_use=GpuUse(devices=1, power_w=125.0, memory_bytes=10**9),
+            goodput=Goodput({"ttft": 300.0}, 0.97, 2.0),
+        )
+        for level in first.levels
+    )
+    page = tmp_path / "triton.html"
+    page.write_text(to_html((dataclasses.replace(first, levels=levels), other), record), encoding="utf-8")
+    load(clean, page, width=width, dark=dark)
+    assert any(text.startswith("triton_use") for text in texts(clean, "#definitions dt"))
+    clean.evaluate("document.querySelector('#cells-table tbody a').click()")
+    clean.wait("document.getElementById('details').open")
+    box = "document.querySelector('#details [aria-label=\"Triton\\'s own metrics\"]')"
+    heads = clean.evaluate(f"[...{box}.querySelectorAll('thead th')].map(e => e.textContent)")
+    assert heads[:3] == ["load", "model", "requests"]
+    assert heads[-4:] == ["in flight: Triton", "in flight: client", "waiting", "KV cache %"]
+    lines = clean.evaluate(f"[...{box}.querySelectorAll('tbody tr')].map(e => e.textContent)")
+    assert len(lines) == len(names) * len(levels)
+    assert "3.90, max 4.00" in lines[0]
+    assert "41.0, max 50.0" in lines[0]
+    cut = clean.evaluate(
+        "[...document.querySelectorAll('#details .scroll')].map(e => e.scrollWidth > e.clientWidth + 1)"
+    )
+    assert cut == [False, False] if width == 1440 else cut[1], "it scrolls inside its box where there is no room"
+    assert clean.evaluate("(e => e.scrollWidth <= e.clientWidth)(document.getElementById('details'))")
+    folder = Path(os.environ.get("PIPELINE_SCREENSHOTS", tmp_path))
+    clean.screenshot(folder / f"triton-{width}-{'dark' if dark else 'light'}.png", whole=False)
 
 
 def test_each_workload_has_plots_of_its_own(clean: Browser, pages: dict[int, Path]) -> None:

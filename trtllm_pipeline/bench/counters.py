@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from itertools import pairwise
@@ -19,8 +19,8 @@ from trtllm_pipeline.files.user_files import decode
 from trtllm_pipeline.machine.gpus import Nvml, nvml, of_process
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.bench.events import GaugesRecord, GpuDevice, GpuRecord, TritonRecord
-    from trtllm_pipeline.bench.result import GpuUse
+    from trtllm_pipeline.bench.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, TritonRecord
+    from trtllm_pipeline.bench.result import GpuUse, TritonUse
 
 TRITON: Final = {
     "nv_inference_request_success": "requests",
@@ -156,11 +156,11 @@ def watching(address: str | None) -> Iterator[list[list[float | None]]]:
         thread.join(TIMEOUT_S)
 
 
-def gauges_summary(record: GaugesRecord) -> dict[str, float]:
-    """Mean and maximum of each gauge of a record, as far as it was told."""
+def gauges_summary(samples: Sequence[GaugeSample]) -> dict[str, float]:
+    """Mean and maximum of each gauge, as far as it was told."""
     summary: dict[str, float] = {}
     for name, column in zip(("in_flight", "waiting", "kv_cache_use"), (1, 2, 3), strict=True):
-        values = [value for sample in record["samples"] if (value := sample[column]) is not None]
+        values = [value for sample in samples if (value := sample[column]) is not None]
         if values:
             summary |= {name: round(fmean(values), 3), f"{name}_max": round(max(values), 3)}
     return summary
@@ -298,8 +298,34 @@ def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> Gpu
     )
 
 
+def triton_use(
+    levels: Sequence[TritonRecord], gauges: Sequence[GaugesRecord], ours: Sequence[float | None]
+) -> TritonUse | None:
+    """What Triton says of all repeats of a level; `ours` is the client's mean in flight of each. None without records."""
+    from trtllm_pipeline.bench.result import TritonUse
+
+    if not levels and not gauges:
+        return None
+    models: Counters = {}
+    for record in levels:
+        for model, values in record["models"].items():
+            of_model = models.setdefault(model, {})
+            for name, value in values.items():
+                of_model[name] = of_model.get(name, 0.0) + value
+    known = [each for each in ours if each is not None]
+    return TritonUse(
+        models=_for_each_request(models),
+        **gauges_summary([sample for record in gauges for sample in record["samples"]]),
+        in_flight_by_client=round(fmean(known), 3) if known else None,
+    )
+
+
 def triton_summary(record: TritonRecord) -> dict[str, dict[str, float]]:
     """Requests of each model in a triton record, and milliseconds a request spent in each part of it."""
+    return _for_each_request(record["models"])
+
+
+def _for_each_request(models: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     return {
         model: {
             "requests": round(values["requests"]),
@@ -309,5 +335,5 @@ def triton_summary(record: TritonRecord) -> dict[str, dict[str, float]]:
                 if name.endswith("_us")
             },
         }
-        for model, values in record["models"].items()
+        for model, values in models.items()
     }

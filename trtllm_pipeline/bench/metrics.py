@@ -204,6 +204,9 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
         gpu_use=counters.gpu_use(level.gpus, joules),
+        triton_use=counters.triton_use(
+            level.triton, level.gauges, [_in_flight(level, repeat) for repeat in level.repeats]
+        ),
         repeats=_at_headline(repeats),
     )
     met = [(each, result.value(each.metric)) for each in objectives.of_level]
@@ -232,7 +235,11 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
         gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
         gauges=[
-            {"repeat": each["repeat"], "ours": _in_flight(level, each["repeat"]), "of": counters.gauges_summary(each)}
+            {
+                "repeat": each["repeat"],
+                "ours": _in_flight(level, each["repeat"]),
+                "of": counters.gauges_summary(each["samples"]),
+            }
             for each in level.gauges
         ],
     )

@@ -41,6 +41,10 @@ DEFINITIONS: Final = {
     "tokens_per_joule": "output tokens of the whole window / energy that the server's GPUs took in it, by samples of their power "
     "10 times a second: GPUs of its CUDA_VISIBLE_DEVICES where its process is known, of which those that did nothing are left "
     "out; not the energy of CPUs, memory or fans",
+    "triton_use": "by Triton's own counters during all repeats of a level, warm-up included: requests of each model, and milliseconds "
+    "that one spent in its queue and in its input, compute and output; the postprocessing of a streamed answer has a request for "
+    "each part. By its gauges, once a second: requests in flight and waiting in the engine, and the share of KV cache blocks in "
+    "use, mean and maximum; the client's own mean of requests in flight beside them",
     "acceptance": "accepted / drafted tokens of speculative decoding: of trtllm-serve by the statistics that it keeps of its "
     "last iterations, warm-up included; of Triton by what each measured answer says of itself",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
@@ -86,6 +90,7 @@ METRICS: Final = (
     MetricDefinition("highest_rate", "requests/s", DEFINITIONS["highest_rate"]),
     MetricDefinition("tokens_per_joule", "tokens/J", DEFINITIONS["tokens_per_joule"]),
     MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
+    MetricDefinition("triton_use", "ms", DEFINITIONS["triton_use"]),
     *(
         MetricDefinition(name, "", DEFINITIONS[name])
         for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
@@ -219,6 +224,35 @@ class GpuUse:
 _GPU_FIELDS: Final = ("power_w", "energy_j", "sm_clock_mhz", "sm_clock_mhz_min", "busy_percent", "temperature_c")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonUse:
+    """What Triton itself says of a level, all repeats together; None for what it does not tell."""
+
+    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Model -> `requests`, and `queue_ms`, `compute_input_ms`, `compute_infer_ms`, `compute_output_ms` and `request_ms` of one."""
+    in_flight: float | None = None
+    """On average, as are the next two."""
+    waiting: float | None = None
+    kv_cache_use: float | None = None
+    """Share of the blocks."""
+    in_flight_max: float | None = None
+    waiting_max: float | None = None
+    kv_cache_use_max: float | None = None
+    in_flight_by_client: float | None = None
+    """The mean by the client's own times."""
+
+    @staticmethod
+    def read(data: object) -> TritonUse | None:
+        """As in perf.json, or in a report; None for what is none."""
+        if not isinstance(data, dict):
+            return None
+        told = {name: _number(value) for name, value in data.items() if name in TRITON_GAUGES}
+        return TritonUse(models={name: numbers_of(of) for name, of in _object(data.get("models")).items()}, **told)
+
+
+TRITON_GAUGES: Final = tuple(name for name in TritonUse.__dataclass_fields__ if name != "models")
+
+
 @dataclass(frozen=True, slots=True)
 class Goodput:
     """Requests that met every objective."""
@@ -312,6 +346,8 @@ class LevelResult(LoadMetrics):
     """Share of drafted tokens that the model accepted; None where nothing is drafted, or the server does not tell."""
     gpu_use: GpuUse | None = None
     """Where there are GPUs."""
+    triton_use: TritonUse | None = None
+    """Of a Triton server whose metrics are known."""
     lengths: _Summaries = field(default_factory=dict)
     """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
     details: LevelDetails | None = None
@@ -336,6 +372,7 @@ class LevelResult(LoadMetrics):
             **({} if self.saturated_rps is None else {"saturated_rps": self.saturated_rps}),
             **({} if self.acceptance is None else {"acceptance": self.acceptance}),
             **({} if self.gpu_use is None else {"gpu_use": asdict(self.gpu_use)}),
+            **({} if self.triton_use is None else {"triton_use": asdict(self.triton_use)}),
             "repeats": [repeat.to_json() for repeat in self.repeats],
         }
 
@@ -535,6 +572,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         saturated_rps=_number(entry.get("saturated_rps")),
         acceptance=_number(entry.get("acceptance")),
         gpu_use=GpuUse.read(entry.get("gpu_use")),
+        triton_use=TritonUse.read(entry.get("triton_use")),
         lengths=_summaries(entry, LENGTHS),
         latencies=_summaries(entry, LATENCIES),
         **_rates(entry),

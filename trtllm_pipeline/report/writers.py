@@ -24,7 +24,7 @@ from trtllm_pipeline.bench.conditions import (
     workload_words,
 )
 from trtllm_pipeline.bench.metric_names import LATENCIES
-from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, LevelResult, load_words
+from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import StateError, in_brackets
 from trtllm_pipeline.files.collecting import uncollected
@@ -187,6 +187,7 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
         {} if known.acceptance is None else {"acceptance": known.acceptance},
         {} if known.tokens_per_joule is None else {"tokens_per_joule": known.tokens_per_joule},
         {} if known.gpu_use is None else {f"gpu_{name}": value for name, value in asdict(known.gpu_use).items()},
+        _of_triton(known.triton_use),
         *(
             {
                 f"{name[:-3]}_{key}{'' if key == 'n' else '_ms'}": value
@@ -198,6 +199,17 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
         *({f"{name}_{key}": value for key, value in known.lengths.get(name, {}).items()} for name in LENGTHS),
     ]
 
+
+def _of_triton(use: TritonUse | None) -> Mapping[str, object]:
+    """What Triton itself says: `triton_waiting`, `triton_tensorrt_llm_queue_ms` and so on."""
+    if use is None:
+        return {}
+    gauges = {name: getattr(use, name) for name in TRITON_GAUGES}
+    times = {f"{model}_{name}": of[name] for model, of in use.models.items() for name in _TIMES if name in of}
+    return {f"triton_{name}": value for name, value in {**gauges, **times}.items() if value is not None}
+
+
+_TIMES: Final = ("queue_ms", "compute_infer_ms")
 
 # Markdown
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import sys
 import time
@@ -11,8 +12,8 @@ import pytest
 
 from tests.helpers import metrics_pages
 from trtllm_pipeline.bench import counters
-from trtllm_pipeline.bench.events import GaugeSample, GpuDevice, GpuRecord, GpuSample
-from trtllm_pipeline.bench.result import GpuUse
+from trtllm_pipeline.bench.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, GpuSample, TritonRecord
+from trtllm_pipeline.bench.result import GpuUse, LevelResult, levels_of
 
 BEFORE = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes
@@ -150,7 +151,7 @@ def test_gauges_are_looked_at_while_the_block_runs(monkeypatch: pytest.MonkeyPat
         while len(found) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
     assert len(found) >= 3
-    told = counters.gauges_summary({"samples": [GaugeSample(*sample) for sample in found]})  # type: ignore[arg-type, typeddict-item]
+    told = counters.gauges_summary([GaugeSample(*sample) for sample in found])  # type: ignore[arg-type]
     assert told == {
         "in_flight": 6.0,
         "in_flight_max": 6.0,
@@ -226,6 +227,30 @@ def test_gpus_of_a_level_together() -> None:
     partly = counters.gpu_use([record(device(100, seconds=range(11)))], [None])
     assert partly is not None
     assert partly.energy_j is None
+
+
+def test_what_triton_says_of_a_level_is_of_all_its_repeats() -> None:
+    def grown(repeat: int, **models: dict[str, float]) -> TritonRecord:
+        return {"type": "triton", "concurrency": 4, "repeat": repeat, "models": models}
+
+    def looks(repeat: int, *samples: tuple[float | None, float | None, float | None]) -> GaugesRecord:
+        found = [GaugeSample(second, *each) for second, each in enumerate(samples)]
+        return {"type": "gauges", "concurrency": 4, "repeat": repeat, "samples": found}
+
+    counted = [
+        grown(0, engine={"requests": 10.0, "queue_us": 20_000.0, "compute_infer_us": 100_000.0}),
+        grown(1, engine={"requests": 30.0, "queue_us": 0.0, "compute_infer_us": 300_000.0}),
+    ]
+    seen = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
+    use = counters.triton_use(counted, seen, [3.5, None])
+    assert use is not None
+    assert use.models == {"engine": {"requests": 40, "queue_ms": 0.5, "compute_infer_ms": 10.0}}
+    assert (use.in_flight, use.in_flight_max, use.in_flight_by_client) == (3.0, 4.0, 3.5)
+    assert (use.waiting_max, use.kv_cache_use, use.kv_cache_use_max) == (3.0, 0.5, 0.75)
+    level = LevelResult(concurrency=4, requests=40, triton_use=use)
+    assert levels_of(json.loads(json.dumps([level.to_json()])))[0].triton_use == use
+    assert counters.triton_use([], [], [3.5]) is None
+    assert "triton_use" not in LevelResult(concurrency=4).to_json()
 
 
 def test_a_gpu_that_is_lost_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers.fabricated_run import HOSTILE, run
-from trtllm_pipeline.bench.result import HighestRate, LevelResult
+from trtllm_pipeline.bench.result import HighestRate, LevelResult, TritonUse
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.report import tracking
 from trtllm_pipeline.report.openmetrics import to_openmetrics
@@ -58,6 +58,15 @@ def test_what_is_measured_of_some_cells_alone_is_exported_too() -> None:
     assert told["pipeline_cell_saturated_requests_per_second"] == [7.25]
     assert told["pipeline_cell_highest_rate_requests_per_second"] == [6.5]
     assert told["pipeline_cell_trtllm_bench_output_tokens_per_second"] == [333.0]
+    use = TritonUse(models={"tensorrt_llm": {"requests": 9, "queue_ms": 1.5, "compute_infer_ms": 80.0}}, waiting=0.5)
+    of_triton = dataclasses.replace(rows[1], levels=(dataclasses.replace(rows[1].levels[0], triton_use=use),))
+    (_, line) = flat((asked, of_triton))
+    told = {name: value for name, value in line.items() if name.startswith("triton_")}
+    assert told == {
+        "triton_waiting": 0.5,
+        "triton_tensorrt_llm_queue_ms": 1.5,
+        "triton_tensorrt_llm_compute_infer_ms": 80.0,
+    }
     (line, *_) = flat((asked, rows[1]))
     assert (line["saturated_rps"], line["highest_rate"], line["trtllm_bench_output_tokens_per_s"]) == (7.25, 6.5, 333.0)
 

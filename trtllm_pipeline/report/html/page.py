@@ -262,6 +262,7 @@ def _level(level: LevelResult) -> dict[str, Any]:
         },
         # Elsewhere not even as null: 1000 cells shall not take more than 1.5 MB.
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
+        **({} if level.triton_use is None else {"triton": asdict(level.triton_use)}),
     }
 
 

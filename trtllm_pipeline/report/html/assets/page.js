@@ -594,6 +594,7 @@
           ...(gpus ? [number(level.joule), number(level.gpu?.power_w), level.gpu?.memory_bytes ? number(level.gpu.memory_bytes / 1e9) : "", number(level.gpu?.sm_clock_mhz)] : []), level.window ?? "",
           ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
       body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
+      if (cell.levels.some((level) => level.triton)) body.push(triton(cell.levels));
     }
     if (cell.levels.length) {
       const under = make("dl");
@@ -608,6 +609,21 @@
     for (const stage of stages) body.push(stageDetails(stage, pair));
     $("details-name").textContent = cell.id;
     $("details-body").replaceChildren(...body);
+  }
+
+  // What Triton itself says, beside ours: a line for each model of a level, its gauges on the first.
+  function triton(levels) {
+    const gauges = [["in flight: Triton", "in_flight"], ["in flight: client", "in_flight_by_client"], ["waiting", "waiting"], ["KV cache %", "kv_cache_use", 100]]
+      .filter(([, name]) => levels.some((level) => (level.triton?.[name] ?? null) !== null));
+    const most = (use, name, times) => (use[`${name}_max`] ?? null) === null ? "" : `, max ${number(use[`${name}_max`] * times)}`;
+    const table = make("table", {}, make("caption", {}, "Triton's own metrics, warm-up included: milliseconds for each request of a model; means of the whole level."), make("thead"), make("tbody"));
+    fill(table, [["load", false], ["model", false], ...["requests", "queue", "input", "compute", "output"].map((head) => [head, true]), ...gauges.map(([head]) => [head, true])],
+      levels.filter((level) => level.triton).flatMap((level) => {
+        const models = Object.entries(level.triton.models);
+        return (models.length ? models : [["", {}]]).map(([model, of], n) => ({ values: [level.at, model, of.requests ?? "", number(of.queue_ms), number(of.compute_input_ms), number(of.compute_infer_ms), number(of.compute_output_ms),
+          ...gauges.map(([, name, times = 1]) => (n || (level.triton[name] ?? null) === null ? "" : number(level.triton[name] * times) + most(level.triton, name, times)))] }));
+      }));
+    return make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Triton's own metrics" }, table);
   }
 
   function stageDetails(stage, pair) {
