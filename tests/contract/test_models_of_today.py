@@ -123,11 +123,15 @@ def test_auto_takes_pytorch_where_engines_lack_the_family(tmp_path: Path, recipe
     (only,) = planned.cells
     assert (only.toolchain, only.reason) == (PYTORCH, None)
     assert PYTORCH not in only.id
+    (named,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, "auto").cells
+    assert (named.toolchain, named.reason) == (PYTORCH, None)
+    assert named.id == f"{only.id}/{PYTORCH}", "an axis is in the id"
     assert {run.toolchain for run in planned.stage_runs.values()} == {PYTORCH}
 
 
-def test_auto_decides_model_by_model_and_a_lock_file_decides_the_same(tmp_path: Path) -> None:
-    planned = plan(tmp_path, ["llama-3.1-8b-instruct", "gemma-3-1b-it"], "bf16", "1.2.0", 90)
+@pytest.mark.parametrize("lane", [None, "auto"])
+def test_auto_decides_model_by_model_and_a_lock_file_decides_the_same(tmp_path: Path, lane: str | None) -> None:
+    planned = plan(tmp_path, ["llama-3.1-8b-instruct", "gemma-3-1b-it"], "bf16", "1.2.0", 90, lane)
     chosen = {cell.model: cell.toolchain for cell in planned.cells}
     assert chosen == {"llama-3.1-8b-instruct": ENGINES, "gemma-3-1b-it": PYTORCH}
     request = Request(tmp_path / "matrix.yaml", assume="tensorrt_llm==1.2.0,sm=90,gpus=1,gpu_memory_gib=80")
@@ -135,6 +139,7 @@ def test_auto_decides_model_by_model_and_a_lock_file_decides_the_same(tmp_path: 
     write_lock(request, load_matrix(request.matrix), planned, tmp_path / "lock", default_toolchain=ENGINES)
     locked = flow.plan_of(Request(tmp_path / "lock" / "matrix.yaml", assume=request.assume), None, guess=True)
     assert {cell.model: cell.toolchain for cell in locked.cells} == chosen
+    assert [cell.id for cell in locked.cells] == [cell.id for cell in planned.cells]
 
 
 def test_a_toolchain_that_is_named_is_kept(tmp_path: Path) -> None:

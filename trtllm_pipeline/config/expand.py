@@ -90,8 +90,8 @@ def expand(
 ) -> tuple[Cell, ...]:
     """The cells of a matrix, in the order of the axes, then the added ones.
 
-    `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM. Without
-    such an axis `instead` gives the toolchain of models, by their recipes, that the default one does not take.
+    `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM. Where an axis
+    names no other, `instead` gives the toolchain of models, by their recipes, that the default one does not take.
     Recipes and equal settings are shared between cells. Raises MatrixError with all faults: rules that match nothing, values and cells that are there twice, too many
     cells or none.
     """
@@ -486,14 +486,15 @@ def _value_text(value: Json) -> str:
 def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | None) -> Iterator[Cell]:
     loaded, axes = grid.loaded, grid.axes
     recipes = {recipe["name"]: {**recipe} for recipe in loaded.recipes.values()}
-    has_toolchain = loaded.axes["toolchain"] is not None
-    optional = {"toolchain": has_toolchain, "gpu": loaded.axes["gpu"] is not None}
-    others = {} if has_toolchain or instead is None else {name: instead(recipe) for name, recipe in recipes.items()}
+    optional = {name: loaded.axes[name] is not None for name in ("toolchain", "gpu")}
+    by_machine = instead is not None and not loaded.names_toolchains
+    others = {name: instead(recipe) for name, recipe in recipes.items()} if instead and by_machine else {}
     shown = [axis for axis in axes if optional.get(axis.name, True)]
     positions = [position for position, axis in enumerate(axes) if axis in shown]
     segments = [axes[position].segments for position in positions]
     layouts = {value: parse_parallel(value) for value in axes[grid.position("parallel")].universe}
     lengths = {value: parse_lengths(value) for value in axes[grid.position("lengths")].universe}
+    chosen = grid.position("toolchain")
     settings = _SettingsByCell(loaded, axes)
     base_dir = os.path.abspath(loaded.path.parent)  # noqa: PTH100  (symbolic links stay as the user wrote them)
     reasons: dict[tuple[str, ...], str | None] = {}
@@ -506,8 +507,9 @@ def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | No
             reasons[asked] = infeasible(
                 recipes[model], toolchain=toolchain, precision=precision, parallel=layout, isl=isl, osl=osl
             )
+        parts = zip(positions, segments, strict=True)
         yield Cell(
-            id=CellId("/".join([known[point[position]] for known, position in zip(segments, positions, strict=True)])),
+            id=CellId("/".join([toolchain if each == chosen else known[point[each]] for each, known in parts])),
             model=model,
             toolchain=toolchain,
             precision=precision,

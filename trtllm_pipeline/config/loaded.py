@@ -37,6 +37,12 @@ class LoadedMatrix:
     axes_changed: bool
     """`--set` changed an axis, so rules of the file may match nothing without being wrong."""
 
+    @property
+    def names_toolchains(self) -> bool:
+        """Whether an axis says what toolchains cells have; `auto` alone says nothing."""
+        told = {*(self.axes["toolchain"] or ()), *(cell.get("toolchain") for cell in self.added)}
+        return not told <= {None, "auto"}
+
     def document(self) -> Document:
         """The file read anew, for the lines of faults found later. Raises MatrixError where it is gone."""
         from trtllm_pipeline.config.validate import document_of

@@ -708,7 +708,8 @@ class Axes(Strict):
     lengths: Axis[Lengths]
     """Pairs "ISL,OSL": most input and output tokens of a request. Quote them."""
     toolchain: Axis[AxisToolchain] | None = None
-    """Toolchains to compare; auto, or no such axis, is what this machine has."""
+    """Toolchains to compare; auto, or no such axis, is what this machine has. Alone, it takes the PyTorch backend for models
+    that TensorRT-LLM makes no engines of."""
     gpu: Axis[GpuType] | None = None
     """Types of GPU to build, serve and measure on: as a cluster calls them, or a part of the GPU's name, such as H100."""
 

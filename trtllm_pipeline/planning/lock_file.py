@@ -30,7 +30,7 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path,
     installed = plan.machine.tensorrt_llm
     release = None if installed is None else installed.release
     matrix = written_out(loaded, default_toolchain=default_toolchain, release=release)
-    if loaded.axes["toolchain"] is None and any(cell.toolchain != default_toolchain for cell in plan.cells):
+    if not loaded.names_toolchains and any(cell.toolchain != default_toolchain for cell in plan.cells):
         del matrix["toolchain"]  # the machine's, by model
     if any(_MODULE in run.files for run in plan.stage_runs.values()):
         matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
