@@ -73,6 +73,7 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "stop_words": ("sampling_param_stop",),
     "min_tokens": ("min_length",),
     "stream": ("streaming",),
+    "return_perf_metrics": ("sampling_param_return_perf_metrics",),
 }
 
 _STOP: Final[Mapping[str, Option]] = {"input_ids": 0, "input_lengths": 1, "request_output_len": 1, "stop": True}
@@ -87,7 +88,9 @@ _NO_MINIMUM: Final = (
 )
 PERF_METRICS: Final = "return_perf_metrics"
 DRAFTS: Final = {"drafted_tokens": "total_draft_tokens", "accepted_tokens": "total_accepted_draft_tokens"}
-"""Field of an answer -> TensorRT-LLM's output of it (0.19 and later), sent where the input PERF_METRICS asks for it."""
+"""Field of an answer -> TensorRT-LLM's output of it (0.19 and later), sent where the input PERF_METRICS asks for it. The llmapi
+model sends numbers as texts, whatever its configuration says. Source: `_create_response` of its model.py.
+"""
 
 RELOAD_PATIENCE_S: Final = 20.0
 """How long to wait for a model that is being loaded, or for a server of ours that is started again."""
@@ -139,7 +142,7 @@ class ServedModel:
             and config.parameters["accumulate_tokens"].string_value.lower() == "true",
             counts=any(tensor.name == "num_output_tokens" for tensor in config.output),
             tells_drafts={*DRAFTS.values()} <= {tensor.name for tensor in config.output}
-            and any(tensor.name == PERF_METRICS for tensor in config.input),
+            and any(tensor.name in (PERF_METRICS, *_OTHER_NAMES[PERF_METRICS]) for tensor in config.input),
         )
 
     def tensors(self, request: GenerationRequest, *, stream: bool) -> dict[str, Option | InputTensor]:
@@ -531,7 +534,8 @@ class _Http(HttpSession):
         count = None if isinstance(tokens, list) else fields.count(tokens, "num_output_tokens")
         for name, tensor in DRAFTS.items():
             if tensor in body and not isinstance(body[tensor], list):
-                _keep(answer, name, fields.count(body[tensor], tensor))
+                told = body[tensor]
+                _keep(answer, name, _count_of(told, tensor) if isinstance(told, str) else fields.count(told, tensor))
         answer.received(now_ns, whole, count)
 
 
@@ -618,12 +622,22 @@ def text_output(response: service_pb2.ModelInferResponse) -> str:
     """
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "text_output":
-            if index < len(response.raw_output_contents):
-                raw = response.raw_output_contents[index]
-                size = int.from_bytes(raw[:4], "little")
-                return bytes(_part(raw, tensor.name, 4, size)).decode(errors="replace")
-            return bytes(_first(tensor.contents.bytes_contents, tensor.name)).decode(errors="replace")
+            return _text(response, index)
     return ""
+
+
+def _text(response: service_pb2.ModelInferResponse, index: int) -> str:
+    """First element of a tensor of texts. Raises ProtocolError."""
+    tensor = response.outputs[index]
+    if index < len(response.raw_output_contents):
+        raw = response.raw_output_contents[index]
+        return bytes(_part(raw, tensor.name, 4, int.from_bytes(raw[:4], "little"))).decode(errors="replace")
+    return bytes(_first(tensor.contents.bytes_contents, tensor.name)).decode(errors="replace")
+
+
+def _count_of(text: str, name: str) -> int | None:
+    """A count that is told as a text. Raises ProtocolError for a text that is none."""
+    return fields.count(int(text) if text.isdecimal() and text.isascii() else text, name)
 
 
 def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
@@ -638,6 +652,8 @@ def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | No
     """
     for index, tensor in enumerate(response.outputs):
         if tensor.name == name:
+            if tensor.datatype == "BYTES":
+                return _count_of(_text(response, index), name)
             if index < len(response.raw_output_contents):
                 raw = _part(response.raw_output_contents[index], tensor.name, 0, 4)
                 return fields.count(int.from_bytes(raw, "little", signed=True), tensor.name)

@@ -16,13 +16,16 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, GenerationRequest, Option, ServerSentEvents, TextChunk, deltas
+from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.client.triton import (
+    PERF_METRICS,
     Client,
     ServedModel,
     failure_class,
     infer_request,
     num_output_tokens,
     text_output,
+    token_count,
 )
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes.process import running_since
@@ -89,14 +92,34 @@ def test_counts_are_found_by_name_raw_or_typed() -> None:
     assert num_output_tokens(response) == 258
 
 
-def test_drafts_are_told_of_a_whole_answer_where_they_are_asked_for() -> None:
-    text = """
-        input { name: "return_perf_metrics" data_type: TYPE_BOOL dims: [1] }
-        output { name: "total_draft_tokens" data_type: TYPE_INT32 dims: [1] }
-        output { name: "total_accepted_draft_tokens" data_type: TYPE_INT32 dims: [1] }
+@pytest.mark.parametrize(("text", "count"), [(b"258", 258), (b"0", 0), (b"0.5", None), (b"", None), (b"-1", None)])
+def test_counts_may_be_texts(text: bytes, count: int | None) -> None:
+    """As TensorRT-LLM's llmapi model tells those of speculative decoding, which its configuration calls whole numbers."""
+    raw, typed = service_pb2.ModelInferResponse(), service_pb2.ModelInferResponse()
+    raw.outputs.add(name="total_draft_tokens", datatype="BYTES")
+    raw.raw_output_contents.append(len(text).to_bytes(4, "little") + text)
+    typed.outputs.add(name="total_draft_tokens", datatype="BYTES").contents.bytes_contents.append(text)
+    for response in (raw, typed):
+        if count is not None:
+            assert token_count(response, "total_draft_tokens") == count
+            continue
+        with pytest.raises(ProtocolError, match="total_draft_tokens"):
+            token_count(response, "total_draft_tokens")
+
+
+@pytest.mark.parametrize("name", ["return_perf_metrics", "sampling_param_return_perf_metrics"])
+def test_drafts_are_told_of_a_whole_answer_where_they_are_asked_for(name: str) -> None:
+    text = f"""
+        input {{ name: "{name}" data_type: TYPE_BOOL dims: [1] }}
+        input {{ name: "text_input" data_type: TYPE_STRING dims: [1] }}
+        input {{ name: "max_tokens" data_type: TYPE_INT32 dims: [1] }}
+        output {{ name: "total_draft_tokens" data_type: TYPE_INT32 dims: [1] }}
+        output {{ name: "total_accepted_draft_tokens" data_type: TYPE_INT32 dims: [1] }}
     """
     config = text_format.Parse(text, model_config_pb2.ModelConfig())
-    assert ServedModel.of(config).tells_drafts
+    told = ServedModel.of(config)
+    assert told.tells_drafts
+    assert told.tensors(GenerationRequest("x", 1, {PERF_METRICS: True}), stream=False)[name] is True
     del config.output[-1]
     assert not ServedModel.of(config).tells_drafts
 

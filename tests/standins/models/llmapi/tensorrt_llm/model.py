@@ -64,10 +64,11 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 parts = self.parts(request)
+                drafts = self.drafts(request, len(parts))
                 if not scalar(request, "streaming", False):
                     parts = [b"".join(parts)]
-                for part in parts:
-                    sender.send(self.response(request, part))
+                for number, part in enumerate(parts, 1):
+                    sender.send(self.response(request, part, drafts if number == len(parts) else {}))
             except ValueError as error:
                 sender.send(pb.InferenceResponse(error=pb.TritonError(str(error))))
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -75,7 +76,8 @@ class TritonPythonModel:
 
     def whole(self, request):
         try:
-            return self.response(request, b"".join(self.parts(request)))
+            parts = self.parts(request)
+            return self.response(request, b"".join(parts), self.drafts(request, len(parts)))
         except ValueError as error:
             return pb.InferenceResponse(error=pb.TritonError(str(error)))
 
@@ -115,9 +117,24 @@ class TritonPythonModel:
             raise ValueError("stand-in: the LLM was not told of this adapter")
         return json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["r"]
 
-    def response(self, request, text):
-        known = {"text_output": text, "finish_reason": b"length"}
-        asked = {"text_output"} | ({"finish_reason"} if scalar(request, "return_finish_reason", False) else set())
+    def drafts(self, request, tokens):
+        """Counts of an answer of so many tokens, all but one of each draft accepted. Numbers are texts, as all that the real one
+        sends. Source: `_create_response` of its model.py.
+        """
+        if not scalar(request, "sampling_param_return_perf_metrics", False):
+            return {}
+        told = self.settings.get("speculative_config", {})
+        length = told.get("max_draft_len", told.get("num_nextn_predict_layers", 0))
+        passes = -(-tokens // max(length, 1))
+        accepted = tokens - passes if length else 0
+        counts = {"total_draft_tokens": passes * length, "total_accepted_draft_tokens": accepted}
+        return {name: str(count).encode() for name, count in counts.items()}
+
+    def response(self, request, text, drafts):
+        known = {"text_output": text, "finish_reason": b"length", **drafts}
+        asked = {"text_output", *drafts} | (
+            {"finish_reason"} if scalar(request, "return_finish_reason", False) else set()
+        )
         return pb.InferenceResponse(
             [pb.Tensor(name, np.array([known[name]], dtype=object)) for name in self.outputs if name in asked]
         )
