@@ -19,6 +19,10 @@ _SCALARS = {"bool_type", "int_type", "float_type", "string_type"}
 """Errors of a value that may be any scalar and is none: one for each member of the union."""
 _LISTS = {"tuple_type", "too_short"}
 """Errors of what may also be a list of them."""
+_INSTEAD = {"literal_error": list, "string_type": dict}
+"""What may stand for a word, and for a text: where the value is one, it is said what is wrong with that."""
+_OF_ALL = {"too_short", "too_long", "value_error"}
+"""Errors of a list or a mapping, not of what is in it."""
 
 
 def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | None, list[Fault]]:
@@ -32,13 +36,13 @@ def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | Non
     except ValidationError as error:
         # A list whose items are all wrong is reported as empty, too.
         details = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
-    # Of a list that is no word of those allowed either, the list is what is wrong.
-    words = [each for each in details if each["type"] == "literal_error" and isinstance(each["input"], list)]
-    faulty = [_path(data, each["loc"]) for each in details if each not in words]
-    for each in words:
-        path = _path(data, each["loc"])
-        if any(other[: len(path)] == path for other in faulty):
-            details.remove(each)
+    paths = [(_path(data, each["loc"]), each["type"]) for each in details]
+    details = [
+        each
+        for each, (path, kind) in zip(details, paths, strict=True)
+        if not isinstance(each["input"], _INSTEAD.get(kind, ()))
+        or not any(other[: len(path)] == path and (len(other) > len(path) or of in _OF_ALL) for other, of in paths)
+    ]
     tried = Counter(_path(data, each["loc"]) for each in details if each["type"] in _SCALARS)
     no_scalar = [path for path, members in tried.items() if members == len(_SCALARS)]
     # Of a list that may stand there as well, the items are wrong.
@@ -88,6 +92,8 @@ def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, 
             return document.fault(where, f"{_show(error['input'])} is not of the form {error['ctx']['pattern']}")
         case "too_short":
             return document.fault(where, "must not be empty")
+        case "too_long":
+            return document.fault(where, f"must not have more than {error['ctx']['max_length']}")
         case _:
             message = error["msg"].removeprefix("Input ")
             return document.fault(where, f"{message[:1].lower()}{message[1:]}, not {_show(error['input'])}")

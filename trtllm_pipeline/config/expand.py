@@ -438,9 +438,20 @@ class _Grid:
 
 
 def _is_release(release: str | None, specifiers: str) -> bool:
+    """Whether the specifiers hold for a release. A candidate counts as what it is one of, where they name no candidate
+    themselves: of PEP 440, 1.3.0rc3 is neither "<1.3" nor ">=1.3", and would get neither's settings.
+    """
     from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
 
-    return release is not None and SpecifierSet(specifiers).contains(release, prereleases=True)
+    if release is None:
+        return False
+    version = Version(release)
+    final = version.base_version if version.is_prerelease else release
+    return all(
+        each.contains(release if any(map(str.isalpha, each.version)) else final, prereleases=True)
+        for each in SpecifierSet(specifiers)
+    )
 
 
 def _text(value: object) -> str:

@@ -228,6 +228,29 @@ def test_rules_of_a_release_are_for_the_machines_that_have_it(
     assert matrix["exclude"] == [{"lengths": ["*"], "release": ">=1.2"}]
 
 
+@pytest.mark.parametrize(
+    ("release", "specifiers", "holds"),
+    [
+        ("1.3.0rc3", ">=1.3", True),
+        ("1.3.0rc3", "<1.3", False),
+        ("1.3.0rc3", "==1.3.*,!=1.3.1", True),
+        ("1.3.0rc3", "<1.3.0rc20", True),
+        ("1.3.0rc20", "<1.3.0rc20", False),
+        ("1.3.0rc20", ">=1.3.0rc20,<1.4", True),
+        ("1.3.0", "<1.3.0rc20", False),
+        ("0.17.0.dev2024121700", "<0.17", False),
+        ("0.19.0.post1", ">0.19", False),
+    ],
+)
+def test_a_candidate_counts_as_its_release_unless_one_is_named(
+    write: Write, release: str, specifiers: str, holds: bool
+) -> None:
+    rule = {"where": {"release": specifiers}, "settings": {"perf": {"requests": 1}}}
+    loaded = load_matrix(write(axes={**ON_ENGINES, "toolchain": ["tensorrt_llm"]}, override=[rule]))
+    (found,) = expand(loaded, default_toolchain="embedded", release=release)
+    assert (found.settings["perf"]["requests"] == 1) is holds
+
+
 def test_what_a_release_lacks_makes_no_rule_of_its_cells_wrong(write: Write) -> None:
     rule = {"where": {"toolchain": "tensorrt_llm", "precision": "fp16"}, "settings": {"perf": {"requests": 1}}}
     path = write(axes=ON_ENGINES, override=[rule], exclude=[{"release": "<0.16"}])

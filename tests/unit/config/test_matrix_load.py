@@ -146,9 +146,14 @@ def test_an_axis_over_a_setting_is_the_only_place_that_sets_it(write: Write) -> 
         ("retry.oom.max_num_tokens=half", [": \"half\" is not allowed; did you mean 'halve'?", ": must be a list"]),
         ("speculative.method=egle3", [": \"egle3\" is not allowed; did you mean 'eagle3'?"]),
         ("quantize.calibration.data=hub:a/b/../c", ["must be a relative path"]),
+        ("lora.adapter={none: a/b}", [".none: 'none' cannot be the name of an adapter"]),
+        ("lora.adapter={sql: 3}", [".sql: must be text, not 3"]),
+        ("lora.adapter={}", [": must not be empty"]),
+        ("lora.adapter={a: x/y, b: x/y, c: x/y, d: x/y, e: x/y}", [": must not have more than 4"]),
+        ("smoke.prompt={a: b}", [': must be text, not {"a": "b"}']),
     ],
 )
-def test_what_may_be_a_word_or_a_list_has_one_fault(write: Write, setting: str, messages: list[str]) -> None:
+def test_what_may_be_something_else_has_one_fault(write: Write, setting: str, messages: list[str]) -> None:
     with pytest.raises(MatrixError) as raised:
         load_matrix(write(), [f"settings.{setting}"])
     found = [str(fault) for fault in raised.value.faults]
