@@ -194,7 +194,7 @@ def read_json_lines(path: Path, parse: Callable[[Json, int], T], *, nothing: str
     found: list[T] = []
     faults: list[Fault] = []
     text = read_text(path)
-    array = _array(text)
+    array = json_array(text)
     for number, row in enumerate(text.split("\n") if array is None else array, 1):
         if array is None and not row.strip():
             continue
@@ -211,7 +211,7 @@ def read_json_lines(path: Path, parse: Callable[[Json, int], T], *, nothing: str
     return found
 
 
-def _array(text: str) -> list[Any] | None:
+def json_array(text: str) -> list[Any] | None:
     """The elements of a text that is one JSON array; None for any other, such as one in each line."""
     if not text.lstrip().startswith("["):
         return None

@@ -129,7 +129,7 @@ def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | N
         return params
     try:
         rows = _count(files["calibration_data"])
-    except (OSError, ValueError, NotImplementedError):
+    except (OSError, ValueError, NotImplementedError, MatrixError):
         return params
     if given.samples is not None and given.samples > rows:
         _warn(files["calibration_data"], given.samples, rows)
@@ -143,7 +143,11 @@ def _count(path: str) -> int:
     if tables.is_table(Path(path)):
         return tables.count(Path(path))
     with Path(path).open("rb") as file:
-        return sum(not line.isspace() for line in file)
+        lines = sum(not line.isspace() for line in file)
+        file.seek(0)
+        array = b"[" in file.read(64)  # otherwise all of a large file would be parsed
+    rows = user_files.json_array(user_files.read_text(Path(path))) if array else None
+    return lines if rows is None else len(rows)
 
 
 @lru_cache(maxsize=64)

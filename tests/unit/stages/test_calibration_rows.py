@@ -44,6 +44,20 @@ def test_the_rows_that_are_taken_are_those_that_are_said(
     assert len(choose(range(there), Selection(samples=asked))) == taken
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_rows_of_a_file_that_is_one_array_are_its_elements(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"text": f"row {row}"} for row in range(20)], indent=indent), encoding="utf-8-sig")
+    assert len(read_rows(path)) == 20
+    assert with_true_samples(calibrated(None), {"calibration_data": str(path)}).calibration == Selection(samples=20)
+
+
+def test_a_malformed_file_is_left_to_the_stage(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(b'["\xff"]')
+    assert with_true_samples(calibrated(None), {"calibration_data": str(path)}) == calibrated(None)
+
+
 def test_too_few_rows_are_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = {"calibration_data": str(rows_file(tmp_path, 7))}
     with caplog.at_level(logging.WARNING):
