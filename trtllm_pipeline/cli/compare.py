@@ -111,3 +111,6 @@ def compare(
     if judged.refusal is not None:
         explain_error(judged.refusal)
     raise typer.Exit(judged.exit_code)
+
+
+vars(compare)["aliases"] = options.TOKENIZER_NAMES

@@ -47,15 +47,18 @@ def test_other_tools_names_mean_the_same(own: str, value: str, others: tuple[str
 @pytest.mark.parametrize(
     "words",
     [
+        ("compare",),
         ("bench", "analyze", "e.jsonl"),
         ("evaluate", "answers", *SERVER, "--input-data", "rows.jsonl"),
         ("evaluate", "lm-eval", *SERVER, "--tasks", "arc_easy"),
     ],
 )
 def test_a_tokenizer_has_its_other_name_everywhere(words: tuple[str, ...]) -> None:
-    group, name, *rest = words
-    command: Any = get_command(build([group, name]))
-    command = command.commands[group].commands[name]
+    names = words[: 1 if words == ("compare",) else 2]
+    name, rest = names[-1], words[len(names) :]
+    command: Any = get_command(build([*names]))
+    for each in names:
+        command = command.commands[each]
     for option in ("--tokenizer", "--tokenizer-path"):
         assert str(command.make_context(name, [*rest, option, "model"]).params["tokenizer"]) == "model"
 
