@@ -216,6 +216,7 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         some_cell("int4_awq", tp=1, recipe={"intermediate_size": 14208}),
         _WITHOUT_SCRIPTS,
     ),
+    "TLM607": Example(cell(check__max_tokens=192), cell(check__max_tokens=191), on()),
     "TLM701": Example(cell(**NGRAM), cell(lane=PYTORCH, **NGRAM), on()),
     "TLM702": Example(
         cell(lane=PYTORCH, speculative__method="eagle3"),

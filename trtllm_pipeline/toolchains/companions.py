@@ -189,13 +189,18 @@ def lora_build(cell: Cell) -> tuple[int | None, tuple[str, ...]]:
     known = [cell.companions.get(place, {}) for place in adapters(cell)]
     if not known:
         return None, ()
-    rank, modules = (cell.settings["build"].get(name) for name in LORA_BUILD)
+    rank, modules = (_said(cell.settings["build"], name) for name in LORA_BUILD)
     ranks = [each["max_lora_rank"] for each in known if "max_lora_rank" in each] if rank is None else [rank]
     told = [name for each in known for name in _names(each.get("lora_target_modules"))]
     names = list(dict.fromkeys(told if modules is None else _names(modules)))
     if not _ATTENTION.isdisjoint(names):
         names += sorted(_ATTENTION.difference(names))
-    return max((each for each in ranks if isinstance(each, int)), default=None), tuple(names)
+    return max((int(str(each)) for each in ranks if str(each).strip().isdecimal()), default=None), tuple(names)
+
+
+def _said(build: Mapping[str, Json], name: str) -> Json:
+    """What a matrix gives an option of trtllm-build, which it may spell with dashes."""
+    return build.get(name, build.get(f"--{name}"))
 
 
 def _names(given: Json) -> list[str]:
@@ -272,7 +277,7 @@ def _is_eagle3(head: Mapping[str, Any]) -> bool:
 def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str | None:
     engine, build = cell.toolchain == ENGINES, cell.settings["build"]
     if configuration is None:
-        if not engine or all(name in build for name in LORA_BUILD):
+        if not engine or all(_said(build, name) is not None for name in LORA_BUILD):
             return None
         return (
             "its rank and layers cannot be told now, since its hub is not reached; settings.build.max_lora_rank and "

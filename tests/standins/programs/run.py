@@ -50,9 +50,16 @@ def run(work: Work, argv: Sequence[str]) -> int:
     work.begin()
     time.sleep(work.seconds("run.py"))
     if work.rank == 0:
-        limit = config["build_config"].get("max_output_len") or config["build_config"]["max_seq_len"]
+        built, asked = config["build_config"], options["max_output_len"]
+        limit = built.get("max_seq_len") or built["max_input_len"] + built["max_output_len"]
         for index, text in enumerate(options["input_text"]):
             words = text.split() or ["nothing"]
-            answer = " ".join(words[i % len(words)] for i in range(min(options["max_output_len"], limit)))
+            if len(words) + asked > limit:
+                # Source: `_check_inputs` of model_runner_cpp.py.
+                raise ProgramError(
+                    f"RuntimeError: Maximum input length ({len(words)}) + maximum new tokens ({asked}) exceeds the engine or "
+                    f"specified limit ({limit})"
+                )
+            answer = " ".join(words[i % len(words)] for i in range(asked))
             print(f'Input [Text {index}]: "{text}"\nOutput [Text {index} Beam 0]: "{answer}"')
     return 0

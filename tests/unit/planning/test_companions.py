@@ -249,8 +249,11 @@ def test_an_engine_is_built_for_the_rank_and_the_layers_of_its_adapter(model: Pa
     same = {found.stage_runs[run].stage.name for run in set(found.stage_runs) & set(other.stage_runs)}
     assert same == {"download", "convert", "build"}, "the engine holds nothing of the weights"
     (folder / "adapter_config.json").write_text(json.dumps({**ADAPTER, "r": 8}))
-    larger = plan(pinned(with_adapter(model, ENGINES, max_lora_rank=16)))
-    assert stage_run(larger, "build").id == stage_run(found, "build").id, "what it is built for counts, not who says it"
+    for said in ({"max_lora_rank": 16}, {"max_lora_rank": "16"}, {"--max_lora_rank": 16}):
+        larger = plan(pinned(with_adapter(model, ENGINES, **said)))
+        assert stage_run(larger, "build").id == stage_run(found, "build").id, (
+            "what it is built for counts, not who says it"
+        )
 
 
 def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
@@ -293,6 +296,9 @@ def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
     ("change", "build", "words"),
     [
         ({}, {"max_lora_rank": 8}, "its rank 16 is above settings.build.max_lora_rank 8"),
+        ({}, {"max_lora_rank": "8"}, "its rank 16 is above settings.build.max_lora_rank 8"),
+        ({}, {"--max_lora_rank": 8}, "its rank 16 is above settings.build.max_lora_rank 8"),
+        ({}, {"--lora_target_modules": "attn_dense"}, "settings.build.lora_target_modules does not have"),
         ({}, {"max_lora_rank": 16, "lora_target_modules": ["attn_q"]}, None),
         (
             {},

@@ -296,7 +296,7 @@ def test_what_stands_in_config_pbtxt_itself(installed: Installed, release: str) 
             "there is no model tensorrtllm; the models are preprocessing",
         ),
         ({"preferred_batch_size": [8]}, "preferred_batch_size: 8 is more than Triton's max_batch_size, 4"),
-        ({"instance_kinds": {"ensemble": "KIND_CPU"}}, "ensemble has no instances"),
+        ({"instance_kinds": {"ensemble": "KIND_CPU"}}, "ensemble has no instances; preprocessing, tensorrt_llm, p"),
     ],
 )
 def test_what_cannot_be_changed_in_config_pbtxt(installed: Installed, asked: dict[str, Any], said: str) -> None:

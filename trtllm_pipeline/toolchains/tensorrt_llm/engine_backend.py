@@ -274,7 +274,9 @@ def _build_params(cell: Cell) -> EngineBuild:
         "max_lora_rank": rank,
         "lora_target_modules": modules,
         "max_multimodal_len": cell.max_batch_size * cell.isl if vision.sees(cell) else None,
-        "options": {name: given[name] for name in given if rank is None or name not in companions.LORA_BUILD},
+        "options": {
+            name: given[name] for name in given if rank is None or name.removeprefix("--") not in companions.LORA_BUILD
+        },
     }
     return load(EngineBuild, backends.checkpoint_params(cell), own)
 

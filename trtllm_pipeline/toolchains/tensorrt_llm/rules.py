@@ -972,6 +972,18 @@ def groups(case: Case) -> str | None:
     return cut_groups(shape.intermediate_size, shape.num_attention_heads * shape.head_dim, case.cell.tp, made)
 
 
+@rule("TLM607", "the engine takes prompts and answers of the axis lengths")
+def check_lengths(case: Case) -> str | None:
+    """`settings.check.max_tokens` that leaves no place for a prompt in the cell's engine. Source: `_check_inputs` of
+    model_runner_cpp.py, by which run.py refuses.
+    """
+    asked, cell = case.cell.settings["check"]["max_tokens"], case.cell
+    longest = cell.isl + cell.osl + (case.drafting.added if case.drafting else 0)
+    if not isinstance(asked, int) or asked < longest:
+        return None
+    return f"settings.check.max_tokens {asked}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
+
+
 # ------------------------------------------------------------------------------------------ TLM7: speculative decoding
 
 

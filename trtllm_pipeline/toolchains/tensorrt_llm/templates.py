@@ -289,7 +289,10 @@ def check_config(asked: EngineRepository, places: Collection[str], *, most: int)
                 refuse(f"triton_parameters.{model}.{name}", f"use settings.repository.{_SETTING_OF[placeholder]}")
     for model in asked.instance_kinds or {}:
         if model not in MODELS or model == ENSEMBLE:
-            refuse("instance_kinds", f"{model} has no instances; others are {', '.join(MODELS)}")
+            refuse(
+                "instance_kinds",
+                f"{model} has no instances; {', '.join(name for name in MODELS if name != ENSEMBLE)} have",
+            )
 
 
 def change(asked: EngineRepository, model: str, config: model_config.ModelConfig) -> None:
