@@ -26,6 +26,7 @@ _LOOKS: Final = {
 """Mark and style."""
 LEGEND: Final = "✔ better, ✘ worse, ≈ within noise, ? no interval, n/a missing on one side"
 _MAX_MARKED: Final = 20
+_MAX_REASONS: Final = 3
 _UNITS: Final = {"output_tps": "tokens/s", "input_tps": "tokens/s", "rps": "requests/s", "engine_bytes": "bytes"}
 
 
@@ -151,6 +152,19 @@ def _not_compared(comparison: Comparison) -> list[str]:
     found += [f"{cell}: {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
     found += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
     return found + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
+
+
+def of_page(comparison: Comparison) -> Iterator[Block]:
+    """For a page: what is different, or in one sentence why nothing can be said."""
+    if comparison.pairs:
+        yield from blocks(comparison)
+        return
+    reasons = list(dict.fromkeys(str(each) for refused in comparison.refused for each in refused.differences))
+    words = "it was measured under other conditions: " if reasons else ""
+    reasons = reasons or _not_compared(comparison) or ["it has no cell of this one"]
+    more = f"; and {len(reasons) - _MAX_REASONS} more" if len(reasons) > _MAX_REASONS else ""
+    told = "; ".join(reasons[:_MAX_REASONS])
+    yield TextLine(f"The run before, {comparison.base}, is not comparable with {comparison.new}: {words}{told}{more}.")
 
 
 def _paid_back(each: Payback, parts: Sequence[str]) -> str:

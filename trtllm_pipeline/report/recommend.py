@@ -24,7 +24,7 @@ from trtllm_pipeline.report.document import Block, Grid, TextLine, Value, on_ter
 from trtllm_pipeline.report.measured import Measured, Side, selected
 from trtllm_pipeline.report.rows import UNQUANTIZED, references
 from trtllm_pipeline.report.tables import number
-from trtllm_pipeline.report.workloads import Workload, words, workloads
+from trtllm_pipeline.report.workloads import Workload, shortened, words, workloads
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -266,15 +266,18 @@ def blocks(found: Recommendation) -> list[Block]:
     """For each workload the recommended cell, and a table of all candidates with the reason why not."""
     parts = shared_parts([each.cell for each in found.candidates])
     shown: list[Block] = []
-    for group in found.groups:
+    named = shortened([group[0].workload for group in found.groups])
+    for group, workload in zip(found.groups, named, strict=True):
         shown += [TextLine("")] if shown else []
-        shown += _of_workload(group, parts, found)
+        shown += _of_workload(group, words(workload), parts, found)
     return shown
 
 
-def _of_workload(group: Sequence[Candidate], parts: Sequence[str], found: Recommendation) -> Iterator[Block]:
+def _of_workload(
+    group: Sequence[Candidate], workload: str, parts: Sequence[str], found: Recommendation
+) -> Iterator[Block]:
     good = [each for each in group if each.reason is None]
-    if workload := words(group[0].workload):
+    if workload:
         yield TextLine(f"for {workload}", "bold")
     if good:
         yield TextLine(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")

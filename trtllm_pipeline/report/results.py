@@ -132,7 +132,9 @@ def _memory(results: Results, store: Store) -> dict[CellId, Memory]:
 
 
 def compared_with_previous(results: Results, store: Store) -> Comparison | None:
-    """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise."""
+    """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
+    that can be compared, or else of one that cannot.
+    """
     from trtllm_pipeline.planning.request import FILE, read_request
     from trtllm_pipeline.planning.runs import run_folders
     from trtllm_pipeline.report.compare import DEFAULT, compare
@@ -140,6 +142,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
     measured = {cell.perf for cell in new.cells}
+    apart: Comparison | None = None
     folders = run_folders(store)
     for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
         with suppress(PipelineError):  # one that cannot be read, or compared, is left out
@@ -150,7 +153,8 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
                 found = compare(new, base, DEFAULT)
                 if found.pairs:
                     return found
-    return None
+                apart = apart or found
+    return apart
 
 
 def _record(runs: NewestCells, store: Store) -> Record:

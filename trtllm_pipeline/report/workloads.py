@@ -90,6 +90,19 @@ def _summary(at_levels: Mapping[_Place, str]) -> Workload:
     return tuple((name, said(values)) for name, values in sorted(by_field.items()))
 
 
+def shortened(asked: Sequence[Workload]) -> list[Workload]:
+    """The workloads without digests and what an axis of theirs varies, as far as the rest tells the same of them apart."""
+    found, kinds = list(asked), len({*asked})
+    names = list(dict.fromkeys(name for workload in asked for name, _ in workload))
+    known = [name for name in names if name in _BY_NAME]
+    digests = [name for name in known if name.endswith("digest")]
+    for name in (*digests, *(name for name in known if _BY_NAME[name].explained_by({*names} & {*AXES}))):
+        shorter = [tuple(part for part in workload if part[0] != name) for workload in found]
+        if len({*shorter}) == kinds:
+            found = shorter
+    return found
+
+
 def words(workload: Workload) -> str:
     """`smollm2 isl128 osl16, CPU AMD EPYC`: axes as cell ids have them, then what the measurements were made under."""
     axes = [str(value) if name == "model" else f"{name}{value}" for name, value in workload if name in AXES]

@@ -34,7 +34,7 @@ from trtllm_pipeline.report.gate import Judgement, breaks, parse
 from trtllm_pipeline.report.measured import Measured, Side, load, together
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.report.workloads import words
+from trtllm_pipeline.report.workloads import Workload, shortened, words
 from trtllm_pipeline.report.writers import to_json as report_json
 
 
@@ -561,6 +561,19 @@ def test_what_was_measured_elsewhere_or_asked_otherwise_is_not_chosen_from() -> 
     allowed = recommend(run, (), None, "throughput", allow={"system"})
     assert [each.cell.split("/")[1] for each in allowed] == ["int8_wo", "fp16", "fp8", "int4_wo"]
     assert {each.workload for each in recommend(run, (), None, "size", allow={"system", "workload"})} == {()}
+
+
+def test_names_of_workloads_have_no_digest_that_tells_nothing_more() -> None:
+    short = (("isl", 128), ("osl", 16), ("prompts", "24"), ("prompts_digest", "3f23d9dd1dcf"), ("max_tokens", "16"))
+    long = (("isl", 512), ("osl", 16), ("prompts", "24"), ("prompts_digest", "aa23d9dd1dcf"), ("max_tokens", "16"))
+    assert list(map(words, shortened([short, long]))) == ["isl128 osl16, prompts 24", "isl512 osl16, prompts 24"]
+    other = (*long[:3], ("prompts_digest", "bb23d9dd1dcf"), long[4])
+    assert [words(each) for each in shortened([short, long, other])][1:] == [
+        "isl512 osl16, prompts 24, prompts' digest aa23d9dd1dcf",
+        "isl512 osl16, prompts 24, prompts' digest bb23d9dd1dcf",
+    ]
+    machines: list[Workload] = [(("cpu", "A"), ("max_tokens", "8")), (("cpu", "B"), ("max_tokens", "16"))]
+    assert shortened(machines) == machines, "no axis says so"
 
 
 def asked_at(**changes: Any) -> Conditions:

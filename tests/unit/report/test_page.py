@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
+from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import HighestRate
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.planning.needs import HOST, TIME
@@ -65,7 +66,7 @@ def test_the_head_says_how_far_off_the_forecast_was() -> None:
         StageForecast("launch", HOST, 1, 970_000_000, 1_000_000_000),
     )
     forecast = ForecastCheck(114, 150, stages)
-    assert f"forecast <b>{html.escape(forecast.line())}</b>" in page(2, forecast=forecast)
+    assert f"forecast <b>{html.escape(forecast.line().removeprefix('Expected '))}</b>" in page(2, forecast=forecast)
     assert "forecast <b>" not in page(2)
 
 
@@ -258,6 +259,22 @@ def test_each_cell_that_works_has_the_command_that_serves_it(tmp_path: Path) -> 
     assert lacking
     assert all(cell["unfit"] is not None for cell in lacking)
     assert {cell["launch"] for cell in data_of(to_html(rows, record, plots=False))["cells"]} == {None}
+
+
+def test_a_run_before_that_is_not_comparable_is_told_in_a_sentence() -> None:
+    rows, record = run(2)
+    asked = {"prompts": 24, "levels": [{"concurrency": 1, "requests": 6}]}
+    sides = [
+        Side(name, (dataclasses.replace(Measured.of(rows[0]), conditions=Conditions(None, {"cpu": cpu}, asked)),))
+        for name, cpu in (("run-1", "A <b>"), ("run-0", "B"))
+    ]
+    text = to_html(rows, record, plots=False, comparison=compare(*sides))
+    assert (
+        "<p>The run before, run-0, is not comparable with run-1: it was measured under other conditions: "
+        "CPU: B in the baseline, A &lt;b&gt; here; the questions: not recorded on either side.</p>"
+    ) in text
+    text = to_html(rows, record, plots=False, comparison=compare(Side("run-1", ()), sides[1]))
+    assert "is not comparable with run-1: model-0/" in text
 
 
 def test_the_run_before_is_compared_with() -> None:

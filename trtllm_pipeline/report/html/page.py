@@ -32,12 +32,12 @@ from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import METRICS, columns
 from trtllm_pipeline.report.compare import Comparison
-from trtllm_pipeline.report.compare_writers import blocks as blocks_of
+from trtllm_pipeline.report.compare_writers import of_page
 from trtllm_pipeline.report.document import as_html
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.report.workloads import label_of, words, workloads
+from trtllm_pipeline.report.workloads import label_of, shortened, words, workloads
 from trtllm_pipeline.report.writers import (
     CONDITIONS_IN_FULL,
     client_error_of,
@@ -125,7 +125,7 @@ def to_html(
         failures=failures_of(rows),
         tested=client_error_of(rows),
         conditions=[*_models(rows), *conditions_of(rows, CONDITIONS_IN_FULL)],
-        compared=None if comparison is None else Markup(as_html(blocks_of(comparison))),  # noqa: S704 - escaped there
+        compared=None if comparison is None else Markup(as_html(of_page(comparison))),  # noqa: S704 - escaped there
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
         stages=_stage_summary(record),
         environment=_environment(record),
@@ -178,7 +178,7 @@ def _data(
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
-    asked = workloads(rows)
+    asked = shortened(workloads(rows))
     under = {json.dumps(each): each for each in (_under(row) for row in rows)}
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
@@ -350,7 +350,7 @@ def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, st
     if told:
         facts.append(("stage runs", told))
     if forecast is not None:
-        facts.append(("forecast", forecast.line()))
+        facts.append(("forecast", forecast.line().removeprefix("Expected ")))
     return facts
 
 
