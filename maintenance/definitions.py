@@ -13,7 +13,7 @@ import argparse
 import ast
 import builtins
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -24,6 +24,8 @@ REAL: Final = frozenset(
      "textwrap", "types", "typing", "typing_extensions", "__future__")
 )  # fmt: skip
 """Modules that are what they are: importing and using them has no effect beyond their values."""
+_EFFECTS: Final = frozenset(("breakpoint", "compile", "eval", "exec", "exit", "input", "open", "print", "quit"))
+"""Builtins that are stubs too."""
 _TYPES: Final = {int: "int", float: "float"}
 
 
@@ -86,11 +88,16 @@ class Source(dict[str, Any]):
 
     def __init__(self, path: Path, root: Path, known: dict[Path, Source] | None = None) -> None:
         super().__init__(__name__=__name__, __file__=str(path))  # dataclasses look the module up
+        stubs = {name: Stub(name) for name in _EFFECTS}
+        self["__builtins__"] = {**vars(builtins), **stubs, "__import__": self._import}
         self.path = path
         self._root = root
         self._known = {} if known is None else known
         self._known[path] = self
-        self.tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        try:
+            self.tree = ast.parse(path.read_bytes(), str(path))
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            raise DefinitionsError(f"{path}: cannot be parsed: {error}") from error
         self._statements = dict(_defined(self.tree.body))
         self._flags = __future__.annotations.compiler_flag if "annotations" in self._statements else 0
         self.unread: list[str] = []
@@ -145,6 +152,13 @@ class Source(dict[str, Any]):
             return module[alias.name]
         return getattr(module, alias.name)
 
+    def _import(
+        self, name: str, _globals: object = None, _locals: object = None, names: Sequence[str] = (), level: int = 0
+    ) -> Any:
+        """An import inside a function, as one at the top."""
+        module = self._module(name if names else name.partition(".")[0], level)
+        return _Names(module) if isinstance(module, Source) else module
+
     def _module(self, name: str, level: int) -> Any:
         if not level and name == "argparse":
             return _ARGPARSE
@@ -157,6 +171,16 @@ class Source(dict[str, Any]):
                 if file.is_file() and file.resolve().is_relative_to(self._root):
                     return self._known.get(file) or Source(file, self._root, self._known)
         return Stub(name)
+
+
+class _Names:
+    """A file's names as a module's attributes."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return self._source[name]
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

@@ -77,7 +77,7 @@ def of_source(root: Path, release: str) -> Recording:
             found.programs[tool] = (
                 definitions.of_click(files[0], root) if tool == SERVE else {"": definitions.of_argparse(files[0], root)}
             )
-        except (DefinitionsError, SyntaxError) as error:
+        except DefinitionsError as error:
             found.problems.append(f"{tool}: {error}")
     return _with_models(found, next((root / each for each in _FOLDERS if (root / each).is_dir()), None))
 
@@ -150,7 +150,7 @@ def _with_models(found: Recording, folder: Path | None) -> Recording:
     for name in templates.MODELS:
         file = None if folder is None else folder / templates.TEMPLATE_SET / name / model_config.FILE_NAME
         if file is not None and file.is_file():
-            found.models[name] = file.read_text(encoding="utf-8")
+            found.models[name] = file.read_text(encoding="utf-8", errors="replace")
         else:
             found.problems.append(f"template of {name}: was not found")
     return found
@@ -312,6 +312,8 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"{error.message}; {error.hint}")
     found = of_installation() if asked.installed else of_source(asked.source.resolve(), asked.release)
     label = asked.label or f"{asked.release} ({'--help of an installation' if asked.installed else 'source checkout'})"
+    if not found.programs and not found.models:
+        raise SystemExit("\n".join(("error: nothing was read", *(f"  {problem}" for problem in found.problems))))
     for tool, table in found.programs.items():
         print(f"{tool}: {sum(map(len, table.values()))} options")
     print(f"templates: {len({name for text in found.models.values() for name in _places(text)})} placeholders")

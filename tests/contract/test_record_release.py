@@ -163,6 +163,32 @@ def test_every_way_of_defining_an_option(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "RAN").exists()
 
 
+def test_nothing_that_a_function_does_beside_defining_options_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is imported or opened in the function that makes the parser is a stub, too."""
+    monkeypatch.chdir(tmp_path)
+    lines = """
+        import argparse
+        def parse_arguments():
+            import os, torch.cuda
+            from .extras import LONGEST
+            from ..missing import names
+            os.mkdir("RAN")
+            made = open("RAN", "w")
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--longest", type=int, default=LONGEST)
+            parser.add_argument("--size", type=int, default=torch.cuda.size())
+            return parser
+    """
+    root = written(tmp_path / "source", {"a/build.py": lines, "a/extras.py": "import torch\nLONGEST = 7\n"})
+    assert definitions.of_argparse(root / "a/build.py", root) == {
+        "--longest": {"takes_value": True, "type": "int", "default": 7},
+        "--size": {"takes_value": True, "type": "int"},
+    }
+    assert not (tmp_path / "RAN").exists()
+
+
 def test_click_programs_with_and_without_subcommands(tmp_path: Path) -> None:
     root = written(
         tmp_path,
@@ -192,6 +218,15 @@ def test_a_file_without_options_is_told(tmp_path: Path) -> None:
         definitions.of_argparse(root / "a.py", root)
     with pytest.raises(DefinitionsError, match="no click command"):
         definitions.of_click(root / "a.py", root)
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"def (", b"x = '\0'", b"x = " + b"(" * 5000 + b")" * 5000])
+def test_what_is_no_python_is_told(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "tensorrt_llm" / "commands" / "build.py"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text)
+    with pytest.raises(SystemExit, match=r"nothing was read\n  trtllm-build: .*build.py: cannot be parsed"):
+        record_release.main(["1.3.0", "--source", str(tmp_path)])
 
 
 # ------------------------------------------------------------------------------------------------------ whole checkouts

@@ -49,7 +49,16 @@ def answer_right(lane: Lane, *families: str) -> None:
 @pytest.mark.slow
 def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
-    words = ("doctor", "--deep", "--toolchain", "embedded", "--precision", "fp16,int4_awq,fp8", "--family", "qwen3")
+    words = (
+        "doctor",
+        "--deep",
+        "--toolchain",
+        "embedded",
+        "--precision",
+        "fp16,int4_awq,fp8",
+        "--family",
+        "qwen3,qwen3",
+    )
     command = [sys.executable, "-m", "trtllm_pipeline", *words, "--format", "json"]
 
     def examine() -> tuple[dict[str, Any], str]:

@@ -37,7 +37,9 @@ class ImagesAsked:
         """What `2@640x480` asks for. Raises ValueError for anything else."""
         match = _FORM.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} does not say how many images of which size: write 1@512x512")
+            raise ValueError(
+                f"{text!r} does not say how many images of which size: write 1@512x512, up to 99@9999x9999"
+            )
         return cls(*map(int, match.groups()))
 
     def make(self, number: int) -> tuple[str, ...]:

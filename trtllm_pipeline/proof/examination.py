@@ -57,6 +57,7 @@ def examine(
     _check("--family", families, material.FAMILIES)
     if precisions is not None:
         _check("--precision", precisions, (*PRECISIONS, ALL))
+    families = tuple(dict.fromkeys(families))
     asked = toolchains.names() if toolchain is None else (toolchain,)
     _check("--toolchain", asked, toolchains.names())
     machine = this_machine()
@@ -70,7 +71,7 @@ def examine(
         )
     store = Store(workspace)  # made for a request that can be understood
     folder = store.workspace / FOLDER
-    wanted = had(usable) if precisions is None or ALL in precisions else precisions
+    wanted = had(usable) if precisions is None or ALL in precisions else [*dict.fromkeys(precisions)]
     matrix = material.write(folder, machine, families=families, precisions=wanted, toolchain_names=usable)
     request = Request(matrix, until=_LAST_STAGE)
     full, seen = flow.outlook(request, store, workspace)
