@@ -414,10 +414,9 @@ def fits(request: Request, store: Store | None) -> Fits:
         except MatrixError:  # its rules leave no cell
             return frozenset()
 
-    for cell in cells:
+    able = [cell for cell in cells if not (cell.reason or _lacks_gpu(cell, machine) or _infeasible(cell, roomy))]
+    for cell in able:  # what cannot work for another reason is the plan's to tell
         toolchain = toolchains.load(cell.toolchain)
-        if cell.reason is not None or _lacks_gpu(cell, machine) or _infeasible(cell, roomy) is not None:
-            continue  # what cannot work for another reason is the plan's to tell
         need, reason = needs.lacking(cell, toolchain.stages, machine, corrections), _infeasible(cell, machine)
         if need is not None or reason is not None:
             works = reason is None and need is not None and need.verdict == needs.LESS
@@ -435,7 +434,7 @@ def fits(request: Request, store: Store | None) -> Fits:
             proposal = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works)
             fit = fit if proposal is None else fit.with_change(*proposal)
             found.append(replace(fit, added=fit.changed_id not in with_(fit.axes)))
-    return Fits(len(cells), tuple(found))
+    return Fits(len(able), tuple(found), selected=bool(request.cells))
 
 
 def compare_plans(request: Request, base: str, store: Store | None) -> PlanDifference:

@@ -87,8 +87,10 @@ class Fits:
     """All of them."""
 
     cells: int
-    """How many were looked at."""
+    """How many were looked at: all that can work with enough memory."""
     fits: tuple[Fit, ...]
+    selected: bool = False
+    """The matrix has others, too."""
 
     def to_json(self) -> dict[str, Json]:
         """As `pipeline plan --fit --format json` prints it."""
@@ -97,7 +99,12 @@ class Fits:
     def blocks(self) -> list[Block]:
         """The same for people: cells that the same change helps, together."""
         if not self.fits:
-            return [TextLine(f"the memory of this machine is enough for {_all(self.cells)}")]
+            enough = f"the memory of this machine is enough for {_all(self.cells)}"
+            return [
+                TextLine(
+                    enough if self.cells else "no cell can work, however much memory there is: `pipeline plan` says why"
+                )
+            ]
         alike: dict[tuple[bool, bool, tuple[str, ...] | None], list[Fit]] = {}
         for fit in self.fits:
             alike.setdefault((fit.works, fit.added, fit.proposal), []).append(fit)
@@ -115,7 +122,9 @@ class Fits:
             blocks.append(TextLine(f"  where the matrix adds it: {', '.join(values)}", "bold"))
             settings = [setting for setting in settings if setting not in axes]
         words = [word for setting in settings for word in ("--set", setting)]
-        if words and len(found) < self.cells:  # the change is of an axis or of settings, and so of all cells
+        if words and (
+            self.selected or len(found) < self.cells
+        ):  # the change is of an axis or of settings, and so of all cells
             words += [word for cell in dict.fromkeys(fit.changed_id for fit in found) for word in ("--cells", cell)]
         return [*blocks, ToPaste(shlex.join(words))] if words else blocks
 

@@ -212,3 +212,15 @@ def test_a_layout_that_the_matrix_excludes_is_passed_over(tmp_path: Path) -> Non
     assert fit.proposal is not None
     assert not any("tp2" in each for each in fit.proposal), fit.proposal
     assert not fit.added
+
+
+def test_a_change_for_selected_cells_names_them(tmp_path: Path) -> None:
+    axes = f"{TOO_LARGE}, precision: [fp16, bf16], settings.build.max_num_tokens: [65536]"
+    found = proposed(tmp_path, axes, TWO_GPUS, cells=(CellId("*/fp16/*"),))
+    (fit,) = found.fits
+    assert f"--cells {fit.changed_id}" in as_markdown(found.blocks()), "the others of the matrix stay as they are"
+
+
+def test_what_cannot_work_for_another_reason_is_not_said_to_have_enough(tmp_path: Path) -> None:
+    axes = "model: [llama-3.1-8b-instruct], precision: [fp16], max_batch_size: [8], lengths: ['8192,1024'], parallel: [tp4]"
+    assert proposed(tmp_path, axes, TWO_GPUS).cells == 0

@@ -103,6 +103,10 @@ def test_enough_memory_is_said(cells: int, words: str) -> None:
     assert as_markdown(Fits(cells, ()).blocks()).strip().endswith(f"enough for {words}")
 
 
+def test_no_memory_is_enough_for_what_cannot_work() -> None:
+    assert "no cell can work, however much memory there is" in as_markdown(Fits(0, ()).blocks())
+
+
 def test_the_json_has_settings_to_paste() -> None:
     asked = fit(8, "axes.max_batch_size=[2]")
     assert json.loads(json.dumps(Fits(1, (asked,)).to_json())) == {
