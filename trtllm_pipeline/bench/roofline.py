@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, num_experts
 from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
+from trtllm_pipeline.hub.other_weights import Stored, gguf_files, gguf_header, torch_files, torch_tensors
 from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
@@ -42,10 +43,12 @@ _EMBEDDINGS: Final = (
     "word_embeddings.weight",
     "embed_in.weight",
     "tok_embeddings.weight",
+    "token_embd.weight",
 )
 _VISION: Final = re.compile(r"(^|\.)(visual|vision)")
 _SERVED_BITS: Final = 16
 """Of a value of a Hugging Face folder: what is stored in 32 bits is loaded in 16."""
+_Form = Literal["engine", "safetensors", "torch", "gguf"]
 _CLOCK_MEM: Final = 2
 """As in nvml.h."""
 
@@ -64,7 +67,7 @@ class Limit:
 
 
 def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limit:
-    """The limit of a folder with an engine, or a Hugging Face model, on this machine. `weight_bits`: see `bytes_per_token`.
+    """The limit of a folder with an engine, or a Hugging Face model, or of a GGUF file or its folder, on this machine. `weight_bits`: see `bytes_per_token`.
 
     A TensorRT engine runs on GPUs, `tp` of them reading side by side. So does a model where there is a GPU. For any other
     the CPUs' bandwidth is measured, which takes up to a second.
@@ -72,7 +75,8 @@ def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limi
     read_bytes, reason = bytes_per_token(engine, weight_bits)
     if read_bytes is None:
         return Limit(None, None, reason)
-    on_gpus, a_model = any(engine.glob("rank*.engine")), any(engine.glob("*.safetensors"))
+    on_gpus = any(engine.glob("rank*.engine"))
+    a_model = _form(engine, Fields.read_optional(engine, "config.json")) != "engine"
     bandwidth, source = gpu_bandwidth() if on_gpus or a_model else (None, "")
     if bandwidth is not None:
         return Limit(read_bytes / (bandwidth * tp), read_bytes, f"{tp} x {bandwidth / 1e9:.0f} GB/s by {source}")
@@ -91,16 +95,33 @@ def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int 
     Hugging Face folder keeps so many bits of a value at most; 0: nobody knows how many.
     """
     try:
-        return _bytes_per_token(engine, Fields.read(engine, "config.json"), weight_bits)
+        return _bytes_per_token(engine, weight_bits)
     except ModelFileError as error:
         return None, f"the engine's {error.short}"
     except DownloadError as error:
         return None, error.message
 
 
-def _bytes_per_token(engine: Path, config: Fields, weight_bits: int) -> tuple[int | None, str]:
-    if shards := _shards(engine):
-        return _of_model(engine, shards, config, weight_bits)
+def _form(engine: Path, config: Fields) -> _Form:
+    """In which form a folder, or a file, has its weights."""
+    if engine.is_file():
+        return "gguf"
+    if any(engine.glob("*.safetensors")):
+        return "safetensors"
+    if torch_files(engine):
+        return "torch"
+    built = any(config.has(name) for name in ("weights_bytes", "geometry", "pretrained_config", "build_config"))
+    return "gguf" if not built and any(engine.glob("*.gguf")) else "engine"
+
+
+def _bytes_per_token(engine: Path, weight_bits: int) -> tuple[int | None, str]:
+    config = Fields.read_optional(engine, "config.json")
+    form = _form(engine, config)
+    if form == "gguf":
+        return _of_gguf(engine)
+    config = Fields.read(engine, "config.json")
+    if form != "engine":
+        return _of_model(_stored(engine, form), config, weight_bits)
     model = config.fields("pretrained_config" if config.has("pretrained_config") else "geometry")
     experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
     if any((*experts, model.fields("moe").optional_integer("num_experts"))):
@@ -124,27 +145,46 @@ def _shards(folder: Path) -> list[str]:
     return [SINGLE] if SINGLE in names else names
 
 
-def _of_model(folder: Path, shards: Sequence[str], config: Fields, weight_bits: int) -> tuple[int | None, str]:
-    """The same of a Hugging Face model, by the headers of its files: without embeddings that are not the output head too,
-    and without what looks at images.
-    """
+def _stored(folder: Path, form: _Form) -> dict[str, Stored]:
+    """The tensors in the files that a server reads of a Hugging Face folder."""
+    found: dict[str, Stored] = {}
+    if form == "torch":
+        for name in torch_files(folder):
+            found |= torch_tensors(folder, name)
+        return found
+    for shard in _shards(folder):
+        for name, tensor in tensors(folder, shard).tensors.items():
+            found[name] = Stored(math.prod(tensor.shape), tensor.end - tensor.begin)
+    return found
+
+
+def _of_model(stored: Mapping[str, Stored], config: Fields, weight_bits: int) -> tuple[int | None, str]:
+    """The same of a Hugging Face model, by the headers of its files."""
     if num_experts(config.values) is not None:
         return None, _MIXTURE
     if weight_bits == 0:
         return None, "how many bits its server keeps of a weight is not known: its command line is the matrix's own"
-    sizes: dict[str, int] = {}
-    for shard in shards:
-        sizes |= {
-            name: min(tensor.end - tensor.begin, math.prod(tensor.shape) * weight_bits // 8)
-            for name, tensor in tensors(folder, shard).tensors.items()
-        }
-    untied = any(name.endswith(_HEADS) for name in sizes)
-    read = {
-        name: size
-        for name, size in sizes.items()
-        if not (untied and name.endswith(_EMBEDDINGS)) and not _VISION.search(name)
-    }
-    return sum(read.values()), ""
+    return _read({name: min(each.bytes, each.values * weight_bits // 8) for name, each in stored.items()}), ""
+
+
+def _of_gguf(place: Path) -> tuple[int | None, str]:
+    """The same of a GGUF file, or of the one in a folder: its server keeps the bits that it has."""
+    headers = [gguf_header(path) for path in gguf_files(place)]
+    if any(each.experts for each in headers):
+        return None, _MIXTURE
+    return _read({name: tensor.bytes for each in headers for name, tensor in each.tensors.items()}), ""
+
+
+def _read(sizes: Mapping[str, int]) -> int:
+    """What a token reads of the tensors of a model: not embeddings that are not the output head too, nor what looks at images."""
+
+    def named(name: str, kinds: tuple[str, ...]) -> bool:
+        return f".{name}".endswith(tuple(f".{kind}" for kind in kinds))
+
+    untied = any(named(name, _HEADS) for name in sizes)
+    return sum(
+        size for name, size in sizes.items() if not (untied and named(name, _EMBEDDINGS)) and not _VISION.search(name)
+    )
 
 
 def cpu_bandwidth(size: int) -> float:

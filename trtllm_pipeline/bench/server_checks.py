@@ -21,7 +21,7 @@ from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.triton import Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.user_files import decode_yaml, read_mapping
 from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
@@ -150,7 +150,7 @@ async def probe(
     A first token that takes as long again ends it: the gate finds a cache only where every prompt was faster.
     """
     longest = None
-    if claim.engine is not None:
+    if claim.engine is not None and find(claim.engine, "config.json") is not None:  # a GGUF file has none
         told = claim.declared.get("max_seq_len")
         engine = Engine.read(claim.engine, max_seq_len=told if isinstance(told, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)

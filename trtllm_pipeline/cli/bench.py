@@ -49,7 +49,11 @@ Declare = _expected(
     "A setting by TensorRT-LLM's name, read back where the server reports it; enable_kv_cache_reuse=false is also "
     "probed, tp=N and weight_bits=N are used for the roofline; can be given several times.",
 )
-Engine = _expected("--engine", "DIR", "The engine it serves, on this machine: limits, and the roofline of its weights.")
+Engine = _expected(
+    "--engine",
+    "DIR",
+    "The engine, model folder or GGUF file that it serves, on this machine: limits, and the roofline of its weights.",
+)
 Repository = _expected(
     "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
 )
@@ -326,7 +330,9 @@ def load(
         find_rate=find_rate,
         expected=ExpectedServer(
             options.pairs("--declare", declare, "="),
-            options.folder("--engine", engine),
+            engine
+            if engine is not None and engine.suffix == ".gguf" and engine.is_file()
+            else options.folder("--engine", engine),
             options.folder("--repository", repository),
             "the command line",
         ),
