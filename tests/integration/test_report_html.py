@@ -159,6 +159,19 @@ def test_tables_fit_a_window_of_1440_and_goals_have_cards(clean: Browser, tmp_pa
     assert len(fp16) == 1, "one colour for a precision, wherever it is"
 
 
+def test_the_best_of_any_accuracy_has_a_card_only_where_it_is_another(clean: Browser, tmp_path: Path) -> None:
+    (row, _), record = run(2)
+    page = tmp_path / "one.html"
+    page.write_text(to_html((row,), record), encoding="utf-8")
+    load(clean, page)
+    assert texts(clean, "#cards h3") == [
+        "Highest throughput per GPU, accuracy preserved",
+        "Lowest TTFT",
+        "Highest accuracy, then throughput",
+    ]
+    assert len(texts(clean, "#take-table tbody tr")) == 3
+
+
 def test_columns_that_do_not_fit_a_window_are_named_instead(clean: Browser, tmp_path: Path) -> None:
     """All that a cell can have, as of a GPU with objectives and trtllm-bench: the table is not cut off."""
     (first, *others), record = run(4)

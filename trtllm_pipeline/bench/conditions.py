@@ -62,7 +62,7 @@ class Field:
         if isinstance(value, list):
             return ", ".join(map(str, value))
         if isinstance(value, dict):
-            return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+            return ", ".join(name if each is True else f"{name} {_plain(each)}" for name, each in value.items())
         return f"{value} GiB" if self.name.endswith("_gib") else str(value)
 
     def explained_by(self, axes: Collection[str]) -> bool:

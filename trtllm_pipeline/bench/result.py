@@ -43,8 +43,8 @@ DEFINITIONS: Final = {
     "out; not the energy of CPUs, memory or fans",
     "triton_use": "by Triton's own counters during all repeats of a level, warm-up included: requests of each model, and milliseconds "
     "that one spent in its queue and in its input, compute and output; the postprocessing of a streamed answer has a request for "
-    "each part. By its gauges, once a second: requests in flight and waiting in the engine, and the share of KV cache blocks in "
-    "use, mean and maximum; the client's own mean of requests in flight beside them",
+    "each part, and a backend that streams may count as compute only the taking of a request. By its gauges, once a second: "
+    "requests in flight and waiting in the engine, and the share of KV cache blocks in use, mean and maximum; the client's own mean of requests in flight beside them",
     "acceptance": "accepted / drafted tokens of speculative decoding: of trtllm-serve by the statistics that it keeps of its "
     "last iterations, warm-up included; of Triton by what each measured answer says of itself",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "

@@ -142,10 +142,13 @@
     const rows = [];
     const cards = [];
     for (const one of groups) {
+      let kept = null; // the best whose accuracy is preserved
       goals.forEach(([goal, compare, possible], place) => {
         const ranked = good.filter((point) => group(point.cell) === one && possible(point)).sort(compare);
         if (!ranked.length) return;
         const first = ranked[0];
+        if (place === 0) kept = first;
+        else if (compare === cheaper && first === kept) return; // the same of any accuracy
         const next = ranked.find((point) => point.cell !== first.cell);
         const { repeats } = first.level;
         const spread = repeats.length > 1 ? ` (${number(Math.min(...repeats))}–${number(Math.max(...repeats))})` : "";
