@@ -166,6 +166,15 @@ def test_quantizing_is_spread_over_the_gpus_that_hold_the_model() -> None:
     assert by_script.gpu > 1.4 * 2 * 8.03e9
 
 
+def test_beams_take_logits_and_a_cache_of_their_answers() -> None:
+    one, four = llama(), trtllm_cells.cell(osl=1024, settings={"build.max_beam_width": 4})
+    one = dataclasses.replace(one, osl=1024)
+    more = needs_of(four, "launch").gpu - needs_of(one, "launch").gpu
+    answers = 3 * 1024 * 8 * 131072 / 0.9
+    logits = 28.7 * 3 * 8 * 128256
+    assert answers + logits <= more <= answers + 2 * logits
+
+
 # What cannot work, and what would
 
 

@@ -193,7 +193,7 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     drafting, per_drafted = drafting_bytes(cell)
     beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
-    tokens, batch = num_tokens(cell), cell.max_batch_size
+    tokens, batch = num_tokens(cell), cell.max_batch_size * beams(cell)
     if engines:
         rows = tokens if gathers_logits(cell) else batch
         shares = at_least(_release(machine), _SHARED_ROWS)
@@ -211,6 +211,12 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
         fragments=int(_FRAGMENTS * (activations + logits)),
         kv_token=kv_bytes_per_token(shape, element, cell.tp, cell.pp) + per_drafted,
     )
+
+
+def beams(cell: Cell) -> int:
+    """Answers that an engine follows at a time for each request."""
+    asked = _number(cell.settings["build"].get("max_beam_width")) if cell.toolchain == ENGINES else None
+    return 1 if asked is None else max(1, int(asked))
 
 
 def visual_bytes(cell: Cell) -> int:
@@ -242,13 +248,13 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
 def serving(cell: Cell, machine: Machine) -> Needs:
     """A server of one cell: with the KV cache of as many requests as it takes at a time, or at least of one.
 
-    The cache is the fraction of what is left, so that much more than it must be left.
+    The cache is the fraction of what is left, so that much more than it must be left. Beams share their prompt there.
     """
     parts = served(cell, machine)
     repository = cell.settings["repository"]
     fraction = kv_share(cell)
     block = commands.TOKENS_PER_BLOCK
-    request = -(-(cell.isl + cell.osl) // block) * block
+    request = -(-(cell.isl + beams(cell) * cell.osl) // block) * block
     limit = _number(repository.get("max_tokens_in_paged_kv_cache"))
     tokens = request * cell.max_batch_size
     tokens = tokens if limit is None else max(request, min(tokens, int(limit)))
