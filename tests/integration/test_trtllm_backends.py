@@ -653,6 +653,15 @@ def test_the_llm_api_s_model_in_triton_takes_adapters_where_its_template_does(tm
     assert len(details) == 1
     found, bare = details[0].removesuffix(" without").split(" with adapter, ")
     assert found != bare
+    write_adapter(lane.folder / "chat", random_pairs(TINY, rank=8, seed=1))
+    several = "settings:\n  lora: { adapter: { sql: ./sql, chat: ./chat } }\n  accuracy: { lora: none }\n"
+    changed = lane.matrix.read_text(encoding="utf-8").replace("  settings.lora.adapter: [null, ./sql]\n", "")
+    lane.matrix.write_text(changed.replace("settings:\n", several), encoding="utf-8")
+    (cell,) = lane.run("--until", "smoke").values()
+    assert cell["status"] == "done"
+    (told,) = [check["detail"] for check in cell["smoke"]["checks"] if check["name"] == "adapter"]
+    sql, rest = told.removesuffix(" without").split(" with sql, ")
+    assert len({sql, *rest.split(" with chat, ")}) == 3
 
 
 LORA_ENGINES = """\
@@ -739,7 +748,9 @@ override:
   - where: { settings.speculative.method: draft }
     settings:
       speculative: { model: tiny, max_draft_len: 4 }
-      repository: { decoupled: false, enable_kv_cache_reuse: true, bls_instances: 2 }
+      repository:
+        { decoupled: false, enable_kv_cache_reuse: true, bls_instances: 2, preferred_batch_size: [1, 2],
+          triton_parameters: { tensorrt_llm: { of_mine: 1 } } }
 """
 
 
@@ -805,11 +816,13 @@ def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -
     # Of 32 tokens, each pass of the model over 4 drafted ones makes 5; the last one has none left to draft.
     assert counts["tensorrt_llm_draft"] == 7 * counts["tensorrt_llm_bls"]
     (repository,) = (folder for folder in lane.outputs("repository") if (folder / "tensorrt_llm_draft").is_dir())
-    engines = {
-        name: model_config.string_parameters(model_config.read(repository / name / "config.pbtxt"))["gpt_model_path"]
-        for name in ("tensorrt_llm", "tensorrt_llm_draft")
-    }
-    assert len(set(engines.values())) == 2
+    configs = [
+        model_config.read(repository / name / "config.pbtxt") for name in ("tensorrt_llm", "tensorrt_llm_draft")
+    ]
+    assert [[*config.dynamic_batching.preferred_batch_size] for config in configs] == [[1, 2]] * 2
+    target, draft = map(model_config.string_parameters, configs)
+    assert draft == {**target, "of_mine": "1", "gpt_model_path": draft["gpt_model_path"]}
+    assert draft["gpt_model_path"] != target["gpt_model_path"]
     with kept(lane, "method=draft") as (url, metrics):
         body = {"model": "tiny", "prompt": "abcdefgh", "max_tokens": 10, "temperature": 0}
         whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()

@@ -118,7 +118,7 @@ def write_engine(
         images=visual is not None,
     )
     if drafter is not None:
-        templates.fill_draft(_templates(installed), out, values, release=installed.release, engine=drafter)
+        templates.fill_draft(_templates(installed), out, values, asked=asked, release=installed.release, engine=drafter)
     _check(out, installed, facts)
 
 

@@ -141,13 +141,16 @@ def fill(
         _write(folders[name], out / name, config)
 
 
-def fill_draft(templates: Path, out: Path, values: Mapping[str, str], *, release: str, engine: Path) -> None:
-    """Write the model DRAFT_MODEL into the folder `out`: the engine's, filled with the same values for the draft model's
-    `engine`. Raises StageError as `fill`.
+def fill_draft(
+    templates: Path, out: Path, values: Mapping[str, str], *, asked: EngineRepository, release: str, engine: Path
+) -> None:
+    """Write the model DRAFT_MODEL into the folder `out`: the engine's, filled with the same values and changed as is `asked` of
+    that, for the draft model's `engine`. Raises StageError as `fill`.
     """
     path = templates / TEMPLATE_SET / ENGINE_MODEL / model_config.FILE_NAME
     own = {**values, "engine_dir": str(engine.absolute())}
     config = fill_text(path.read_text(encoding="utf-8"), own, path=path, release=release)
+    change(asked, ENGINE_MODEL, config)
     config.name = DRAFT_MODEL
     _write(path.parent, out / DRAFT_MODEL, config)
 

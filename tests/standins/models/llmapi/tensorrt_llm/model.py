@@ -113,9 +113,14 @@ class TritonPythonModel:
         path = Path(bytes(given[2]).decode())
         if not path.exists():
             raise ValueError(f"lora_path does not exist on the Triton server's filesystem: {path}")
-        if str(path) not in self.settings.get("lora_config", {}).get("lora_dir", ()):
-            raise ValueError("stand-in: the LLM was not told of this adapter")
-        return json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+        told = self.settings.get("lora_config")
+        if told is None:
+            raise ValueError("LoRA is not enabled")
+        # Any folder may come with a request; the one in lora_dir is for the names of layers.
+        rank = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+        if rank > told["max_lora_rank"]:
+            raise ValueError(f"stand-in: rank {rank} is above max_lora_rank {told['max_lora_rank']}")
+        return rank
 
     def drafts(self, request, tokens):
         """Counts of an answer of so many tokens, all but one of each draft accepted. Numbers are texts, as all that the real one
