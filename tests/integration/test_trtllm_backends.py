@@ -816,9 +816,7 @@ def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -
     # Of 32 tokens, each pass of the model over 4 drafted ones makes 5; the last one has none left to draft.
     assert counts["tensorrt_llm_draft"] == 7 * counts["tensorrt_llm_bls"]
     (repository,) = (folder for folder in lane.outputs("repository") if (folder / "tensorrt_llm_draft").is_dir())
-    configs = [
-        model_config.read(repository / name / "config.pbtxt") for name in ("tensorrt_llm", "tensorrt_llm_draft")
-    ]
+    configs = [model_config.read(repository / name / "config.pbtxt") for name in ("tensorrt_llm", "tensorrt_llm_draft")]
     assert [[*config.dynamic_batching.preferred_batch_size] for config in configs] == [[1, 2]] * 2
     target, draft = map(model_config.string_parameters, configs)
     assert draft == {**target, "of_mine": "1", "gpt_model_path": draft["gpt_model_path"]}

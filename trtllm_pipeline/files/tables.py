@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,15 +24,15 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in _READERS
 
 
-def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list) -> list[T]:
-    """What `parse` makes of each row, a mapping, and its number.
+def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list, *, most: int | None = None) -> list[T]:
+    """What `parse` makes of each row, a mapping, and its number; of so many at `most`.
 
     Raises MatrixError with every row that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
     """
     found: list[T] = []
     faults: list[Fault] = []
     try:
-        for number, value in enumerate(_READERS[path.suffix.lower()](path, columns), 1):
+        for number, value in enumerate(itertools.islice(_READERS[path.suffix.lower()](path, columns), most), 1):
             try:
                 found.append(parse(value, number))
             except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -121,21 +122,43 @@ def choose(rows: Sequence[T], selection: Selection) -> list[T]:
 def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | None = None) -> C:
     """The parameters of a stage that calibrates, with the number of rows that its file really gives.
 
-    Command lines and keys then say what is done. Warns where more were asked for. A file that is not here yet, and a
-    malformed one, are left to the stage.
+    Command lines and keys then say what is done. Warns where more were asked for. Raises MatrixError where the first row cannot
+    be read, as with a wrong column: else a model would be fetched for it. A file that is not here yet, and other rows, are
+    left to the stage.
     """
     given = params.calibration
-    if "calibration_data" not in files or given is None:
+    if given is None or not Path(files.get("calibration_data", "")).is_file():
         return params
+    _check_first(files["calibration_data"], given.column)
     try:
         rows = _count(files["calibration_data"])
-    except (OSError, ValueError, NotImplementedError, MatrixError):
+    except (OSError, ValueError, NotImplementedError):
         return params
     if given.samples is not None and given.samples > rows:
         _warn(files["calibration_data"], given.samples, rows)
     if not rows:
         return params
     return replace(params, calibration=replace(given, samples=min(given.samples or MOST, rows)))
+
+
+@lru_cache(maxsize=64)
+def _check_first(path: str, column: str | None) -> None:
+    """Raise MatrixError where the first row of a file cannot be read; of one that is an array, nothing is looked at."""
+
+    def row(value: Any, _number: int) -> Row:
+        return _parse(value if column is None else _of_column(value, column))
+
+    file = Path(path)
+    if tables.is_table(file):
+        tables.read(file, row, lambda names: _columns(file, names, column), most=1)
+        return
+    with file.open("rb") as lines:
+        number, first = next(((number, line) for number, line in enumerate(lines, 1) if not line.isspace()), (1, b"["))
+    try:
+        if not first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            row(user_files.decode(first), number)
+    except ValueError as error:
+        raise MatrixError((Fault(path, number, "", str(error)),)) from error
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,32 @@ def test_the_rows_of_a_file_that_is_one_array_are_its_elements(tmp_path: Path, i
     assert with_true_samples(calibrated(None), {"calibration_data": str(path)}).calibration == Selection(samples=20)
 
 
-def test_a_malformed_file_is_left_to_the_stage(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_bytes(b'["\xff"]')
-    assert with_true_samples(calibrated(None), {"calibration_data": str(path)}) == calibrated(None)
+@pytest.mark.parametrize(
+    ("name", "content", "column", "said"),
+    [
+        ("rows.jsonl", '\n{"article": "a"}\n', None, 'rows.jsonl:2: expected an object with "text"'),
+        ("rows.jsonl", '{"article": "a"}\n', "artcle", "rows.jsonl:1: has no 'artcle'; it has article"),
+        ("rows.jsonl", "plain text\n", None, "rows.jsonl:1: not JSON"),
+        ("rows.csv", "article,id\na,1\n", None, "has none of the columns text, input"),
+        ("rows.csv", "article,id\na,1\n", "artcle", "has no column 'artcle'; it has article, id"),
+        ("rows.csv", "text\n", None, "it has no rows"),
+        ("rows.parquet", "text", None, "cannot be read"),
+        ("rows.jsonl", '\ufeff{"text": "a"}\nnot JSON\n', None, None),
+        ("rows.csv", "article,id\na,1\n", "article", None),
+    ],
+)
+def test_a_first_row_that_cannot_be_read_is_found_by_the_plan(
+    tmp_path: Path, name: str, content: str, column: str | None, said: str | None
+) -> None:
+    """Other rows are left to the stage: all of a large file would have to be read for each plan."""
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    files = {"calibration_data": str(tmp_path / name)}
+    asked = ConvertEmbedded(precision="int4_awq", calibration=Selection(column=column))
+    if said is None:
+        assert with_true_samples(asked, files).calibration is not None
+        return
+    with pytest.raises(MatrixError, match=re.escape(said)):
+        with_true_samples(asked, files)
 
 
 def test_too_few_rows_are_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +197,8 @@ def test_damaged_files_are_told_with_their_rows(tmp_path: Path, name: str, conte
     with pytest.raises(MatrixError, match=f"{name}.*") as raised:
         read_rows(path)
     assert said in str(raised.value)
-    with_true_samples(calibrated(2), {"calibration_data": str(path)})
+    with pytest.raises(MatrixError):
+        with_true_samples(calibrated(2), {"calibration_data": str(path)})
 
 
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
