@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -265,7 +265,7 @@ def simulate(
     """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds."""
     if len(among) > _MOST_SIMULATED:
         return least_s(plan, takes, on, among)
-    known = list(tasks(plan, among, lambda run: takes[run.id], corrections))
+    known = list(tasks(plan, among, lambda run: takes[run.id], corrections, on))
     return play(known, scheduling.Scheduler(known, *on))
 
 
@@ -307,31 +307,48 @@ def tasks(
     among: Collection[StageRunId],
     takes: Callable[[StageRun], float],
     corrections: Corrections | None = None,
+    on: Sequence[scheduling.Capacity] = (),
 ) -> Iterator[scheduling.Task]:
-    """What of the plan is to run, `among`, as the scheduler sees it; `corrections` are for what servers need of memory."""
+    """What of the plan is to run, `among`, as the scheduler sees it on the nodes `on`; `corrections` are for what it needs of memory."""
     order = {cell.id: number for number, cell in enumerate(plan.cells)} if among else {}
     corrections = corrections or Corrections((), plan.machine)
+    host = plan.machine.memory_bytes if len(on) == 1 else None  # nobody knows that of a cluster's nodes
+    limit = None if host is None else (on[0].cpus, host)
     for run in plan.stage_runs.values():
         if run.id not in among:
             continue
-        settings = section(run)
+        settings, resources = section(run), plan.resources(run)
+        service = run.stage.scope is Scope.SERVICE
+        memory = _memory(run, plan.machine, corrections) if service or limit else {}
+        if limit and HOST in memory:
+            resources = replace(resources, cpus=max(resources.cpus, _slots(memory[HOST].value, *limit)))
         yield scheduling.Task(
             id=run.id,
             needs=tuple(each for each in run.needs if each in among),
             scope=run.stage.scope,
             service=_service(plan, run),
-            resources=plan.resources(run),
+            resources=resources,
             expected_s=takes(run),
             retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
             order=order[run.first_cell.id],
-            memory=_memory(run, plan.machine, corrections) if run.stage.scope is Scope.SERVICE else None,
+            memory=_at_most(memory) if service else None,
         )
 
 
-def _memory(run: StageRun, machine: Machine, corrections: Corrections) -> tuple[int, int] | None:
-    """What a server takes of the host's memory and of /dev/shm at the most; None where that is not known."""
-    found = {need.resource: need.estimate.most for need in of_run(run, machine, corrections)}
-    return (found[HOST], found.get(SHARED, 0)) if HOST in found else None
+def _memory(run: StageRun, machine: Machine, corrections: Corrections) -> dict[str, Estimate]:
+    """What a stage run takes, by resource, as far as it is known."""
+    return {need.resource: need.estimate for need in of_run(run, machine, corrections)}
+
+
+def _at_most(memory: Mapping[str, Estimate]) -> tuple[int, int] | None:
+    """Of the host's memory and of /dev/shm; None where that is not known."""
+    shared = memory.get(SHARED)
+    return (memory[HOST].most, 0 if shared is None else shared.most) if HOST in memory else None
+
+
+def _slots(host: int, cpus: int, memory: int) -> int:
+    """The share that a machine's memory has of it, in slots of its CPUs: what does not fit there together cannot run together."""
+    return min(cpus, -(-host * cpus // memory))
 
 
 def section(run: StageRun) -> Mapping[str, Json]:

@@ -219,7 +219,7 @@ class _Execution:
             durations = Durations(self._durations, self._plan.machine, corrections)
             more = {run: durations.expected(self._plan.stage_runs[run]) for run in untold}
             self._expected = {**self._expected, **more}
-        known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections))
+        known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections, self._nodes))
         self._scheduler = scheduling.Scheduler(
             known,
             *self._nodes,

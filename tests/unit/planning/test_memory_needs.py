@@ -12,7 +12,7 @@ from tests.unit.execution.test_forecast import cell
 from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Cell, Needs
 from trtllm_pipeline.errors import PlanError
-from trtllm_pipeline.execution.forecast import forecast
+from trtllm_pipeline.execution.forecast import capacities, forecast, simulate, tasks
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.hub import sources
 from trtllm_pipeline.machine.assume import parse
@@ -164,6 +164,21 @@ def test_quantizing_is_spread_over_the_gpus_that_hold_the_model() -> None:
     assert needs_of(llama("fp8"), "quantize", small).gpu < needs_of(llama("fp8"), "quantize", alone).gpu
     by_script = needs_of(llama("fp8"), "quantize", parse("tensorrt_llm==1.0.0,sm=90,gpus=1"))
     assert by_script.gpu > 1.4 * 2 * 8.03e9
+
+
+@pytest.mark.parametrize(("gib", "at_a_time"), [(64, 1), (128, 2), (None, 2)])
+def test_what_does_not_fit_into_the_hosts_memory_together_runs_one_after_another(
+    gib: int | None, at_a_time: int
+) -> None:
+    """Two builds, of 37 GB each."""
+    on = parse("tensorrt_llm==1.0.0,sm=90,gpus=8" + (f",memory_gib={gib}" if gib else ""))
+    plan = trtllm_cells.plan(llama("fp16"), llama("bf16"), on=on)
+    builds = [run for run in plan.stage_runs.values() if run.stage.name == "build"]
+    assert len(builds) == 2
+    takes = {run.id: 100.0 for run in builds}
+    assert simulate(plan, takes, capacities(on), takes) == 200 / at_a_time
+    runs = {task.id: task for task in tasks(plan, takes, lambda _run: 100.0, on=capacities(on))}
+    assert all(task.resources.gpus == 1 for task in runs.values())
 
 
 def test_beams_take_logits_and_a_cache_of_their_answers() -> None:
