@@ -26,7 +26,7 @@ from tests.helpers.chat_models import LOG, Running, gateway, spoken, write_model
 from tests.helpers.gateways import Process, listening, process_of
 from tests.standins import templates
 from trtllm_pipeline.bench.scripted_server import Script, config, running
-from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
+from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.asking import number_of
 
 pytestmark = pytest.mark.integration
@@ -693,7 +693,7 @@ def test_an_openai_server_is_told_which_adapter_a_request_is_for(tmp_path: Path)
     assert [each["lora_request"] for each in asked[1:]] == [wanted, wanted]
 
 
-def test_the_llm_api_s_model_is_asked_by_its_own_names(tmp_path: Path) -> None:
+def test_the_llm_api_s_model_is_asked_by_its_own_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The gateway in front of weights in Triton, as TensorRT-LLM's template declares their inputs."""
     written = (templates.install(tmp_path, "1.2.0") / "llmapi" / "tensorrt_llm" / "config.pbtxt").read_text()
     declared = text_format.Parse(written, model_config_pb2.ModelConfig())
@@ -710,7 +710,9 @@ def test_the_llm_api_s_model_is_asked_by_its_own_names(tmp_path: Path) -> None:
         model = OfferedModel(
             name="weights", service=tmp_path / "service.json", model_folder=folder, server_model="tensorrt_llm"
         )
-        with listening(tmp_path, GatewayConfig(models=(model,))) as url:
+        (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05}', encoding="utf-8")
+        params = GatewayParams(end_id=2, pad_id=0)
+        with listening(tmp_path, GatewayConfig(models=(model,), params=params)) as url:
             sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "stop": "END", "max_tokens": 9}
             done = ask(url, "x", model="weights", **sampling).json()
             streamed = ask(url, "x", model="weights", stream=True, **sampling).text
@@ -729,6 +731,30 @@ def test_the_llm_api_s_model_is_asked_by_its_own_names(tmp_path: Path) -> None:
         "sampling_param_stop": "END",
     }
     assert (refused.status_code, error(refused)["code"]) == (400, "unsupported_parameter")
+    assert "has no input repetition_penalty, end_id, pad_id: that default" in capfd.readouterr().err
+
+
+def test_default_sampling_is_for_requests_that_say_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    declared = config("engine")
+    for name, kind in (("repetition_penalty", "TYPE_FP32"), ("end_id", "TYPE_INT32"), ("pad_id", "TYPE_INT32")):
+        declared.input.add(name=name, data_type=kind, dims=[1], optional=True)
+    asked: list[Mapping[str, Any]] = []
+
+    def answer(_model: str, values: Mapping[str, Any]) -> Script:
+        asked.append(values)
+        return spoken("hello")
+
+    with running(answer, {"engine": declared}) as (_triton, service):
+        (tmp_path / "service.json").write_text(json.dumps({**service, "model": "engine"}), encoding="utf-8")
+        folder = write_model(tmp_path / "model")
+        (folder / "generation_config.json").write_text('{"repetition_penalty": 1.25}', encoding="utf-8")
+        model = OfferedModel(name="m", service=tmp_path / "service.json", model_folder=folder)
+        with listening(tmp_path, GatewayConfig(models=(model,), params=GatewayParams(end_id=2))) as url:
+            for said in ({}, {"repetition_penalty": 1, "end_id": 3}, {"repetition_penalty": 1.5}):
+                assert ask(url, "x", model="m", **said).is_success
+    told = [tuple(each.get(name) for name in ("repetition_penalty", "end_id", "pad_id")) for each in asked]
+    assert told == [(1.25, 2, None), (None, 3, None), (1.5, 2, None)]
+    assert "that default sampling" not in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:

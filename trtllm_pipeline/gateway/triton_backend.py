@@ -25,6 +25,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
 from trtllm_pipeline.gateway.choice import Choice
+from trtllm_pipeline.gateway.config import OF_TRITON
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
 from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL
@@ -50,6 +51,8 @@ _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
 _GUIDE_TYPE: Final = "guided_decoding_guide_type"
 _NEUTRAL: Final = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_tokens": 0, "top_p": 1}
+_UNASKED: Final = ("repetition_penalty", *OF_TRITON)
+"""Default sampling that requests have beside how tokens are drawn, where the model takes it: that of weights takes none of it."""
 _FORGOTTEN: Final = "not found in cache. Please send LoRA weights"
 """What an engine says of an adapter that it has not, or no longer."""
 _OF_THE_REQUEST: Final = re.compile(
@@ -140,7 +143,19 @@ class TritonBackend:
             )
         if dropped:
             backend.warn_of_dropped_markers()
+        backend.warn_of_unused_defaults()
         return backend
+
+    def warn_of_unused_defaults(self) -> None:
+        """Say in the log which default sampling the model has no input for."""
+        asked = [name for name in (*_UNASKED, "temperature", "top_k", "top_p") if self._default(name) is not None]
+        if lacking := [name for name in asked if not self._client.model.takes(name)]:
+            _LOG.warning(
+                "the server of model %s has no input %s: that default sampling, of the gateway or of the model's "
+                "generation_config.json, is not used",
+                self._served.name,
+                ", ".join(lacking),
+            )
 
     def warn_of_dropped_markers(self) -> None:
         """Say in the log what cannot be told apart where the server leaves special tokens out of its answers."""
@@ -268,14 +283,13 @@ class TritonBackend:
             given |= tensors
             needed |= dict.fromkeys(tensors, "response_format")
         self._refuse(needed)
-        if (penalty := self._default("repetition_penalty")) not in (None, 1) and "repetition_penalty" not in given:
-            given["repetition_penalty"] = penalty or 1.0
+        for name in _UNASKED:
+            default = None if name in asked.sampling else self._default(name)
+            if default is not None and default != _NEUTRAL.get(name) and model.takes(name):
+                given[name] = default
         stops = (*asked.stop, *self._params.stop, *self._more_stops)
         if stops and model.takes("stop_words"):
             given["stop_words"] = stops
-        for name in ("end_id", "pad_id"):
-            if (token := getattr(self._params, name)) is not None:
-                given.setdefault(name, token)
         if model.takes("exclude_input_in_output"):
             given["exclude_input_in_output"] = True
         if self._texts is None and model.takes("return_num_input_tokens"):
@@ -307,7 +321,7 @@ class TritonBackend:
             drawn["top_k"] = int(top_k)
         return {name: value for name, value in drawn.items() if name in needed or model.takes(name)}
 
-    def _default(self, name: str) -> float | None:
+    def _default(self, name: str) -> float | int | None:
         given: float | None = getattr(self._params, name)
         return given if given is not None or self._texts is None else self._texts.defaults.get(name)
 
