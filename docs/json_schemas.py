@@ -40,7 +40,7 @@ override:
   - where: { lengths: "160,15" }
     settings: { perf: { workload: isl_osl, turns: 2, turn_delay_s: 0.01 } }
   - where: { max_batch_size: 5 }
-    settings: { perf: { concurrency: [1], request_rate: [20], max_in_flight: 2, find_rate: 0.5 } }
+    settings: { perf: { concurrency: [1], request_rate: [20], max_in_flight: 2, find_rate: 0.5, measurement_interval_ms: 300, budget_s: 5 } }
 settings:
   perf: { concurrency: [1, 2], requests: 4, warmup_requests: 1, max_tokens: 12 }
   accuracy: { max_tokens: 8 }
@@ -103,7 +103,7 @@ FILES: Final = {
 _MAPS: Final = re.compile(
     r"(^|\.)(seconds|counts|environment|inputs|params|key|files|accuracy|accuracy_intervals|finish_reasons|scores|slo"
     r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
-    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
+    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|triton\[\]\.of|triton_use\.models|(recommended|candidates)\[\]\.workload)$"
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
@@ -126,7 +126,21 @@ _NEVER_SEEN: Final = {
     "run.forecast.expected_s": "number",
     **dict.fromkeys(("set", "agreement_interval"), "array"),
     **dict.fromkeys(
-        ("kv_cache_use", "high", "p50", "p99", "saved_s_per_token", "requests_per_s", "errors_per_s", "queued"),
+        (
+            "in_flight",
+            "in_flight_max",
+            "kv_cache_use",
+            "kv_cache_use_max",
+            "waiting",
+            "waiting_max",
+            "high",
+            "p50",
+            "p99",
+            "saved_s_per_token",
+            "requests_per_s",
+            "errors_per_s",
+            "queued",
+        ),
         "number",
     ),
 }
@@ -134,7 +148,7 @@ _NEVER_SEEN: Final = {
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
-    r"|highest_rate\.(rate|low|high)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""

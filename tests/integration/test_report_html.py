@@ -226,7 +226,7 @@ def test_what_triton_says_stands_beside_ours(clean: Browser, tmp_path: Path, wid
     clean.wait("document.getElementById('details').open")
     box = "document.querySelector('#details [aria-label=\"Triton\\'s own metrics\"]')"
     heads = clean.evaluate(f"[...{box}.querySelectorAll('thead th')].map(e => e.textContent)")
-    assert heads[:3] == ["load", "model", "requests"]
+    assert heads[:4] == ["load", "model", "requests", "whole"]
     assert heads[-4:] == ["in flight: Triton", "in flight: client", "waiting", "KV cache %"]
     lines = clean.evaluate(f"[...{box}.querySelectorAll('tbody tr')].map(e => e.textContent)")
     assert len(lines) == len(names) * len(levels)

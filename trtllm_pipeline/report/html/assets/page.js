@@ -620,10 +620,10 @@
       .filter(([, name]) => levels.some((level) => (level.triton?.[name] ?? null) !== null));
     const most = (use, name, times) => (use[`${name}_max`] ?? null) === null ? "" : `, max ${number(use[`${name}_max`] * times)}`;
     const table = make("table", {}, make("caption", {}, "Triton's own metrics, warm-up included: milliseconds for each request of a model; means of the whole level."), make("thead"), make("tbody"));
-    fill(table, [["load", false], ["model", false], ...["requests", "queue", "input", "compute", "output"].map((head) => [head, true]), ...gauges.map(([head]) => [head, true])],
+    fill(table, [["load", false], ["model", false], ...["requests", "whole", "queue", "input", "compute", "output"].map((head) => [head, true]), ...gauges.map(([head]) => [head, true])],
       levels.filter((level) => level.triton).flatMap((level) => {
         const models = Object.entries(level.triton.models);
-        return (models.length ? models : [["", {}]]).map(([model, of], n) => ({ values: [level.at, model, of.requests ?? "", number(of.queue_ms), number(of.compute_input_ms), number(of.compute_infer_ms), number(of.compute_output_ms),
+        return (models.length ? models : [["", {}]]).map(([model, of], n) => ({ values: [level.at, model, of.requests ?? "", number(of.request_ms), number(of.queue_ms), number(of.compute_input_ms), number(of.compute_infer_ms), number(of.compute_output_ms),
           ...gauges.map(([, name, times = 1]) => (n || (level.triton[name] ?? null) === null ? "" : number(level.triton[name] * times) + most(level.triton, name, times)))] }));
       }));
     return make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Triton's own metrics" }, table);
