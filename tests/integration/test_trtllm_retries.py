@@ -92,3 +92,13 @@ def test_with_fail_fast_nothing_is_tried_again_and_that_is_said(tmp_path: Path) 
     assert tried(lane) == [4096]
     (cell,) = lane.resume().values()
     assert (cell["status"], tried(lane)) == ("done", [4096, 2048, 1024])
+
+
+def test_a_setting_that_is_an_axis_is_proposed_as_one(tmp_path: Path) -> None:
+    lane = lane_of(tmp_path, Fault("build_oom", times=None, above=2500))
+    axis = ("--set", "axes.settings.build.max_num_tokens=[4096]")
+    (refused,) = lane.run(*WORDS, *axis, code=1).values()
+    assert refused["setting"] == "axes.settings.build.max_num_tokens=[2048]"
+    out = lane.pipeline("resume", "--workspace", str(lane.workspace), "--format", "json", "--set", refused["setting"])
+    assert [cell["status"] for cell in cells(out).values()] == ["done"]
+    assert tried(lane) == [4096, 2048]

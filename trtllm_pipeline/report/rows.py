@@ -307,7 +307,7 @@ def _row(
         log=_below(why.log, workspace),
         line=why.line,
         changes=tuple(in_words(cell.changes)),
-        setting=why.setting,
+        setting=None if why.setting is None else _to_set(why.setting, cell.id),
         seconds={stage: artifact.duration_s for stage, artifact in made.items()},
         engine_size_bytes=made[_ENGINE_STAGE].size_bytes if _ENGINE_STAGE in made else None,
         levels=levels,
@@ -324,6 +324,14 @@ def _row(
             made_on={} if levels else _made_on(made),
         ),
     )
+
+
+def _to_set(setting: str, cell: CellId) -> str:
+    """KEY=VALUE as `--set` takes it of a cell, whose id has the settings that are axes."""
+    name, _, value = setting.partition("=")
+    keys = (name.rpartition(".")[2], name.removeprefix("settings."))
+    is_axis = any(segment.partition("=")[0] in keys for segment in cell.split("/") if "=" in segment)
+    return f"axes.{name}=[{value}]" if is_axis else setting
 
 
 def _status(seen: _Seen, *, interrupted: bool) -> CellStatus:
