@@ -93,8 +93,8 @@ def sources_of(model: str, beside: Path) -> list[dict[str, Json]]:
     if model in recipes:
         recipe = load_recipe(find_recipe(model, beside))
         return [source.model_dump(mode="json", exclude={"note"}) for source in recipe.sources]
-    if Path(model).is_dir() or model.startswith(("./", "../", "/", "~")):
-        return [{"local": str(Path(model).expanduser().absolute())}]
+    if (beside / model).is_dir() or model.startswith(("./", "../", "/", "~")):
+        return [{"local": str((beside / Path(model).expanduser()).absolute())}]
     if name in recipes:
         raise UsageError(
             f"{model}: {name} is a recipe, which says itself where its model is and in which revision",
@@ -135,11 +135,16 @@ def recipe_of_folder(model: str, base: Path) -> Document:
 def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> Mapping[str, Json]:
     """What a recipe says of a model as people name it: its own, or one made from its config.json.
 
-    Raises UsageError for a config.json that does not say what a recipe needs.
+    Raises UsageError for a config.json that does not say what a recipe needs, and for None, one that cannot be read now.
     """
     if model in list_recipes(beside):
         return load_recipe(find_recipe(model, beside)).model_dump(mode="json")
-    made: dict[str, Json] = {**_recipe_of(config or {}, model, model), "sources": [{"local": "."}]}
+    if config is None:
+        raise UsageError(
+            f"{model}: its config.json cannot be read now, since its hub is not reached",
+            hint="name a recipe of it, or a folder that has it",
+        )
+    made: dict[str, Json] = {**_recipe_of(config, model, model), "sources": [{"local": "."}]}
     recipe, faults = check_recipe(Document(f"config.json of {model}", made, {}), None)
     if recipe is None or faults:
         raise UsageError(f"{model}: {faults[0].message if faults else 'is no model'}", hint="name a recipe of it")

@@ -128,6 +128,11 @@ class Pins:
         same = (name, model, cell.base_dir, id(cell.settings["download"]))
         if same not in self._companions:
             local = model.startswith((".", "/", "~"))
+            if companions.form(name) == companions.ADAPTER and model in list_recipes(Path(cell.base_dir)):
+                raise UsageError(
+                    f"{companions.SETTINGS[name]} {model} is the recipe of a model",
+                    hint="an adapter is ORGANISATION/NAME of the Hugging Face Hub, or a folder",
+                )
             try:
                 sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
             except UsageError as error:

@@ -26,6 +26,7 @@ from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.config.recipes import numbers_of
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.errors import DownloadError, StageError, UsageError
 from trtllm_pipeline.hub.hub_errors import UnavailableError
@@ -159,15 +160,42 @@ def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path)
         pinned(asked(model, method="draft", model="no-such-recipe"))
 
 
+def test_a_recipe_is_no_adapter(model: Path) -> None:
+    with pytest.raises(UsageError, match=r"settings\.lora\.adapter tiny is the recipe of a model"):
+        pinned(with_adapter(model, named="tiny"))
+
+
+def test_folders_are_beside_the_matrix_with_and_without_a_dot(model: Path) -> None:
+    (model.parent / "org").mkdir()
+    write_adapter(model.parent / "org" / "sql", ADAPTER)
+    told = [
+        pinned(with_adapter(model, named=name)).companions["adapter"]["folder"] for name in ("org/sql", "./org/sql")
+    ]
+    assert told == [str(model.parent / "org" / "sql")] * 2
+
+
+def test_a_draft_model_whose_hub_is_not_reached_says_so() -> None:
+    with pytest.raises(UsageError, match=r"org/name: its config\.json cannot be read now") as raised:
+        numbers_of("org/name", None, Path())
+    assert raised.value.hint == "name a recipe of it, or a folder that has it"
+
+
 ADAPTER: dict[str, Any] = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}
 
 
-def with_adapter(of: Path, toolchain: str = PYTORCH, recipe: dict[str, Any] | None = None, **build: Any) -> Cell:
+def with_adapter(
+    of: Path,
+    toolchain: str = PYTORCH,
+    recipe: dict[str, Any] | None = None,
+    *,
+    named: str = "./adapter",
+    **build: Any,
+) -> Cell:
     found = cell(
         toolchain=toolchain,
         recipe={"sources": [{"local": str(of)}], **(recipe or {})},
         settings={
-            "lora.adapter": "./adapter",
+            "lora.adapter": named,
             **({"serve.frontend": "trtllm_serve"} if toolchain == PYTORCH else {}),
             **{f"build.{name}": value for name, value in build.items()},
         },
