@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.client import images
-from trtllm_pipeline.errors import Fault, MatrixError
+from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files import tables
-from trtllm_pipeline.files.user_files import RowError, check, decode, read_json_lines
+from trtllm_pipeline.files.user_files import RowError, check, decode, json_array, read_json_lines, read_text
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
 OPENING_WORDS: Final = 2
@@ -24,6 +24,8 @@ _SUMMARY: Final = "\n\nTL;DR:"
 """Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
 _ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """Who speaks in a conversation of ShareGPT."""
+_NUMBERS: Final[Mapping[str, Callable[[str], float]]] = {"max_tokens": int, "tolerance": float}
+"""Keys of a row whose values are numbers."""
 T = TypeVar("T")
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 """Chat messages -> prompt text."""
@@ -154,8 +156,18 @@ def _read(
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table without its empty cells."""
-    return {name: value for name, value in row.items() if value is not None}
+    """A row of a table without its empty cells; a CSV file has nothing but texts, also for numbers."""
+    return {name: _number(name, value) for name, value in row.items() if value is not None and value != ""}
+
+
+def _number(name: str, value: Any) -> Any:
+    kind = _NUMBERS.get(name)
+    if kind is None or not isinstance(value, str):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        return value
 
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
@@ -243,15 +255,23 @@ def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
 def image_files(path: Path) -> tuple[str, ...]:
     """The image files that the rows of a prompt file name; nothing of a file that is none, which is said when it is read."""
     found: dict[str, None] = {}
+
+    def look(row: object, _number: int = 0) -> None:
+        named = row.get("image") if isinstance(row, dict) else None
+        names = named if isinstance(named, list) else [named]
+        found.update(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+
     try:
         check(path)
-        with path.open(encoding="utf-8-sig") as lines:
-            for line in lines:
-                row = decode(line) if '"image"' in line else None
-                named = row.get("image") if isinstance(row, dict) else None
-                names = named if isinstance(named, list) else [named]
-                found |= dict.fromkeys(name for name in names if isinstance(name, str) and name)
-    except (MatrixError, OSError, ValueError):
+        if tables.is_table(path):
+            tables.read(path, look, lambda columns: [name for name in columns if name == "image"])
+        elif '"image"' in (text := read_text(path)):
+            array = json_array(text)
+            for row in (
+                map(decode, (line for line in text.split("\n") if '"image"' in line)) if array is None else array
+            ):
+                look(row)
+    except (MatrixError, UsageError, OSError, ValueError):
         return ()
     return tuple(found)
 

@@ -156,6 +156,31 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
     assert prompts.image_files(path) == ("a.png", "b.png")
 
 
+def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
+    """By what they name a plan knows what is asked, and what to digest."""
+    array = tmp_path / "rows.json"
+    for text in ('[{"input": "a", "image": "a.png"}]', '[\n{"input": "a",\n"image": ["a.png"]\n}\n]'):
+        array.write_text(text)
+        assert prompts.image_files(array) == ("a.png",)
+    table = tmp_path / "rows.csv"
+    table.write_text("input,image\nWhat is it?,a.png\nHello,\n")
+    assert prompts.image_files(table) == ("a.png",)
+    (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
+    assert [each.images for each in prompts.read(table)] == [1, 0]
+
+
+def test_cells_of_a_csv_file_may_be_empty_and_numbers(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("input,output,stop_words,max_tokens\nHello,,,\nBye,now,x,8\n")
+    assert [(each.references, each.stop_words, each.max_tokens) for each in prompts.read(table)] == [
+        ((), (), None),
+        (("now",), ("x",), 8),
+    ]
+    table.write_text("input,max_tokens\nHello,many\n")
+    with pytest.raises(MatrixError, match="expected a positive integer, got 'many'"):
+        prompts.read(table)
+
+
 def test_a_prompt_file_that_cannot_be_read_names_no_images(tmp_path: Path) -> None:
     path = tmp_path / "deep.jsonl"
     path.write_text('{"image": ' + "[" * 5000)
