@@ -183,7 +183,7 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
         text=lambda fits: on_terminal(fits.blocks()),
         markdown=lambda fits: as_markdown(fits.blocks()),
     )
-    return 3 if any(each.proposal is None and not each.works for each in found.fits) else 0
+    return 3 if not found.cells or any(each.proposal is None and not each.works for each in found.fits) else 0
 
 
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:

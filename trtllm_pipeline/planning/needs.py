@@ -250,9 +250,14 @@ def tightest(needs: Iterable[Need]) -> list[Need]:
     worst: dict[tuple[str, str], Need] = {}
     for need in needs:
         key = need.stage, need.resource
-        if key not in worst or need.estimate.value > worst[key].estimate.value:
+        if key not in worst or _share(need) > _share(worst[key]):
             worst[key] = need
     return list(worst.values())
+
+
+def _share(need: Need) -> tuple[float, int]:
+    """How much it needs of what there is: GPUs of several types have not the same."""
+    return need.estimate.value / need.has if need.has else 0.0, need.estimate.value
 
 
 def infeasible(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:

@@ -232,6 +232,9 @@ def test_what_was_measured_is_kept_and_found_again(tmp_path: Path) -> None:
 def test_of_each_stage_the_run_that_needs_most_is_shown() -> None:
     small, large = (dataclasses.replace(need(value, 200), cell=str(value)) for value in (10, 20))
     assert needs.tightest([small, large]) == [large]
+    # Of GPUs of several types, the smaller may be the tighter.
+    crowded = dataclasses.replace(small, has=small.estimate.value)
+    assert needs.tightest([crowded, dataclasses.replace(large, has=1 << 60)]) == [crowded]
 
 
 def test_a_full_disk_is_known_before() -> None:
