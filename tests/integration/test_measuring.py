@@ -76,6 +76,7 @@ def measured(
     processes: int = 1,
     openings: Openings | None = None,
     tokenizer: Tokenizer | None = None,
+    settings: Mapping[str, Any] | None = None,
     **target: Any,
 ) -> tuple[LoadResult, list[dict[str, Any]]]:
     """The result of a load, and its events."""
@@ -88,7 +89,7 @@ def measured(
             Rounds(load, prompts, stop, find_rate),
             prompts,
             path,
-            settings={"find_rate": find_rate, "exact_length": asked.exact_length},
+            settings={"find_rate": find_rate, "exact_length": asked.exact_length, **(settings or {})},
             claim=ExpectedServer(),
             progress=lambda _done, _total: None,
             processes=processes,
@@ -178,9 +179,21 @@ def test_processes_end_their_warm_up_together(tmp_path: Path) -> None:
 
 def test_repeats_go_on_until_intervals_are_narrow(tmp_path: Path) -> None:
     stop = StopRule(precisions={"e2e_p50": 0.2}, max_repeats=9)
-    result, _ = measured(Slots(2, 0.02), Load(concurrency=(2,), requests=6), tmp_path, stop=stop)
+    settings = {"stop_when": dict(stop.precisions)}
+    result, _ = measured(Slots(2, 0.02), Load(concurrency=(2,), requests=6), tmp_path, stop=stop, settings=settings)
     assert 5 <= len(result.levels[0].repeats) <= 9
     assert result.conditions.level(2, None)["repeats"] == "until e2e_p50 within 0.2"
+    assert "stop_when" not in {each.check for each in result.findings}
+
+
+def test_repeats_that_end_before_intervals_are_narrow_are_told(tmp_path: Path) -> None:
+    stop = StopRule(precisions={"e2e_p50": 1e-6, "tpot_p50": 0.9}, max_repeats=3)
+    settings = {"stop_when": dict(stop.precisions)}
+    result, _ = measured(Slots(2, 0.02), Load(concurrency=(2,), requests=6), tmp_path, stop=stop, settings=settings)
+    (told,) = [each for each in result.findings if each.check == "stop_when"]
+    assert (told.severity, told.concurrency) == ("warning", 2)
+    assert "e2e_p50 is known to " in told.message
+    assert "after 3 repeats, not to 0.0%" in told.message
 
 
 def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -29,13 +29,14 @@ from trtllm_pipeline.bench.result import (
     LevelResult,
     LoadDetails,
     LoadResult,
+    MeasurementFinding,
     ObjectiveResult,
     RepeatResult,
     Schedule,
     Window,
     client_error_ms,
 )
-from trtllm_pipeline.bench.stats import Summary, summary
+from trtllm_pipeline.bench.stats import Summary, relative_half_width, summary
 from trtllm_pipeline.bench.stopping import Probe, RateSearch, Seen
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
     refused = sorted({each.check for each in findings if each.severity == "invalid"})
     token_count = _token_count(run)
     anchor = header.get("anchor")
+    levels = tuple(_level(run, level, objectives, refused) for level in run.levels)
     return LoadResult(
         valid=not refused,
-        levels=tuple(_level(run, level, objectives, refused) for level in run.levels),
-        findings=findings,
+        levels=levels,
+        findings=(*findings, *_wide(levels, header["settings"].get("stop_when"))),
         conditions=Conditions(
             None if anchor is None else round(anchor["unix_ns"] / 1e9, 3),
             None if found is None else found["system"],
@@ -76,6 +78,23 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
             definitions={**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
         ),
     )
+
+
+def _wide(levels: Iterable[LevelResult], asked: object) -> Iterator[MeasurementFinding]:
+    """What repeats were to go on for, and was not reached: the most of them, or the seconds, were spent before."""
+    for level in levels:
+        for name, wanted in asked.items() if isinstance(asked, dict) else ():
+            values = [value for repeat in level.repeats if (value := repeat.value(name)) is not None]
+            width = relative_half_width(values)
+            if values and isinstance(wanted, float) and (width is None or width > wanted):
+                known = "has no interval" if width is None else f"is known to {width:.1%}"
+                yield MeasurementFinding(
+                    "warning",
+                    f"stop_when: {name} {known} after {len(values)} repeats, not to {wanted:.1%}: raise max_repeats or budget_s",
+                    level.concurrency,
+                    level.request_rate,
+                    check="stop_when",
+                )
 
 
 class SoFar:

@@ -559,9 +559,9 @@ def _rate_search(run: LoadRun) -> Found:
 
 
 @_gate(
-    "metrics of stop_when that a level does not have",
-    "-",
-    "their interval never gets narrow, so repeats do not wait for it",
+    "metrics of stop_when that a level does not have, or whose interval is wider at the end",
+    "-; a warning",
+    "repeats do not wait for what is not there, and end with max_repeats or budget_s however wide an interval is",
 )
 def _stop_when(run: LoadRun, level: LevelRun) -> Found:
     timed = any(request.tpot_ms is not None for request in level.answered)
