@@ -253,20 +253,26 @@ def compare_by(
     Without `base` it is the first cell's value. What the axis itself varies is no difference of conditions.
     Raises UsageError for an axis or a value that is not there.
     """
-    values = list(dict.fromkeys(str(cell.axes[axis]) for cell in side.cells if axis in cell.axes))
-    if not values:
+
+    def value(cell: Measured) -> str:
+        return str(cell.axes.get(axis, _UNSAID.get(axis)))
+
+    values = list(dict.fromkeys(value(cell) for cell in side.cells if axis in cell.axes or axis in _UNSAID))
+    if not any(axis in cell.axes for cell in side.cells):
         axes = dict.fromkeys(name for cell in side.cells for name in cell.axes)
         raise UsageError(f"there is no axis {axis!r}", hint=f"the axes are {', '.join(axes) or 'none'}")
     base = values[0] if base is None else base
     if base not in values:
         raise UsageError(f"no cell has {axis} {base}", hint=f"there are {', '.join(values)}")
-    old = [cell for cell in side.cells if str(cell.axes.get(axis)) == base]
-    new = [cell for cell in side.cells if str(cell.axes.get(axis)) != base]
+    old = [cell for cell in side.cells if value(cell) == base]
+    new = [cell for cell in side.cells if value(cell) != base]
     result = Comparison(f"{side.name}, other {axis}", f"{side.name}, {axis} {base}")
     none = f"no cell with {axis} {base} is otherwise equal"
     return _compared(result, _matched(result, new, old, _axes(side.cells) - {axis}, none), metrics, allow, axis)
 
 
+_UNSAID: Final = {"ep": 1}
+"""Axis that cells have only beyond a value -> that value."""
 _Matched = list[tuple[Measured, Measured]]
 
 

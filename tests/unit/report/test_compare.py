@@ -186,6 +186,19 @@ def test_precisions_of_one_run_and_payback() -> None:
         compare_by(run, "speed", None)
 
 
+def test_cells_without_expert_parallelism_have_one_group_of_it() -> None:
+    plain = cell("fp16", level())
+    dealt = dataclasses.replace(plain, id=CellId("m/fp16/tp4pp1ep4/bs4"), axes={**plain.axes, "ep": 4})
+    for first in (None, "1"):
+        result = compare_by(Side("r", (plain, dealt)), "ep", first)
+        assert {(pair.cell, pair.base) for pair in result.pairs} == {(dealt.id, plain.id)}
+    with pytest.raises(UsageError, match="no cell has ep 2") as raised:
+        compare_by(Side("r", (plain, dealt)), "ep", "2")
+    assert raised.value.hint == "there are 1, 4"
+    with pytest.raises(UsageError, match="no axis 'ep'"):
+        compare_by(Side("r", (plain,)), "ep", None)
+
+
 def test_a_load_run_against_any_server_is_the_base_of_all() -> None:
     other = dataclasses.replace(cell("?", level(tps=40)), axes={}, accuracy={})
     result = compare(Side("a", (cell("fp16", level()), cell("int8_wo", level()))), Side("vllm", (other,)))
