@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import FIELDS
-from trtllm_pipeline.bench.result import LevelResult, MetricDefinition, load_words
+from trtllm_pipeline.bench.result import TRITON_GAUGES, LevelResult, MetricDefinition, TritonUse, load_words
 from trtllm_pipeline.domain import CellId, Scope
 from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.fingerprint import fingerprint
@@ -262,15 +262,27 @@ def _level(level: LevelResult) -> dict[str, Any]:
         },
         # Elsewhere not even as null: 1000 cells shall not take more than 1.5 MB.
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
-        **({} if level.triton_use is None else {"triton": asdict(level.triton_use)}),
+        **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),
     }
 
 
-def _short(value: float | None) -> float | None:
+def _triton(use: TritonUse) -> dict[str, Any]:
+    """What the page shows of it, in as many digits as it shows."""
+    models = {
+        name: [of.get("requests"), *(_short(of.get(time), 3) for time in _TIMES)] for name, of in use.models.items()
+    }
+    gauges = {name: _short(value, 3) for name in TRITON_GAUGES if (value := getattr(use, name)) is not None}
+    return {"models": models, **gauges}
+
+
+_TIMES: Final = ("request_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
+
+
+def _short(value: float | None, digits: int = 6) -> float | None:
     """Six significant digits: rounded again to the page's three, the last one is still right. Whole numbers are brief."""
     if value is None:
         return None
-    short = float(f"{value:.6g}")
+    short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() else short
 
 

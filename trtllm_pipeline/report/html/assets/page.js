@@ -623,7 +623,7 @@
     fill(table, [["load", false], ["model", false], ...["requests", "whole", "queue", "input", "compute", "output"].map((head) => [head, true]), ...gauges.map(([head]) => [head, true])],
       levels.filter((level) => level.triton).flatMap((level) => {
         const models = Object.entries(level.triton.models);
-        return (models.length ? models : [["", {}]]).map(([model, of], n) => ({ values: [level.at, model, of.requests ?? "", number(of.request_ms), number(of.queue_ms), number(of.compute_input_ms), number(of.compute_infer_ms), number(of.compute_output_ms),
+        return (models.length ? models : [["", [null, null, null, null, null, null]]]).map(([model, [requests, ...times]], n) => ({ values: [level.at, model, requests ?? "", ...times.map(number),
           ...gauges.map(([, name, times = 1]) => (n || (level.triton[name] ?? null) === null ? "" : number(level.triton[name] * times) + most(level.triton, name, times)))] }));
       }));
     return make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Triton's own metrics" }, table);
