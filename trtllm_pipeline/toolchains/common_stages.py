@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
@@ -332,16 +333,19 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     def warm_up(usually: int) -> int:
         return usually if asked.warmup_requests is None else asked.warmup_requests
 
+    interval_s = None if asked.measurement_interval_ms is None else asked.measurement_interval_ms / 1e3
+
     def closed_s(level: int) -> float:
         warm = answering_s(warm_up(2 * level), level)
-        if asked.measurement_interval_ms is not None:
-            return warm + asked.measurement_interval_ms / 1e3
-        return warm + answering_s(max(asked.requests, level), level)
+        return warm + (interval_s or answering_s(max(asked.requests, 2 * level), level))
 
     closed = sum(map(closed_s, asked.concurrency))
-    opened = sum(asked.requests / rate + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
+    opened = sum((interval_s or asked.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
     repeats = asked.max_repeats if asked.stop_when else asked.repeats
-    searched = 0.0 if asked.find_rate is None else _RATES_TRIED * answering_s(asked.requests, cell.max_batch_size)
+    searched = 0.0
+    if asked.find_rate is not None:
+        fewest = LEAST_SEARCHED if interval_s else asked.requests
+        searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
     return min(asked.budget_s or math.inf, repeats * (closed + opened) + searched)
 
 
