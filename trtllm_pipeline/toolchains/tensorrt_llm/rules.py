@@ -961,15 +961,18 @@ def experts(case: Case) -> str | None:
     return f"ep{case.cell.ep}: {by}, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
 
 
-@rule("TLM606", "take a smaller tp, or another precision")
+@rule("TLM606", "take a smaller tp, or another precision", toolchains=_BOTH)
 def groups(case: Case) -> str | None:
-    """Ranks that would get a part of a group of weights with one scale, of a checkpoint that Model Optimizer makes. Source:
-    its export, which ends with an error.
+    """Ranks that would get a part of a group of weights with one scale: AWQ on PyTorch, and what Model Optimizer makes for
+    engines. Source: `create_weights` of both AWQ methods in linear.py; the export of Model Optimizer, which ends with an error.
     """
-    shape, made = case.shape, PRECISIONS.get(case.cell.precision)
-    if made is None or not _without_scripts(case):
+    shape, made = case.shape, PRECISIONS.get(case.precision)
+    on_pytorch = case.cell.toolchain == PYTORCH
+    if made is None or not (made.searches if on_pytorch else _without_scripts(case)):
         return None
-    return cut_groups(shape.intermediate_size, shape.num_attention_heads * shape.head_dim, case.cell.tp, made)
+    # Experts are another kind of layer there.
+    inner = 0 if on_pytorch and shape.num_experts else shape.intermediate_size
+    return cut_groups(inner, shape.num_attention_heads * shape.head_dim, case.cell.tp, made)
 
 
 @rule("TLM607", "the engine takes prompts and answers of the axis lengths")
