@@ -310,6 +310,8 @@ def main(words: Sequence[str] | None = None) -> int:
         releases.parse(asked.release)
     except UsageError as error:
         parser.error(f"{error.message}; {error.hint}")
+    if asked.write and not asked.record.is_file():
+        parser.error(f"argument --record: {asked.record} is not there; copy {RECORDED} first")
     found = of_installation() if asked.installed else of_source(asked.source.resolve(), asked.release)
     label = asked.label or f"{asked.release} ({'--help of an installation' if asked.installed else 'source checkout'})"
     if not found.programs and not found.models:

@@ -229,6 +229,15 @@ def test_what_is_no_python_is_told(tmp_path: Path, text: bytes) -> None:
         record_release.main(["1.3.0", "--source", str(tmp_path)])
 
 
+def test_a_record_that_is_not_there_is_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["1.3.0", "--source", str(tmp_path), "--write", "--record", str(tmp_path / "none.json")]
+    with pytest.raises(SystemExit):
+        record_release.main(words)
+    assert "none.json is not there" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------ whole checkouts
 
 
