@@ -87,6 +87,8 @@ _EVENTS: Final = {
 """Events of the history, and the statement that applies each to the index, at once and when the index is rebuilt."""
 _AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
 """Of a JSON list of any length."""
+_FEW: Final = 1000
+"""Artifacts that are looked up one by one."""
 
 _encode: Final = encoding(json.JSONEncoder(separators=(",", ":")))
 
@@ -335,7 +337,12 @@ class Index(Database):
 
     def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, Artifact]:
         """Those of `fingerprints` that are published."""
-        found = self._artifacts(f"WHERE {_AMONG}", (json.dumps(list(fingerprints)),))
+        wanted = frozenset(fingerprints)
+        most = 2 * len(wanted)
+        if most > _FEW and most > self._rows("SELECT count(*) AS number FROM artifacts")[0][0]:
+            found = self._artifacts("", (), wanted)  # one row after another takes half as long as looking each up
+        else:
+            found = self._artifacts(f"WHERE {_AMONG}", (json.dumps([*wanted]),))
         return {artifact.fingerprint: artifact for artifact in found}
 
     def published(self) -> set[Fingerprint]:
@@ -351,27 +358,38 @@ class Index(Database):
         """Every published artifact, by stage and label."""
         return self._artifacts("ORDER BY stage, label, fingerprint", ())
 
-    def _artifacts(self, which: str, values: Sequence[str]) -> list[Artifact]:
+    def _artifacts(
+        self, which: str, values: Sequence[str], among: frozenset[Fingerprint] | None = None
+    ) -> list[Artifact]:
         columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s, published_s"
         query = f"SELECT {columns} FROM artifacts {which}"  # noqa: S608 - our own words
-        return self.run(lambda db: self._made_of(_typed(db.execute(query, values))))
+
+        def read(db: sqlite3.Connection) -> list[Artifact]:
+            rows = _typed(db.execute(query, values))
+            return self._made_of(rows if among is None else [row for row in rows if row[0] in among])
+
+        return self.run(read)
 
     def _made_of(self, rows: Sequence[Row]) -> list[Artifact]:
-        """The artifacts of rows. All their files are decoded at once: a large plan has many. Raises DamagedError."""
-        decoded = _decoded(f"[{','.join([row[3] for row in rows])}]", list)
-        if len(decoded) != len(rows):
+        """The artifacts of rows. Their files are decoded at once, and those of many are alike. Raises DamagedError."""
+        texts = list(dict.fromkeys([row[3] for row in rows]))
+        decoded = _decoded(f"[{','.join(texts)}]", list)
+        if len(decoded) != len(texts):
             raise DamagedError("no files with sizes")
-        found, folder = [], f"{self._workspace}/store"
-        for row, files in zip(rows, decoded, strict=True):
+        files, folder = dict[str, tuple[tuple[str, int], ...]](), f"{self._workspace}/store"
+        for text, pairs in zip(texts, decoded, strict=True):
             try:
-                pairs = tuple([(name, size) for name, size in files if (name.__class__, size.__class__) == _FILE])
+                files[text] = tuple([(name, size) for name, size in pairs if (type(name), type(size)) == _FILE])
             except (TypeError, ValueError):
-                pairs = ()
-            if len(pairs) != len(files):
-                raise DamagedError(f"no files with sizes: {row[3][:80]}")
-            path = f"{folder}/{row[1]}/{row[0]}"
-            found.append(Artifact(row[0], row[1], row[2], pairs, row[4], row[5], row[6], row[7], path))
-        return found
+                files[text] = ()
+            if len(files[text]) != len(pairs):
+                raise DamagedError(f"no files with sizes: {text[:80]}")
+        return [
+            Artifact(
+                row[0], row[1], row[2], files[row[3]], row[4], row[5], row[6], row[7], f"{folder}/{row[1]}/{row[0]}"
+            )
+            for row in rows
+        ]
 
     def add_artifact(self, manifest: Manifest, artifact: Artifact) -> Artifact:
         """Record an artifact that no attempt of this process left."""

@@ -17,7 +17,7 @@ from trtllm_pipeline.domain import Exclusive, Fingerprint
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import JOB
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.store import claims, index
 from trtllm_pipeline.store.index import Artifact, Index, Peak
 from trtllm_pipeline.store.manifest import NAME, FileEntry, Kind, Manifest, inspect, read
 from trtllm_pipeline.store.store import Store
@@ -67,6 +67,16 @@ def test_what_only_says_what_there_is_looks_at_folders_and_moves_nothing(store: 
     unknown = publish(store, "d")
     store.index.remove_artifacts((unknown.fingerprint,))
     assert store.there({unknown.fingerprint: "build"}) == {unknown.fingerprint}, "published, and then killed"
+
+
+def test_few_and_many_artifacts_are_looked_up_alike(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [publish(store, name, files) for name, files in (("a", None), ("b", None), ("c", {"x": "1"}), ("d", {}))]
+    for wanted in (made, made[1:], made[3:]):
+        asked = [*(each.fingerprint for each in wanted), Fingerprint("f" * 32)]
+        assert store.index.artifacts(asked) == {each.fingerprint: each for each in wanted}
+        monkeypatch.setattr(index, "_FEW", 0)
+        assert store.index.artifacts(asked) == {each.fingerprint: each for each in wanted}
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("harm", ["delete", "truncate", "no manifest", "empty manifest"])
