@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Final, NewType, Union
+
+from trtllm_pipeline.records import dataclass
 
 # A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
 Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.metric_names import LATENCIES, LATENCY_NAMES, RATES
 from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.records import dataclass
 
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",

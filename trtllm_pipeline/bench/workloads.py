@@ -9,7 +9,7 @@ import json
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,6 +18,7 @@ from trtllm_pipeline.bench.prompts import OPENING_WORDS, Prompt, conversations
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
+from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

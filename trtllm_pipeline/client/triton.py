@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -37,6 +37,7 @@ from trtllm_pipeline.client.session import (
 from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_pipeline.config.document import SUFFIXES, nearest, read
@@ -12,6 +11,7 @@ from trtllm_pipeline.config.load import TEMPLATE, load_matrix
 from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.records import dataclass
 
 
 def list_matrices() -> dict[str, Path]:

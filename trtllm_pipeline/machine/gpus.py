@@ -10,13 +10,14 @@ import importlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from trtllm_pipeline.machine.memory import physical_bytes
 from trtllm_pipeline.machine.model import Gpu
+from trtllm_pipeline.records import dataclass
 
 MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _MASK: Final = f"{MASK_VARIABLE}=".encode()

@@ -6,7 +6,7 @@ checked(plan, seen, taken)     at the end of a run, from its forecast and what t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
@@ -14,6 +14,7 @@ from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.planning.names import duration, size
 from trtllm_pipeline.planning.needs import KINDS, SHARED, TIME, of_run
 from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.records import dataclass
 
 _TIMES: Final = 3
 """From there on a share is no longer said in percent."""

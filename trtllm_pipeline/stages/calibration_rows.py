@@ -6,7 +6,7 @@ import codecs
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline.errors import Fault, MatrixError
 from trtllm_pipeline.files import tables, user_files
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.params import Selection
 
 logger = logging.getLogger(__name__)

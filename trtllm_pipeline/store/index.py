@@ -16,7 +16,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,7 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.digest import stamp, stamped_digest
 from trtllm_pipeline.files.writing import write_all
 from trtllm_pipeline.fingerprint import encoding
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.store.manifest import Manifest

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.digest import digest_file, digest_text
 from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 
 SCHEMA: Final = 1
