@@ -241,8 +241,8 @@ def _read_outline(path: Path, plan_bytes: int) -> Outline:
                 stage,
                 fingerprint,
                 _SCOPES[scope],
-                tuple([ids[each] for each in inputs]),
-                tuple([ids[each] for each in after]),
+                tuple([ids[each] for each in inputs]) if inputs else (),
+                tuple([ids[each] for each in after]) if after else (),
                 tuple(of_run),
             )
             for (run, stage, fingerprint, scope, inputs, after), of_run in zip(data["stage_runs"], users, strict=True)
@@ -250,8 +250,8 @@ def _read_outline(path: Path, plan_bytes: int) -> Outline:
     )
 
 
-def _changes(written: Iterable[Mapping[str, Any]]) -> tuple[SettingChange, ...]:
-    return tuple(SettingChange(**change) for change in written)
+def _changes(written: Collection[Mapping[str, Any]]) -> tuple[SettingChange, ...]:
+    return tuple([SettingChange(**change) for change in written]) if written else ()
 
 
 @uncollected()

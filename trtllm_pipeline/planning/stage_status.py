@@ -89,11 +89,12 @@ def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> d
     claimed = store.claimed()
     wanted = {run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE}
     present = {**store.present(wanted)} if artifacts else dict.fromkeys(store.there(wanted), None)
-    attempts = store.index.attempts(run.fingerprint for run in runs if run.fingerprint not in present)
+    absent = [run.fingerprint for run in runs if run.fingerprint not in present]
+    attempts = store.index.attempts(absent)
     infeasible = store.index.infeasible()
     # What ended or began meanwhile was, or is, being worked on: it has not been interrupted.
     claimed |= store.claimed()
-    needed = _needed(outline, present)
+    needed = _needed(outline, present) if absent else set()
     found: dict[StageRunId, StageState] = {}
     for run in runs:  # after everything it needs
         if run.fingerprint in present:

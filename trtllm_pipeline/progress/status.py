@@ -7,6 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,8 @@ _MAX_CELLS: Final = 200
 """That a picture shows."""
 _BESIDE_CELLS: Final = 6
 """Lines that a picture of all cells leaves for its title, its heads, the legend and what runs."""
-DONE: Final = frozenset({StageStatus.UP_TO_DATE, StageStatus.SKIPPED})
+DONE: Final = (StageStatus.UP_TO_DATE, StageStatus.SKIPPED)
+_TOLD: Final = (StageStatus.RUNNING, StageStatus.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     from trtllm_pipeline.progress.views import grid, infeasible, legend, retries, styled
 
     states = status.states
-    runs = {run: status.outline.stage_runs[run] for cell in status.cells for run in cell.stage_runs}
+    known = status.outline.stage_runs
+    runs = {run: known[run] for run in dict.fromkeys(chain.from_iterable([cell.stage_runs for cell in status.cells]))}
     feasible = [cell for cell in status.cells if cell.reason is None]
     parts = shared_parts([cell.id for cell in feasible])
     listed, rest = _listed(feasible, states)
@@ -117,7 +120,8 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     drawn += legend((status for _, of_cell in rows for status in of_cell.values()), width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
     below = [rest] if rest else []
-    below += [line for run in runs.values() for line in _events(run, states[run.id])]
+    told = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
+    below += [line for run, state in told for line in _events(run, state)]
     for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []
     if height is not None:  # nothing but one line each, what runs first
@@ -152,7 +156,8 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
     """The cells that the picture shows, and what there is to say of the rest: of very many only those that are not done."""
     if len(cells) <= _MAX_CELLS:
         return cells, ""
-    left = [cell for cell in cells if any(states[run].status not in DONE for run in cell.stage_runs)]
+    done = {run for run, state in states.items() if state.status in DONE}
+    left = [cell for cell in cells if not done.issuperset(cell.stage_runs)]
     listed = left[:_MAX_CELLS]
     lines = [f"{count(len(cells) - len(left), 'cell')} done"] if len(left) < len(cells) else []
     lines += [f"{count(len(left) - len(listed), 'cell')} more to do or failed"] if len(left) > len(listed) else []
@@ -160,9 +165,7 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
-    """What runs or failed, in words, after an empty line; nothing of other stage runs."""
-    if state.status not in (StageStatus.RUNNING, StageStatus.FAILED):
-        return []
+    """What runs or failed, in words, after an empty line."""
     from trtllm_pipeline.planning.names import duration
     from trtllm_pipeline.planning.stage_status import running_s
     from trtllm_pipeline.progress.views import told

@@ -197,8 +197,9 @@ class Store:
     def _folders(self, wanted: Mapping[Fingerprint, str], recorded: Collection[Fingerprint]) -> dict[str, set[str]]:
         """The names of all artifacts' folders, by stage, without those of `wanted` that somebody is about to record."""
         names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
-        for fingerprint, stage in wanted.items():
-            if fingerprint in names[stage] and fingerprint not in recorded and self.is_claimed(fingerprint):
+        for fingerprint in [each for each in wanted if each not in recorded]:
+            stage = wanted[fingerprint]
+            if fingerprint in names[stage] and self.is_claimed(fingerprint):
                 names[stage].remove(fingerprint)
         return names
 
@@ -602,13 +603,11 @@ class Store:
                 claim.release()
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _names(folder: Path) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield entry.name
+        return os.listdir(folder)
     except FileNotFoundError:
-        return
+        return []
     except NotADirectoryError:
         raise StateError(f"{folder} is not a folder", hint="trtllm-pipeline did not make it: move it away") from None
 
