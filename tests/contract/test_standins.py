@@ -570,6 +570,9 @@ def test_run_answers_from_an_engine_of_its_own_release(tmp_path: Path) -> None:
     arguments = ("--engine_dir", folder, "--tokenizer_dir", tmp_path / "llama-model", "--max_output_len", 3)
     done = run(installed, "run.py", *arguments, "--input_text", "one two")
     assert done.stdout.endswith('Input [Text 0]: "one two"\nOutput [Text 0 Beam 0]: "one two one"\n')
+    assert '"-one -one -one"' in run(installed, "run.py", *arguments, "--input_text=-one").stdout
+    longer = run(installed, "run.py", *arguments[:-1], 10**6, "--input_text", "one two")
+    assert "Maximum input length (2) + maximum new tokens (1000000) exceeds the engine or specified" in longer.stderr
     newer = run(install(tmp_path / "newer", "0.14.0"), "run.py", *arguments)
     assert newer.returncode == 1
     assert "Version tag does not match" in newer.stderr

@@ -74,6 +74,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "quantize --model model --family llama --precision fp8 --kv-cache-precision fp4",
             "--kv-cache-precision \"fp4\" is not allowed; did you mean 'fp8'",
         ),
+        (
+            f"{BUILD} --precision fp8 --max-input-len 96 --max-seq-len 128 --options max_batch_size=9",
+            "max_batch_size of trtllm-build is set by an option of this verb",
+        ),
+        (
+            "convert --model model --family llama --precision fp16 --options --tp_size=4",
+            "--tp_size of convert_checkpoint.py is set by an option of this verb",
+        ),
         (f"{BUILD} --precision fp17 --max-input-len 96 --max-seq-len 128", '--precision "fp17" is not allowed'),
         (f"{BUILD} --precision fp8 --max-input-len 96 --max-seq-len 64", "expected more than max_input_len 96"),
         (

@@ -252,3 +252,4 @@ def test_checking_an_engine_of_several_ranks() -> None:
     start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--noprefix", "--mca", "plm_rsh_agent", "", "-n", "4"]
     assert argv[:10] == [*start, "python3"]
     assert commands.engine_check("1.0.0", EngineCheck(), **asked)[0] == "python3"
+    assert "--input_text=-hello" in commands.engine_check("1.0.0", EngineCheck(prompt="-hello"), **asked)

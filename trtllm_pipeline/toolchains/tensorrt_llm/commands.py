@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Json
-from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import MPIRUN
@@ -75,7 +75,16 @@ class _Arguments:
         self.add({name: value for name, value in values.items() if self.has(name)})
 
     def with_extra(self, extra: Mapping[str, Json] | None) -> list[str]:
-        """All of them, a user's checked options last."""
+        """All of them, a user's options last: of a matrix they were checked. Raises StageError for those that are set here, which
+        a person may type.
+        """
+        for key in extra or ():
+            if options.decided(self.tool, key):
+                raise StageError(
+                    f"{key} of {self.tool.partition(':')[0]} is set by an option of this verb",
+                    failure=FailureClass.USER,
+                    hint="--help lists them",
+                )
         return [*self.argv, *options.render(self.tool, self.release, extra or {})]
 
 
@@ -377,7 +386,11 @@ def engine_check(
         ranks += ["--noprefix", "--mca", "plm_rsh_agent", "", "-n", str(asked.world_size)]
     arguments = _Arguments(_RUN, release, *ranks, *program)
     arguments.add({"--engine_dir": engine, "--tokenizer_dir": tokenizer})
-    arguments.add({"--max_output_len": asked.max_tokens, "--input_text": asked.prompt})
+    arguments.add({"--max_output_len": asked.max_tokens})
+    if asked.prompt.startswith("-"):  # alone, it would be taken for an option
+        arguments.argv.append(f"--input_text={asked.prompt}")
+    else:
+        arguments.add({"--input_text": asked.prompt})
     if asked.speculative == "draft":
         # An engine that checks drafts does not load without, though nobody drafts here.
         arguments.add({"--kv_cache_enable_block_reuse": True})

@@ -158,6 +158,12 @@ def accepts(tool: Tool, release: str, name: str, value: Scalar) -> bool:
     return form is not None and form.takes_value and (form.choices is None or value in form.choices)
 
 
+def decided(tool: Tool, key: str) -> str | None:
+    """What decides an option of a user that is the pipeline's to set, however it is spelled; None for any other."""
+    program, name = load()[tool], spelling(key)
+    return program.ours.get(program.canonical(name) or name)
+
+
 def render(tool: Tool, release: str, options: Mapping[str, Json]) -> list[str]:
     """A user's options as arguments. They are as in a matrix (no dashes needed, true and false for on and off) and have
     passed `check_extra`.
@@ -225,8 +231,8 @@ def check_extra(
 
 def _problem(tool: Tool, release: str, name: str, value: Json, installed: Mapping[str, Installed] | None) -> str | None:
     program = load()[tool]
-    if decided := program.ours.get(program.canonical(name) or name):
-        return f"is set from {decided}"
+    if ours := decided(tool, name):
+        return f"is set from {ours}"
     form = program.spelled(name, release)
     shown = form if installed is None else installed.get(name)
     if shown is None:
