@@ -40,10 +40,19 @@ MODULE_IDS: Final = {
 """Source: `LORA_MODULE_IDS` in lora_manager.py."""
 
 
-def check_width(adapter: Path, model: Path) -> None:
-    """Raise StageError for an adapter of a model with layers of another width than those of the folder `model`."""
+def check_weights(adapter: Path, model: Path) -> None:
+    """Raise StageError for an adapter of a model with layers of another width than those of the folder `model`, and for one that
+    has biases of layers, as PEFT trains them with `bias: all`: no request can bring them. Source: HF_LORA_PATTERN of
+    the releases' LoRA code, beside which a tensor is an unsupported key.
+    """
     hidden_size = Fields.read(model, "config.json").integer("hidden_size")
     for name, path, entry in tensors_of(adapter):
+        if name.endswith(".bias"):
+            raise StageError(
+                f"{path}: it has a bias of a layer ({name}), which TensorRT-LLM does not take",
+                failure=FailureClass.INFEASIBLE,
+                hint="train it with bias: none, or merge it into the model",
+            )
         width = entry.shape[-1]
         if re.search(r"\b[qkv]_proj\b.*lora_A", name) and width != hidden_size:
             raise StageError(

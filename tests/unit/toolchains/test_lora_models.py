@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.helpers.adapters import random_pairs, write_adapter
+from tests.helpers.adapters import random_pairs, write_adapter, write_tensors
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from trtllm_pipeline.errors import StageError
@@ -111,3 +112,11 @@ def test_an_engine_that_was_not_built_for_an_adapter_is_refused(
     adapter = write_adapter(tmp_path / "a", random_pairs(pairs, rank=4))
     with pytest.raises(StageError, match=words):
         write(tmp_path, "1.1.0rc6", engine_for(tmp_path, "1.1.0rc6", **built), adapter)
+
+
+def test_biases_of_layers_are_refused(tmp_path: Path) -> None:
+    """PEFT keeps them with `bias: all`, of layers that have any."""
+    adapter = write_adapter(tmp_path / "a", random_pairs({"q_proj": (16, 16)}, rank=4), bias="all")
+    write_tensors(adapter / "bias.safetensors", {"base_model.model.q_proj.bias": np.zeros(16, np.float32)})
+    with pytest.raises(StageError, match=r"has a bias of a layer \(base_model\.model\.q_proj\.bias\)"):
+        write(tmp_path, "1.1.0rc6", engine_for(tmp_path, "1.1.0rc6", **BUILT), adapter)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.machine.model import TensorRTLLM
-from trtllm_pipeline.stages.lora import check_width
+from trtllm_pipeline.stages.lora import check_weights
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT, read_adapter
@@ -160,7 +160,7 @@ def lora(adapters: Sequence[Path], model: Path) -> dict[str, Any]:
         rank, changed = read_adapter(adapter)
         ranks.append(rank)
         modules += changed
-        check_width(adapter, model)
+        check_weights(adapter, model)
     several = {"max_loras": len(adapters), "max_cpu_loras": len(adapters)} if len(adapters) > 1 else {}
     config = {
         "lora_dir": [str(adapters[0])],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.lora import check_width, number_of_values
+from trtllm_pipeline.stages.lora import check_weights, number_of_values
 from trtllm_pipeline.toolchains.companions import read_adapter
 from trtllm_pipeline.toolchains.tensorrt_llm.needs import ADAPTER_CACHE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
@@ -45,7 +45,7 @@ def check(adapter: Path, engine: Engine, model: Path) -> int:
             failure=FailureClass.INFEASIBLE,
             hint="pipeline build --max-lora-rank N --lora-target-modules LAYER,... makes one that takes it",
         )
-    check_width(adapter, model)
+    check_weights(adapter, model)
     return rank
 
 
