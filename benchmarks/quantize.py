@@ -110,6 +110,7 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "vocab_size": 1024,
     },
 }
+_ATTEMPT: Final = "attempt"
 _FORWARDS: Final = {"int4_awq": 13, "w4a8_awq": 13}
 _RUN: Final = re.compile(
     r"(?P<precision>\w+)(/(?P<samples>\d+))?(@(?P<batch>\d+))?(:tp(?P<tp>\d+))?(:g(?P<gpus>\d+))?(?P<hf>:hf)?"
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--limit-s", type=float, default=500.0, help="no further run is begun after this time")
     parser.add_argument("--folder", type=Path, help="for models and checkpoints; a temporary one if not given")
+    parser.add_argument("--out", type=Path, help="a folder for checkpoints alone, where both would not fit")
     parser.add_argument("--json", type=Path, help="where to write the figures as well")
     options = parser.parse_args()
     started = time.monotonic()
@@ -171,6 +173,8 @@ def main() -> None:
     shape["num_hidden_layers"] = options.layers or full
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
+        if options.out:
+            (folder / _ATTEMPT).symlink_to(options.out.resolve() / f"{_ATTEMPT}-{os.getpid()}")
         seconds = _timed(lambda: write_model(folder / "model", shape))
         say(
             f"{options.shape}, {shape['num_hidden_layers']} of {full} layers: random weights written in {seconds:.1f} s"
@@ -379,7 +383,7 @@ def _process(folder: Path, run: Run) -> Mapping[str, Any]:
 @contextmanager
 def attempt(folder: Path, run: Run) -> Iterator[StageContext[Any]]:
     """The stage's work, in a folder that is gone afterwards."""
-    out = folder / "attempt" / "out"
+    out = (folder / _ATTEMPT).resolve() / "out"
     out.mkdir(parents=True)
     common: dict[str, Any] = {
         "precision": run.precision,

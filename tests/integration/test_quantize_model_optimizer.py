@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from safetensors.torch import load_file  # noqa: E402
 from trtllm_pipeline.stages.calibration_rows import Row, read_rows  # noqa: E402
 from trtllm_pipeline.stages.params import Selection  # noqa: E402
 from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
+    awq_search,
     calibration,
     formats,
     forward,
@@ -322,7 +324,6 @@ def _maxima(model: Any, tokens: list[list[int]], size: int) -> dict[str, float]:
 
     measured = copy.deepcopy(model)
     configuration = formats.configuration(formats.precision("fp8"), "FP8", for_engines=True)
-    assert configuration is not None
     loop = forward.CalibrationLoop(tokens, size, 1, restart=False, progress=lambda _done, _total: None)
     mtq.quantize(measured, configuration, forward_loop=loop)
     return {
@@ -481,6 +482,39 @@ def test_memory_that_ran_out_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as other:
         torch.empty(2) @ torch.empty(3)
     assert not memory.is_out_of_memory(other.value)
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 5e-3)])
+@pytest.mark.parametrize("precision", ["int4_awq", "w4a8_awq"])
+def test_losses_of_a_search_are_those_by_outputs(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, precision: str, dtype: str, within: float
+) -> None:
+    """Of the layers that read the hidden state; the others read twice as many channels, for which the rows are too few."""
+    import modelopt.torch.quantization as mtq
+
+    tokens = np.random.default_rng(0).integers(3, VOCABULARY, (8, 100)).tolist()
+    tokens[-1] = tokens[-1][:60]
+    by_products: list[object] = []
+    of = awq_search._Products.of
+    monkeypatch.setattr(awq_search._Products, "of", lambda *given: by_products.append(given[1]) or of(*given))
+    found = []
+    for away in (awq_search.by_products, lambda _model: nullcontext()):
+        monkeypatch.setattr(awq_search, "by_products", away)
+        model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=getattr(torch, dtype)).eval()
+        configuration = formats.configuration(formats.precision(precision), None, for_engines=True)
+        algorithm = configuration["algorithm"]
+        method = {"method": algorithm} if isinstance(algorithm, str) else algorithm
+        configuration["algorithm"] = {**method, "debug": True}
+        loop = forward.CalibrationLoop(tokens, 8, 2, restart=True, progress=lambda _done, _total: None)
+        mtq.quantize(model, configuration, forward_loop=loop)
+        found.append({name: m.awq_lite for name, m in model.named_modules() if hasattr(m, "awq_lite")})
+    ours, theirs = found
+    assert len(by_products) == 6 * 11 * LAYERS, "all but the last of a layer's seven"
+    assert ours.keys() == theirs.keys()
+    for name, searched in ours.items():
+        other = theirs[name].loss
+        assert searched.loss == pytest.approx(other, rel=within), name
+        assert other[searched.best_alpha] <= min(other.values()) * (1 + within), name
 
 
 def test_kernels_loaded_ahead_change_nothing(

@@ -42,11 +42,11 @@ _LAST_WORDS_S: Final = 1.3
 """mpirun reports the first rank that exited about 1.1 s later, once it has ended the others."""
 _ALL_WORDS_S: Final = 5.0
 """It takes longer if other ranks do not exit when told."""
-# How mpirun reports the first rank that exited: by a signal, with an exit status, or by MPI_Abort.
+# How Open MPI 4 and 5 report the first rank that exited: by a signal, with an exit status, or by MPI_Abort.
 _ENDED: Final = (
-    (re.compile(r"process rank (\d+) with PID \d+ [^\n]*exited on signal (\d+)"), -1),
+    (re.compile(r"process rank (\d+) with PID \d+ [^\n]*exited on\s+signal (\d+)"), -1),
     (re.compile(r"Process name: \[\S*,(\d+)\]\s+Exit code:\s+(\d+)"), 1),
-    (re.compile(r"MPI_ABORT was invoked on rank (\d+)[^\n]*\s+(?:with )?errorcode (\d+)"), 1),
+    (re.compile(r"MPI_ABORT was invoked on rank (\d+)[^\n]*\s+(?:Proc: [^\n]*\s+)?(?:with )?[Ee]rrorcode:? (\d+)"), 1),
 )
 
 
@@ -123,10 +123,10 @@ class World(triton.RunningTriton):
 
     def rank_log(self, rank: int) -> Path:
         """The log of a rank."""
-        for path in self.folder.glob("*/rank.*/stdout"):  # mpirun pads the number with zeros
+        for path in self.folder.glob("*/rank.*/stdout"):  # Open MPI 4 pads the number with zeros
             if int(path.parent.name.removeprefix("rank.")) == rank:
                 return path
-        return self.output
+        return next(self.folder.parent.glob(f"{self.folder.name}.*.{rank}.out"), self.output)  # Open MPI 5
 
     def died(self) -> ServerError:
         """The error for its end: names the rank that ended first, with the end of that rank's log."""

@@ -132,6 +132,12 @@ SIGNAL = """
 {0} noticed that process rank 1 with PID 4711 on node host exited on signal 9 (Killed).
 --------------------------------------------------------------------------
 """
+SIGNAL_5 = """
+--------------------------------------------------------------------------
+prterun noticed that process rank 1 with PID 4711 on node host exited on
+signal 9 (Killed).
+--------------------------------------------------------------------------
+"""
 STATUS = """
 {0} detected that one or more processes exited with non-zero status, thus causing
 the job to be terminated. The first process to do so was:
@@ -146,13 +152,21 @@ with errorcode 5.
 
 NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
 """
+ABORT_5 = """
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+  Proc: [[21161,1],1]
+  Errorcode: 5
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
+"""
 
 
 @pytest.mark.parametrize(
     ("said", "words", "failure"),
     [
         (SIGNAL.format("mpirun"), "rank 1 of 4 was ended by signal SIGKILL", FailureClass.BUG),
-        (SIGNAL.format("prterun"), "rank 1 of 4 was ended by signal SIGKILL", FailureClass.BUG),
+        (SIGNAL_5, "rank 1 of 4 was ended by signal SIGKILL", FailureClass.BUG),
+        (ABORT_5, "rank 1 of 4 ended with exit status 5", FailureClass.BUG),
         (STATUS.format("mpirun", "[[27443,1],1]"), "rank 1 of 4 ended with exit status 3", FailureClass.BUG),
         (
             STATUS.format("prterun", "[prterun-host-27443@1,1]"),
@@ -189,3 +203,11 @@ def test_logs_are_found_however_mpirun_pads_the_rank(tmp_path: Path) -> None:
     assert ranks.rank_log(3).parent.name == "rank.03"
     assert ranks.rank_log(11).parent.name == "rank.11"
     assert ranks.rank_log(12) == tmp_path / "log"
+
+
+def test_logs_of_open_mpi_5_lie_beside_the_folder(tmp_path: Path) -> None:
+    for rank in (1, 11):
+        (tmp_path / f"ranks.prterun-host-4711@1.{rank}.out").touch()
+    ranks = world(SimpleNamespace(), tmp_path / "log")
+    assert ranks.rank_log(1).name == "ranks.prterun-host-4711@1.1.out"
+    assert ranks.rank_log(2) == tmp_path / "log"

@@ -74,8 +74,13 @@ def _known(what: str, name: str | None, table: Mapping[Any, T]) -> T:
     return table[name]
 
 
-def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines: bool) -> dict[str, Any] | None:
-    """What Model Optimizer is to do, None where that is nothing. Imports Model Optimizer.
+def keeps_weights(chosen: WeightPrecision, *, for_engines: bool) -> bool:
+    """Whether the weights of the checkpoint are those of the model."""
+    return chosen.config is None or (chosen.by_builder and for_engines)
+
+
+def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines: bool) -> dict[str, Any]:
+    """What Model Optimizer is to do with weights or cache. Imports Model Optimizer.
 
     Raises StageError where that is too old.
     """
@@ -83,11 +88,8 @@ def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines:
 
     from trtllm_pipeline.toolchains.model_optimizer import maximum
 
-    kept = chosen.config is None or (chosen.by_builder and for_engines)
-    if kept and kv_cache is None:
-        return None
     found: dict[str, Any]
-    if kept:
+    if keeps_weights(chosen, for_engines=for_engines):
         found = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
     else:
         found = copy.deepcopy(getattr(mtq, str(chosen.config)))

@@ -48,10 +48,12 @@ class CalibrationLoop:
         """Run all rows through `model` once. Raises StageError (out of memory) where not even one row fits."""
         import torch
 
+        from trtllm_pipeline.toolchains.model_optimizer.awq_search import by_products
+
         padded = not _has_experts(model)
         # The head is not quantized, and its logits are the largest tensors of all.
         decoder = model.base_model
-        with torch.no_grad(), _fused_norms(decoder), _blanked_padding(decoder) as blank:
+        with torch.no_grad(), _fused_norms(decoder), by_products(decoder), _blanked_padding(decoder) as blank:
             waiting = list(batches(self.rows, self.batch_size, padded=padded))
             while waiting:
                 batch = waiting[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,11 +42,12 @@ def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[An
 
 
 def rehearsal(
-    quantizer: dict[str, Any], rows: Sequence[Tokens], precision: WeightPrecision, batch_size: int | None
+    quantizer: Future[dict[str, Any]], rows: Sequence[Tokens], precision: WeightPrecision, batch_size: int | None
 ) -> Callable[[Any], None]:
-    """What to rehearse: the quantization, on one batch of the shape that will come first."""
+    """What to rehearse: the quantization, on one batch of the shape that will come first, once `quantizer` is there."""
 
     def rehearse(layer: Any) -> None:
+        configuration = copy.deepcopy(quantizer.result())
         import modelopt.torch.quantization as mtq
 
         loop = None
@@ -57,7 +58,7 @@ def rehearsal(
             loop = forward.CalibrationLoop(
                 first, len(first), precision.passes, restart=precision.searches, progress=lambda _done, _total: None
             )
-        mtq.quantize(layer, copy.deepcopy(quantizer), forward_loop=loop)
+        mtq.quantize(layer, configuration, forward_loop=loop)
 
     return rehearse
 

@@ -25,10 +25,15 @@ def bytes_per_token(wide: int, narrow: int, element_bytes: int, *, searches: boo
     hidden size.
 
     In an MLP four tensors of the widest projection's width are alive (gate, up, its activation, their product), and of the
-    residual stream about eight, some of them float32. AWQ's search also holds two outputs and their difference in float32.
+    residual stream about eight, some of them float32. AWQ's search also holds two outputs and their difference in float32,
+    where it takes losses by outputs.
     """
     estimate = element_bytes * (4 * wide + 8 * narrow)
-    return estimate + (2 * element_bytes + 8) * wide if searches else estimate
+    return estimate + _searched(element_bytes) * wide if searches else estimate
+
+
+def _searched(element_bytes: int) -> int:
+    return 2 * element_bytes + 8
 
 
 def expected_bytes(
@@ -54,10 +59,17 @@ def expected_bytes(
     random ones is there.
     """
     token = bytes_per_token(wide, narrow, 2, searches=searches)
+    # With more tokens (`awq_search`), outputs of the widest projection are not looked at, those of the one after it are.
+    token_of_many = bytes_per_token(wide, narrow, 2, searches=False) + searches * _searched(2) * narrow
     fitting = min(SATURATING_TOKENS, max(0, int(_USABLE * (free - weights))) // token) // longest
     at_once = min(rows, asked or max(1, fitting))
     planned, least = (
-        weights + max(2 * table, (2 + rehearsed) * experts, int(_FRAGMENTS * each * longest * token))
+        weights
+        + max(
+            2 * table,
+            (2 + rehearsed) * experts,
+            int(_FRAGMENTS * each * longest * (token if each * longest < 2 * narrow else token_of_many)),
+        )
         for each in (at_once, min(rows, 1))
     )
     # Who asks for no number gets what fits.
