@@ -82,7 +82,7 @@ class Pins:
                 recipe = {**recipe, "code": self._code_of(cell, recipe)}
             self._recipes[same] = recipe, said
         recipe, said = self._recipes[same]
-        pinned = dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, said))
+        pinned = cell.pinned(recipe, _ruled_out(cell, said))
         if id(cell.settings) not in self._alone:
             self._alone[id(cell.settings)] = not (companions.asked_for(cell) or companions.configurations_needed(cell))
         if pinned.reason is not None or self._alone[id(cell.settings)]:

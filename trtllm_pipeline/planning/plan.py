@@ -362,8 +362,7 @@ class _Graph:
             f'"{name}":{canonical(selections[name])}' if name in selections else f'"{name}":"{runs[run].fingerprint}"'
             for name, run in inputs.items()
         ]
-        read.sort()
-        of_inputs = ",".join(read)
+        of_inputs = read[0] if len(read) == 1 else ",".join(sorted(read))
         key = f'{{{taken.of_files}{form.before}"inputs":{{{of_inputs}}},"params":{taken.of_params}{form.behind}'
         hashed = fingerprint(key)
         run_id = StageRunId(f"{stage.name}-{hashed[:12]}")

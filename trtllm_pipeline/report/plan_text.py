@@ -13,7 +13,7 @@ from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.planning.names import about, count, never_works, size
 from trtllm_pipeline.planning.needs import TIME, Need, tightest
-from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -71,8 +71,10 @@ def _notes(plan: Plan) -> list[str]:
 
 def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:
     """A row for each stage, as `_heads` say."""
-    for stage in _in_order(plan):
-        runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
+    by_stage: dict[str, list[StageRun]] = {stage: [] for stage in _in_order(plan)}
+    for run in plan.stage_runs.values():
+        by_stage[run.stage.name].append(run)
+    for stage, runs in by_stage.items():
         todo = [run for run in runs if run.id in seen.to_run]
         done = sum(run.id in seen.present for run in runs)
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
@@ -180,7 +182,7 @@ def _in_order(plan: Plan) -> list[str]:
     """The stages of a plan, each after all that any of its stage runs needs; otherwise as they come."""
     needs: dict[str, set[str]] = {run.stage.name: set() for run in plan.stage_runs.values()}
     for run in plan.stage_runs.values():
-        needs[run.stage.name].update(plan.stage_runs[each].stage.name for each in run.needs)
+        needs[run.stage.name].update([plan.stage_runs[each].stage.name for each in run.needs])
     ordered: list[str] = []
     while left := [name for name in needs if name not in ordered]:
         # Toolchains side by side could want two stages the other way round: then the first that is left.
