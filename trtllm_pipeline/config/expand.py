@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -216,7 +216,14 @@ def _fits(segments: Sequence[str], parts: Sequence[str]) -> bool:
     # A last `*` stands for everything below, even when the id ends before it.
     if len(parts) > len(segments) + (parts[-1:] == ["*"]):
         return False
-    return all(fnmatch.fnmatchcase(segment, part) for segment, part in zip(segments, parts, strict=False))
+    for segment, part in zip(segments, parts, strict=False):  # noqa: SIM110  (as in `matches`)
+        if not _matches(segment, part):
+            return False
+    return True
+
+
+_matches: Final = cache(fnmatch.fnmatchcase)
+"""Cells have few segments that others do not have."""
 
 
 def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> str:
@@ -308,9 +315,9 @@ class _Grid:
         """Points that the machine's release has no cells for."""
         self.points = self._points()
         self._raise_faults()
-        self.matched = [
-            tuple(index for index, rule in enumerate(self.overrides) if rule.here and rule.matches(point))
-            for point in self.points
+        here = [(index, rule) for index, rule in enumerate(self.overrides) if rule.here]
+        self.matched: list[tuple[int, ...]] = [
+            tuple([index for index, rule in here if rule.matches(point)]) for point in self.points
         ]
         """Which overrides apply to each point."""
         for index in sorted(set(range(len(self.overrides))).difference(*self.matched)):
