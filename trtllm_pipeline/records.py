@@ -1,4 +1,4 @@
-"""`dataclass`, as the standard library's, for a fifth of what that takes to make a class: a third of a small command was that.
+"""`dataclass`, as the standard library's, at less than a third of what that takes to make a class: a third of a small command was that.
 
 The standard library compiles up to nine methods for a class. Here it compiles none, and of each class only `__init__` is: the
 other methods are the same for all, and find the fields of theirs. A leaf.
