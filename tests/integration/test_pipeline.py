@@ -365,14 +365,14 @@ def test_a_single_stage_leaves_the_latest_run_what_it_was(done: Path) -> None:
 
 @pytest.mark.slow
 def test_faults_of_a_data_file_are_said_where_the_run_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text('{"input": 5}\n')
+    (tmp_path / "prompts.jsonl").write_text('{"input": "a"}\n' * 80_000 + '{"input": 5}\n')  # too far behind for a plan
     words = ("--set", f"settings.perf.input_data={tmp_path}/prompts.jsonl", "--cells", "tiny/fp16")
     process = start("run", "--matrix", TINY, *words, "--format", "json", cwd=tmp_path)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     (cell,) = json.loads(out)["cells"]
     assert cell["failed_stage"] == "perf"
-    assert "prompts.jsonl:1: input" in cell["reason"]
+    assert "prompts.jsonl:80001: input" in cell["reason"]
     assert cell["failure"] == "user"
 
 

@@ -13,7 +13,15 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files import tables
-from trtllm_pipeline.files.user_files import RowError, check, decode, json_array, read_json_lines, read_text
+from trtllm_pipeline.files.user_files import (
+    RowError,
+    check,
+    decode,
+    first_lines,
+    json_array,
+    read_json_lines,
+    read_text,
+)
 from trtllm_pipeline.records import dataclass
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
@@ -21,6 +29,9 @@ OPENING_WORDS: Final = 2
 """Of a made-up prompt, which others take the place of each time it is sent."""
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
+_FIRST_BYTES: Final = 1 << 20
+_FIRST_ROWS: Final = 1000
+"""How much of a prompt file, and of a table, a plan looks at."""
 _SUMMARY: Final = "\n\nTL;DR:"
 """Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
 _ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -112,7 +123,7 @@ def read(
         taken += bool(fitting)
         return fitting
 
-    rows = _read(path, render, turns, keep, lambda: most is not None and taken >= most)
+    rows = _read(path, render, turns, keep, lambda: most is not None and taken >= most, folder=path.parent)
     prompts = tuple(prompt for of_row in rows for prompt in of_row)
     if not prompts:
         raise MatrixError(
@@ -123,8 +134,43 @@ def read(
 
 def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
     """What `make` makes of each prompt in `path` and of its row, for which it may raise RowError too."""
-    rows = _read(path, render, 1, lambda prompts, row: [make(prompt, row) for prompt in prompts], lambda: False)
+    rows = _read(
+        path,
+        render,
+        1,
+        lambda prompts, row: [make(prompt, row) for prompt in prompts],
+        lambda: False,
+        folder=path.parent,
+    )
     return tuple(made for of_row in rows for made in of_row)
+
+
+def check_first(
+    path: Path,
+    make: Callable[[Prompt, dict[str, Any]], object] = lambda _prompt, _row: None,
+    *,
+    turns: int = 1,
+    most: int | None = None,
+) -> None:
+    """Raise MatrixError for what `read`, or `read_rows` with `make`, would find in the first rows of `path`, `most` at most,
+    whatever the model; nothing is said of images, see `image_files`.
+    """
+    text = None if tables.is_table(path) else first_lines(path, _FIRST_BYTES)
+    if text is not None and not text.strip() and path.stat().st_size > _FIRST_BYTES:
+        return  # a large array, or a line as long
+    rows = 0
+
+    def enough() -> bool:
+        nonlocal rows
+        rows += 1
+        return most is not None and rows > most
+
+    def look(prompts: tuple[Prompt, ...], row: dict[str, Any]) -> tuple[()]:
+        for prompt in prompts:
+            make(prompt, row)
+        return ()
+
+    _read(path, lambda _messages: "any", turns, look, enough, folder=None, text=text, most=_FIRST_ROWS)
 
 
 def _read(
@@ -133,7 +179,14 @@ def _read(
     turns: int,
     make: Callable[[tuple[Prompt, ...], dict[str, Any]], Sequence[T]],
     enough: Callable[[], bool],
+    *,
+    folder: Path | None,
+    text: str | None = None,
+    most: int | None = None,
 ) -> list[Sequence[T]]:
+    """What `make` makes of the rows until there are `enough`, with their images from `folder`; `text` is the file's where it
+    was read before, `most` the rows that are read of a table.
+    """
     known: set[str] = set()
 
     def parse(row: object, number: int) -> Sequence[T]:
@@ -142,7 +195,7 @@ def _read(
         if not isinstance(row, dict):
             raise RowError("", "expected an object with `input`")
         prompts = tuple(
-            _with_images_of(row, path.parent, _prompt(each, default_id, render, turn))
+            _with_images_of(row, folder, _prompt(each, default_id, render, turn))
             for turn, (each, default_id) in enumerate(_turns(row, str(number), turns), 1)
         )
         for prompt in prompts:
@@ -152,8 +205,8 @@ def _read(
         return make(prompts, row)
 
     if tables.is_table(path):
-        return tables.read(path, lambda row, number: parse(_filled(row), number))
-    return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE)
+        return tables.read(path, lambda row, number: parse(_filled(row), number), most=most)
+    return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE, text=text)
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
@@ -238,10 +291,11 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: i
     return Prompt(str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages, turn=turn)
 
 
-def _with_images_of(row: Mapping[str, Any], folder: Path, prompt: Prompt) -> Prompt:
-    """A prompt with the images that its row names."""
+def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt) -> Prompt:
+    """A prompt with the images that its row names; without a folder, none of them is read."""
+    names = _texts(row, "image")
     try:
-        urls = [images.read(folder / name) for name in _texts(row, "image")]
+        urls = [] if folder is None else [images.read(folder / name) for name in names]
     except ValueError as error:
         raise RowError("image", f"{row['image']!r}: {error}") from error
     return with_images(prompt, urls) if urls else prompt
@@ -254,13 +308,17 @@ def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
 
 
 def image_files(path: Path) -> tuple[str, ...]:
-    """The image files that the rows of a prompt file name; nothing of a file that is none, which is said when it is read."""
-    found: dict[str, None] = {}
+    """The image files that the rows of a prompt file name; nothing of a file that is none, which is said when it is read.
 
-    def look(row: object, _number: int = 0) -> None:
+    Raises MatrixError with the rows whose images cannot be read, or are none by how they begin.
+    """
+    found: dict[str, int] = {}
+
+    def look(row: object, number: int) -> None:
         named = row.get("image") if isinstance(row, dict) else None
-        names = named if isinstance(named, list) else [named]
-        found.update(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+        for name in named if isinstance(named, list) else [named]:
+            if isinstance(name, str) and name:
+                found.setdefault(name, number)
 
     try:
         check(path)
@@ -268,12 +326,20 @@ def image_files(path: Path) -> tuple[str, ...]:
             tables.read(path, look, lambda columns: [name for name in columns if name == "image"])
         elif '"image"' in (text := read_text(path)):
             array = json_array(text)
-            for row in (
-                map(decode, (line for line in text.split("\n") if '"image"' in line)) if array is None else array
-            ):
-                look(row)
+            for number, row in enumerate(text.split("\n") if array is None else array, 1):
+                if array is not None or '"image"' in row:
+                    look(decode(row) if array is None else row, number)
     except (MatrixError, UsageError, OSError, ValueError):
         return ()
+    faults = []
+    for name, number in found.items():
+        try:
+            images.check(path.parent / name)
+        except ValueError as error:
+            line, key = (None, f"row {number}: image") if tables.is_table(path) else (number, "image")
+            faults.append(Fault(os.fspath(path), line, key, f"{name!r} {error}"))
+    if faults:
+        raise MatrixError(tuple(faults), hint="images are files from the folder of the prompt file")
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ _FORM: Final = re.compile(r"([1-9]\d?)@([1-9]\d{0,3})x([1-9]\d{0,3})")
 _TILE: Final = 16
 """Pixels along the edge of a square of one colour: images differ everywhere, and still compress."""
 _KINDS: Final = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+_MAGIC: Final = max(map(len, _KINDS))
 _LARGEST: Final = 20_000_000
 """Bytes of an image file, as OpenAI's API takes."""
 
@@ -69,20 +70,34 @@ def png(width: int, height: int, seed: int) -> bytes:
 
 def data_url(image: bytes) -> str:
     """An image as a URL that holds it. Raises ValueError for what is no PNG, JPEG, GIF or WebP."""
+    return f"data:image/{_kind(image)};base64,{base64.b64encode(image).decode()}"
+
+
+def _kind(image: bytes) -> str:
     kind = next((kind for magic, kind in _KINDS.items() if image.startswith(magic)), None)
     if kind is None:
         raise ValueError("is no PNG, JPEG, GIF or WebP image")
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+    return kind
 
 
-def read(path: Path) -> str:
-    """An image file as a data URL. Raises ValueError for a file that cannot be read, or is no image."""
+def check(path: Path) -> None:
+    """Raise ValueError for a file that cannot be read, or that does not begin as an image."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("is not a file")
         if found.st_size > _LARGEST:
             raise ValueError(f"is larger than {_LARGEST // 1_000_000} MB")
+        with path.open("rb") as file:
+            _kind(file.read(_MAGIC))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+
+
+def read(path: Path) -> str:
+    """An image file as a data URL. Raises ValueError for a file that cannot be read, or is no image."""
+    check(path)
+    try:
         return data_url(path.read_bytes())
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.bench.prompts import Prompt, Render
-from trtllm_pipeline.errors import Fault
-from trtllm_pipeline.evaluate.scores import LETTERS, Metric, NumericTolerance, Question, normalise
+from trtllm_pipeline.errors import Fault, StageError
+from trtllm_pipeline.evaluate.scores import LETTERS, METRICS, Metric, NumericTolerance, Question, normalise
 from trtllm_pipeline.files.user_files import RowError
 
 
@@ -25,6 +26,23 @@ def read(
     Raises MatrixError with every faulty line.
     """
     return prompts.read_rows(path, lambda prompt, row: _question(prompt, row, metrics, default), render)
+
+
+def check_first(path: Path, default: Sequence[str], *, scored: bool) -> None:
+    """Raise MatrixError for what is wrong with the first rows of `path` as questions, whatever the model; with `scored`, also
+    for what metrics lack. Of the user's own metrics nothing is known here but their names.
+    """
+    own = {name: Metric("", lambda _answer, _question: 0.0, lambda _question: None) for name in default if ":" in name}
+    metrics = {**METRICS, **own}
+
+    def make(prompt: Prompt, row: dict[str, Any]) -> None:
+        question = _question(prompt, row, metrics, default)
+        for name in question.metrics if scored else ():
+            with suppress(StageError):  # a package that is missing here may be where this runs
+                if (fault := metrics[name].lacks(question)) is not None:
+                    raise RowError(*fault)
+
+    prompts.check_first(path, make)
 
 
 def scorable(questions: Sequence[Question], metrics: Mapping[str, Metric]) -> tuple[list[Question], list[Fault]]:

@@ -5,6 +5,7 @@ Reading cannot hang, because only regular files are opened, and no content can r
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import errno
 import json
@@ -71,19 +72,39 @@ def _why(path: Path, error: OSError | ValueError) -> str:
 
 def read_text(path: Path, *, limit: int | None = None) -> str:
     """The text of a file in UTF-8, without a byte order mark. Raises MatrixError, also beyond `limit` bytes."""
+    content = _read(path, -1 if limit is None else limit + 1)
+    if limit is not None and len(content) > limit:
+        fail(os.fspath(path), None, f"is larger than {limit // 1024**2} MiB")
+    return _text(path, content)
+
+
+def first_lines(path: Path, most: int) -> str:
+    """The lines in the first `most` bytes of a file of lines, without the one that goes on behind them. Raises MatrixError.
+
+    Nothing of a larger file that is one JSON array.
+    """
+    content = _read(path, most + 1)
+    if len(content) > most:
+        content = content[: content.rfind(b"\n", 0, most) + 1]
+        if content.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            return ""
+    return _text(path, content)
+
+
+def _read(path: Path, most: int) -> bytes:
     check(path)
-    name = os.fspath(path)
     try:
         with path.open("rb") as file:
-            content = file.read() if limit is None else file.read(limit + 1)
+            return file.read(most)
     except OSError as error:
-        fail(name, None, _why(path, error))
-    if limit is not None and len(content) > limit:
-        fail(name, None, f"is larger than {limit // 1024**2} MiB")
+        fail(os.fspath(path), None, _why(path, error))
+
+
+def _text(path: Path, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        fail(name, content.count(b"\n", 0, error.start) + 1, "is not UTF-8 text; save it as UTF-8")
+        fail(os.fspath(path), content.count(b"\n", 0, error.start) + 1, "is not UTF-8 text; save it as UTF-8")
 
 
 class JsonError(ValueError):
@@ -185,15 +206,18 @@ def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str,
     return value
 
 
-def read_json_lines(path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None) -> list[T]:
+def read_json_lines(
+    path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None, text: str | None = None
+) -> list[T]:
     """What `parse` makes of the value and number of each line that is not blank; `nothing` is said where there is none.
+    `text` are its lines where they were read before.
 
     Of a file that is one JSON array, of each of its elements. Raises MatrixError with every line that is not JSON, or that
     `parse` raises RowError or ValueError for.
     """
     found: list[T] = []
     faults: list[Fault] = []
-    text = read_text(path)
+    text = read_text(path) if text is None else text
     array = json_array(text)
     for number, row in enumerate(text.split("\n") if array is None else array, 1):
         if array is None and not row.strip():

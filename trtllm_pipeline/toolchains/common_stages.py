@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import trtllm_pipeline
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
@@ -50,6 +51,8 @@ MODEL: Final = "model"
 engine."""
 _ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
 """What every stage reads that asks a server."""
+_BUILT_IN: Final = os.path.join(os.path.dirname(trtllm_pipeline.__file__), "data", "")
+P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
 _MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
@@ -349,6 +352,33 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     return min(asked.budget_s or math.inf, repeats * (closed + opened) + searched)
 
 
+def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P:
+    """The parameters of a stage that reads prompts. Raises MatrixError where the first rows cannot be read: else an engine
+    would be built for them. A file that is not here yet, and rows far behind, are left to the stage.
+    """
+    path = files["input_data"]
+    if not path.startswith(_BUILT_IN) and (changed := _changed(path)):
+        if isinstance(params, PerfParams):
+            _check_prompts(path, changed, params.turns, params.num_prompts)
+        else:
+            _check_questions(path, changed, tuple(params.metrics), isinstance(params, AccuracyParams))
+    return params
+
+
+@lru_cache(maxsize=256)
+def _check_prompts(path: str, _changed_ns: int, turns: int, most: int | None) -> None:
+    from trtllm_pipeline.bench.prompts import check_first
+
+    check_first(Path(path), turns=turns, most=most)
+
+
+@lru_cache(maxsize=256)
+def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scored: bool) -> None:
+    from trtllm_pipeline.evaluate.questions import check_first
+
+    check_first(Path(path), metrics, scored=scored)
+
+
 PERF = Stage(
     name="perf",
     version=3,
@@ -363,6 +393,7 @@ PERF = Stage(
     read=_perf,
     file_names=("input_data", "lengths_data"),
     files=lambda cell: {**_prompt_files(cell, "perf"), **_lengths_file(cell)},
+    settle=_with_good_rows,
     resources=lambda cell, _machine: Resources(exclusive=exclusive(cell)),
     identity=("cpu",),
     expected_s=5.0,
@@ -454,6 +485,7 @@ ACCURACY = Stage(
     read=_accuracy,
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "accuracy"),
+    settle=_with_good_rows,
     expected_s=2.0,
     takes=_accuracy_s,
     timeout_s=6 * 3600.0,
@@ -475,4 +507,5 @@ SCORE = Stage(
     read=lambda cell: load(ScoreParams, cell.settings["accuracy"]),
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "perf"),
+    settle=_with_good_rows,
 )

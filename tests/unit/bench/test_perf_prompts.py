@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.bench.workloads import CORPUS, Workload, made
 from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import MatrixError, StageError
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.params import PerfParams
+from trtllm_pipeline.toolchains.common_stages import ACCURACY, PERF, SCORE
 
 BUILTIN = Path(__file__).parents[3] / "trtllm_pipeline" / "data" / "builtin"
 
@@ -153,11 +159,16 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
     path.write_text('{"input": "What is it?", "image": ["a.png", "b.png"]}\n', encoding="utf-8")
     with pytest.raises(MatrixError, match="cannot be read: No such file"):
         prompts.read(path)
-    assert prompts.image_files(path) == ("a.png", "b.png")
+    with pytest.raises(MatrixError, match=r"rows\.jsonl:1: image: 'b\.png' cannot be read: No such file"):
+        prompts.image_files(path)
+    (tmp_path / "b.png").write_text("text")
+    with pytest.raises(MatrixError, match=r"'b\.png' is no PNG, JPEG, GIF or WebP image"):
+        prompts.image_files(path)
 
 
 def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
     """By what they name a plan knows what is asked, and what to digest."""
+    (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
     array = tmp_path / "rows.json"
     for text in ('[{"input": "a", "image": "a.png"}]', '[\n{"input": "a",\n"image": ["a.png"]\n}\n]'):
         array.write_text(text)
@@ -165,7 +176,6 @@ def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     table.write_text("input,image\nWhat is it?,a.png\nHello,\n")
     assert prompts.image_files(table) == ("a.png",)
-    (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
     assert [each.images for each in prompts.read(table)] == [1, 0]
 
 
@@ -190,6 +200,39 @@ def test_a_prompt_file_that_cannot_be_read_names_no_images(tmp_path: Path) -> No
     (tmp_path / "rows.jsonl").write_text('{"input": "a", "image": "fifo"}\n')
     with pytest.raises(MatrixError, match="is not a file"):
         prompts.read(tmp_path / "rows.jsonl")
+
+
+GOOD = '{"input": "a", "output": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "content", "said"),
+    [
+        (PERF, "rows.jsonl", f'{GOOD}\n{{"text": "a"}}\n', "rows.jsonl:3: input: expected exactly one of"),
+        (PERF, "rows.jsonl", "", "there is no prompt in this file"),
+        (PERF, "rows.jsonl", f"{GOOD}plain text\n", "rows.jsonl:2: not JSON"),
+        (PERF, "rows.json", '[{"input": "a"}, {"input": 5}]', "rows.json:2: input: expected a text"),
+        (PERF, "rows.csv", "prompt\na\n", "row 1: input: expected exactly one of"),
+        (PERF, "rows.jsonl", '{"input": "a", "image": 5}\n', "rows.jsonl:1: image: expected a text"),
+        (PERF, "rows.jsonl", GOOD * 40_000 + "far behind", None),
+        (PERF, "rows.json", f"[{','.join([GOOD] * 40_000)}]", None),
+        (PERF, "rows.jsonl", '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}', None),
+        (ACCURACY, "rows.jsonl", f'{GOOD}{{"input": "a"}}\n', "rows.jsonl:2: output"),
+        (ACCURACY, "rows.jsonl", '{"input": "a", "output": "b", "metric": "rouge"}', "there is no metric 'rouge'"),
+        (ACCURACY, "rows.jsonl", GOOD, None),
+        (SCORE, "rows.jsonl", '{"input": "a"}\n', None),
+        (SCORE, "rows.jsonl", '{"input": "a", "choices": 5}\n', "rows.jsonl:1: choices: expected a list"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_found_by_the_plan(
+    tmp_path: Path, stage: Stage, name: str, content: str, said: str | None
+) -> None:
+    """Else the stage would find them, after hours of building. What only the model or the rest of a large file tells is left to it."""
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    params = PerfParams() if stage is PERF else stage.params(metrics=("exact", "own:polite"))
+    expected = nullcontext() if said is None else pytest.raises(MatrixError, match=re.escape(said))
+    with expected:
+        assert stage.settle(params, {"input_data": str(tmp_path / name)}, Machine(cpus=1, cpu="any")) == params
 
 
 def test_a_warm_up_with_images_shares_no_beginning() -> None:

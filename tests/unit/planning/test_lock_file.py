@@ -22,7 +22,7 @@ from trtllm_pipeline.store.store import Store
 
 SHIPPED = sorted(matrices_folder().glob("*.yaml"))
 GPUS = "tensorrt_llm==1.1.0,sm=90,gpus=8,gpu_memory_gib=80"
-PROMPTS = [{"prompt": "Say it.", "reference": "it"}]
+PROMPTS = [{"input": "Say it.", "output": "it"}]
 
 
 def locked(request: Request, folder: Path, store: Store | None = None) -> Plan:
