@@ -153,7 +153,7 @@ def check_first(
     most: int | None = None,
 ) -> None:
     """Raise MatrixError for what `read`, or `read_rows` with `make`, would find in the first rows of `path`, `most` at most,
-    whatever the model; nothing is said of images, see `image_files`.
+    whatever the model; nothing is said of images, see `check_images`.
     """
     text = None if tables.is_table(path) else first_lines(path, _FIRST_BYTES)
     if text is not None and not text.strip() and path.stat().st_size > _FIRST_BYTES:
@@ -307,10 +307,9 @@ def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
     return replace(prompt, messages=images.with_images(messages, urls), images=prompt.images + len(urls))
 
 
-def image_files(path: Path) -> tuple[str, ...]:
-    """The image files that the rows of a prompt file name; nothing of a file that is none, which is said when it is read.
-
-    Raises MatrixError with the rows whose images cannot be read, or are none by how they begin.
+def image_files(path: Path) -> dict[str, int]:
+    """The image files that the rows of a prompt file name, with the first row of each; nothing of a file that is none, which
+    is said when it is read.
     """
     found: dict[str, int] = {}
 
@@ -330,9 +329,14 @@ def image_files(path: Path) -> tuple[str, ...]:
                 if array is not None or '"image"' in row:
                     look(decode(row) if array is None else row, number)
     except (MatrixError, UsageError, OSError, ValueError):
-        return ()
+        return {}
+    return found
+
+
+def check_images(path: Path, named: Mapping[str, int]) -> None:
+    """Raise MatrixError with the rows of a prompt file whose images cannot be read, or are none by how they begin."""
     faults = []
-    for name, number in found.items():
+    for name, number in named.items():
         try:
             images.check(path.parent / name)
         except ValueError as error:
@@ -340,7 +344,6 @@ def image_files(path: Path) -> tuple[str, ...]:
             faults.append(Fault(os.fspath(path), line, key, f"{name!r} {error}"))
     if faults:
         raise MatrixError(tuple(faults), hint="images are files from the folder of the prompt file")
-    return tuple(found)
 
 
 def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -408,9 +408,13 @@ def _lengths_file(cell: Cell) -> dict[str, str]:
 
 
 def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
-    """The prompt file of a stage, and the images that it names."""
+    """The prompt file of a stage, and the images that it names. Raises MatrixError where one of these is none."""
     data = str(cell.settings[asked_by]["input_data"])
     named = _named_images(cell, data)
+    if named:
+        from trtllm_pipeline.bench.prompts import check_images
+
+        check_images(Path(cell.base_dir, data), named)
     return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
 
 
@@ -426,10 +430,10 @@ def images_asked(cell: Cell) -> str | None:
     return None
 
 
-def _named_images(cell: Cell, data: str) -> tuple[str, ...]:
-    """The images that a prompt file names."""
+def _named_images(cell: Cell, data: str) -> Mapping[str, int]:
+    """The images that a prompt file names, with their rows."""
     path = os.path.join(cell.base_dir, data)
-    return () if data.startswith(("builtin:", "hub:")) else _images(path, _changed(path))
+    return {} if data.startswith(("builtin:", "hub:")) else _images(path, _changed(path))
 
 
 def _changed(path: str) -> int:
@@ -440,7 +444,7 @@ def _changed(path: str) -> int:
 
 
 @lru_cache(maxsize=256)
-def _images(path: str, _changed_ns: int) -> tuple[str, ...]:
+def _images(path: str, _changed_ns: int) -> Mapping[str, int]:
     """The images that a prompt file names; cells share files and ask often."""
     from trtllm_pipeline.bench.prompts import image_files
 

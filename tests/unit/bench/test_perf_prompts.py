@@ -155,27 +155,29 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
     assert (pictured.images, plain.images) == (1, 0)
     assert pictured.messages[0]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
     assert pictured.text == "What is it?"
-    assert prompts.image_files(path) == ("a.png",)
+    assert prompts.image_files(path) == {"a.png": 1}
     path.write_text('{"input": "What is it?", "image": ["a.png", "b.png"]}\n', encoding="utf-8")
     with pytest.raises(MatrixError, match="cannot be read: No such file"):
         prompts.read(path)
+    named = prompts.image_files(path)
+    assert named == {"a.png": 1, "b.png": 1}
     with pytest.raises(MatrixError, match=r"rows\.jsonl:1: image: 'b\.png' cannot be read: No such file"):
-        prompts.image_files(path)
+        prompts.check_images(path, named)
     (tmp_path / "b.png").write_text("text")
     with pytest.raises(MatrixError, match=r"'b\.png' is no PNG, JPEG, GIF or WebP image"):
-        prompts.image_files(path)
+        prompts.check_images(path, named)
 
 
 def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
     """By what they name a plan knows what is asked, and what to digest."""
-    (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
     array = tmp_path / "rows.json"
     for text in ('[{"input": "a", "image": "a.png"}]', '[\n{"input": "a",\n"image": ["a.png"]\n}\n]'):
         array.write_text(text)
-        assert prompts.image_files(array) == ("a.png",)
+        assert prompts.image_files(array) == {"a.png": 1}
     table = tmp_path / "rows.csv"
     table.write_text("input,image\nWhat is it?,a.png\nHello,\n")
-    assert prompts.image_files(table) == ("a.png",)
+    assert prompts.image_files(table) == {"a.png": 1}
+    (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
     assert [each.images for each in prompts.read(table)] == [1, 0]
 
 
@@ -194,9 +196,9 @@ def test_cells_of_a_csv_file_may_be_empty_and_numbers(tmp_path: Path) -> None:
 def test_a_prompt_file_that_cannot_be_read_names_no_images(tmp_path: Path) -> None:
     path = tmp_path / "deep.jsonl"
     path.write_text('{"image": ' + "[" * 5000)
-    assert prompts.image_files(path) == ()
+    assert prompts.image_files(path) == {}
     os.mkfifo(tmp_path / "fifo")
-    assert prompts.image_files(tmp_path / "fifo") == ()
+    assert prompts.image_files(tmp_path / "fifo") == {}
     (tmp_path / "rows.jsonl").write_text('{"input": "a", "image": "fifo"}\n')
     with pytest.raises(MatrixError, match="is not a file"):
         prompts.read(tmp_path / "rows.jsonl")
