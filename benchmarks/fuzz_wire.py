@@ -30,8 +30,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from trtllm_pipeline.bench import counters
 from trtllm_pipeline.client import openai
 from trtllm_pipeline.client.session import Answer, ServerSentEvents
-from trtllm_pipeline.client.transport import http, http2
-from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.client.transport import ProtocolError, http, http2
 from trtllm_pipeline.client.triton import ServedModel, config_of, num_output_tokens, text_output
 
 CPU_S: Final = 2.0

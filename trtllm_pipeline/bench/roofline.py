@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,11 +20,12 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, num_experts
 from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
-from trtllm_pipeline.hub.other_weights import Stored, gguf_files, gguf_header, torch_files, torch_tensors
+from trtllm_pipeline.hub.other_weights import StoredTensor, gguf_files, gguf_header, torch_files, torch_tensors
 from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
 from trtllm_pipeline.machine.speeds import sheet_bandwidth
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.triton_repository.engine import speculation_of
 
 CPU_MARGIN: Final = 4.0
@@ -145,20 +146,20 @@ def _shards(folder: Path) -> list[str]:
     return [SINGLE] if SINGLE in names else names
 
 
-def _stored(folder: Path, form: _Form) -> dict[str, Stored]:
+def _stored(folder: Path, form: _Form) -> dict[str, StoredTensor]:
     """The tensors in the files that a server reads of a Hugging Face folder."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     if form == "torch":
         for name in torch_files(folder):
             found |= torch_tensors(folder, name)
         return found
     for shard in _shards(folder):
         for name, tensor in tensors(folder, shard).tensors.items():
-            found[name] = Stored(math.prod(tensor.shape), tensor.end - tensor.begin)
+            found[name] = StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
     return found
 
 
-def _of_model(stored: Mapping[str, Stored], config: Fields, weight_bits: int) -> tuple[int | None, str]:
+def _of_model(stored: Mapping[str, StoredTensor], config: Fields, weight_bits: int) -> tuple[int | None, str]:
     """The same of a Hugging Face model, by the headers of its files."""
     if num_experts(config.values) is not None:
         return None, _MIXTURE

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.client.transport import ProtocolError
 
 _MAX_COUNT: Final = 2**31
 _SHOWN: Final = 200

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.client import fields, recognise
 from trtllm_pipeline.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Session
-from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.client import fields
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
-from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES, ProtocolError
+from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.records import dataclass
 

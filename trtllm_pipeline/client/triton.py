@@ -34,8 +34,8 @@ from trtllm_pipeline.client.session import (
     Session,
     deltas,
 )
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
-from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.records import dataclass
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.client.fields import shortened
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option, Session
-from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
@@ -28,6 +28,7 @@ from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.config import OF_TRITON
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL
 from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of
 from trtllm_pipeline.triton_repository.engine import Engine

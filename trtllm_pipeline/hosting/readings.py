@@ -7,11 +7,12 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Final
 
 from trtllm_pipeline.bench.counters import samples
 from trtllm_pipeline.gateway.names import PREFIX, UNKNOWN
+from trtllm_pipeline.records import dataclass
 
 _LABEL: Final = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 Found = Mapping[str, list[tuple[Mapping[str, str], float]]]

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from trtllm_pipeline.hosting import readings, servers
 from trtllm_pipeline.hosting.readings import GpuReading, Rates, RateWindow, Reading
 from trtllm_pipeline.machine.gpus import Nvml, nvml
 from trtllm_pipeline.planning.names import shorten
+from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

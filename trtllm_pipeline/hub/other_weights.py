@@ -13,13 +13,14 @@ import re
 import struct
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import find
+from trtllm_pipeline.records import dataclass
 
 _SINGLE: Final = "pytorch_model.bin"
 _SHARD: Final = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
@@ -38,7 +39,7 @@ _TEXT, _LIST = 8, 9
 _ALIGNMENT: Final = 32
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file."""
 
     values: int
@@ -54,7 +55,7 @@ def torch_files(folder: Path) -> list[str]:
     return [_SINGLE] if _SINGLE in names else [name for name in names if _SHARD.fullmatch(name)]
 
 
-def torch_tensors(folder: Path, name: str) -> dict[str, Stored]:
+def torch_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
     """The tensors in a file of torch by name; of those that share their values the first alone. Raises DownloadError."""
     path = find(folder, name)
     if path is None:
@@ -81,7 +82,7 @@ def torch_tensors(folder: Path, name: str) -> dict[str, Stored]:
             size = tensor.values * tensor.bits // 8
             if size > sizes.get(tensor.storage, 0):
                 raise _damaged(name, f"tensor {key} has {size} bytes, the file {sizes.get(tensor.storage, 0)} of them")
-            tensors[str(key)] = Stored(tensor.values, size)
+            tensors[str(key)] = StoredTensor(tensor.values, size)
     return tensors
 
 
@@ -135,7 +136,7 @@ def _parameter(tensor: _Tensor, *_: object) -> _Tensor:
 class Gguf:
     """What the header of a GGUF file says."""
 
-    tensors: dict[str, Stored] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
     experts: int = 0
     """Of a layer, of which a token takes some."""
 
@@ -192,7 +193,7 @@ class _Header:
         for name, place in places.items():
             if place >= self._size - start:
                 raise ValueError(f"tensor {name} lies beyond the file's end")
-            found.tensors[name] = Stored(values[name], following[place] - place)
+            found.tensors[name] = StoredTensor(values[name], following[place] - place)
         return found
 
     def _number(self, letter: str) -> Any:

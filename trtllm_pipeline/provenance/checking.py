@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from trtllm_pipeline.provenance.statement import (
     metadata,
     subjects,
 )
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import ENVELOPE, Discrepancy, Kind, Manifest

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.results import Results
 from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.report.writers import flat

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import resource
 import signal
@@ -10,15 +9,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final, Protocol
 
-from trtllm_pipeline.client.transport.http import HttpError, fetch
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.processes.signatures import KILLED
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
 
 _LOOK_S: Final = 2.0
@@ -63,6 +63,11 @@ class Server(ABC):
 
         Raises OSError or HttpError when there is no answer.
         """
+        # Not before the server is started: importing them takes as long as it takes to begin.
+        import asyncio
+
+        from trtllm_pipeline.client.transport.http import fetch
+
         data = b"" if body is None else json.dumps(body).encode()
         address = f"[{self.host}]:{self.ports.http}" if ":" in self.host else f"{self.host}:{self.ports.http}"
         return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
@@ -75,7 +80,7 @@ class Server(ABC):
         """Whether the server and all its models report that they are ready."""
         try:
             return all(self.request("GET", path, timeout_s=_LOOK_S)[0] == 200 for path in self.ready_paths())
-        except (OSError, HttpError):
+        except (OSError, ProtocolError):
             return False
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:

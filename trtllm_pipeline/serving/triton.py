@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import functools
-import importlib.metadata
 import json
 import os
 import re
@@ -20,16 +19,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText
 from trtllm_pipeline.processes.guardian import look_up, proc_file, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
 from trtllm_pipeline.serving.server import Server
@@ -74,13 +75,12 @@ def check(triton: TritonInstallation, python_models: int) -> None:
 
 
 def _check_wheel(stubs: Path, source: str) -> None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        numpy = importlib.metadata.version("numpy")
-        if int(numpy.split(".")[0]) >= 2:
-            raise _unusable(
-                f"numpy {numpy} is installed; with numpy 2, Triton's Python stub silently passes zeros instead of tensors",
-                "pip install 'numpy<2'",
-            )
+    numpy = version_of("numpy")
+    if numpy is not None and int(numpy.split(".")[0]) >= 2:
+        raise _unusable(
+            f"numpy {numpy} is installed; with numpy 2, Triton's Python stub silently passes zeros instead of tensors",
+            "pip install 'numpy<2'",
+        )
     if not stub_binary(stubs).is_file():
         known = ", ".join(sorted(folder.name for folder in stubs.iterdir()))
         raise _unusable(

@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_pipeline.client.transport.http import HttpError
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes.process import Group
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import ENSEMBLE, LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
 from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.triton import reached_at
@@ -35,7 +35,7 @@ class OpenAiServer(Server):
             models = json.loads(self.request("GET", "/v1/models")[1])["data"]
             names = [str(each["id"]) for each in models]
             model = ENSEMBLE if ENSEMBLE in names else names[0]  # Triton's lists every model of the repository
-        except (OSError, HttpError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ProtocolError, ValueError, LookupError, TypeError) as error:
             raise ServerError(f"{self.name} does not report which model it serves: {error!r}", log=self.log) from error
         address = f"{self.host}:{self.ports.http}"
         return {
@@ -54,7 +54,7 @@ class OpenAiServer(Server):
         try:
             status, answer = self.request("GET", "/version")
             return str(json.loads(answer)["version"]) if status == 200 else None
-        except (OSError, HttpError, ValueError, LookupError, TypeError):
+        except (OSError, ProtocolError, ValueError, LookupError, TypeError):
             return None
 
     def stop(self, timeout_s: float) -> int | None:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -30,6 +30,7 @@ from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import PipelineError, RemoteError, StateError, UsageError
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.claims import Claim

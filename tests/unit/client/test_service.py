@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, GenerationRequest, Option, ServerSentEvents, TextChunk, deltas
-from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.triton import (
     PERF_METRICS,
     Client,

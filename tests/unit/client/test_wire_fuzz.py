@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks import fuzz_wire
-from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.client.transport import ProtocolError
 
 INPUTS = 400
 

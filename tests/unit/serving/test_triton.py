@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
+import importlib.util
 import os
 import resource
 import shutil
@@ -38,7 +38,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton_installat
     backend = tmp_path / "backends" / "python"
     backend.mkdir(parents=True)
     (backend / "libtriton_python.so").touch()
-    monkeypatch.setattr(importlib.metadata, "version", lambda _package: "1.26.4")
+    monkeypatch.setattr(triton, "version_of", lambda _package: "1.26.4")
     monkeypatch.setattr(triton, "python_library", lambda: Path("/lib/libpython3.so"))
     return triton_installation.TritonInstallation(
         Path("/t/bin/tritonserver"), "wheel", tmp_path / "backends", tmp_path / "stubs", tmp_path
@@ -90,7 +90,7 @@ def test_a_healthy_environment_passes(healthy: triton_installation.TritonInstall
 def test_numpy_2_is_refused(
     healthy: triton_installation.TritonInstallation, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _package: version)
+    monkeypatch.setattr(triton, "version_of", lambda _package: version)
     with pytest.raises(ServerError, match=f"numpy {version} is installed") as error:
         triton.check(healthy, 4)
     assert error.value.hint == "pip install 'numpy<2'"
@@ -100,7 +100,7 @@ def test_numpy_of_this_python_matters_to_the_wheels_stubs_alone(
     healthy: triton_installation.TritonInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container's stubs run under the container's Python, whatever this environment has."""
-    monkeypatch.setattr(importlib.metadata, "version", lambda _package: "2.4.1")
+    monkeypatch.setattr(triton, "version_of", lambda _package: "2.4.1")
     triton.check(dataclasses.replace(healthy, stubs=None, libraries=None), 4)
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.timestamped_socket import (
     MAX_MESSAGE_BYTES,
     Arrived,
-    ProtocolError,
     TimestampedSocket,
 )
 

@@ -18,10 +18,10 @@ from urllib.parse import unquote
 
 import hpack
 
+from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.timestamped_socket import (
     MAX_MESSAGE_BYTES,
     MAX_STREAM_BYTES,
-    ProtocolError,
     TimestampedSocket,
 )
 from trtllm_pipeline.records import dataclass

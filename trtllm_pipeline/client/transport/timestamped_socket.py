@@ -35,10 +35,6 @@ MAX_UNSENT_BYTES: Final = 1 << 26
 """Limit for data that waits for a peer that does not read."""
 
 
-class ProtocolError(Exception):
-    """The peer closed the connection, violated the protocol, or exceeded a limit."""
-
-
 Arrived = Callable[[int, bytes], None]
 """(CLOCK_MONOTONIC nanoseconds, bytes) of one read."""
 Ended = Callable[[str], None]

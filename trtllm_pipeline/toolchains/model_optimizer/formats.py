@@ -8,11 +8,11 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

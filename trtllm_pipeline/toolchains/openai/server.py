@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import Group
+from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.triton import reached_at
