@@ -204,6 +204,19 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         some_cell(recipe=QWEN2_VL, settings={"perf.images": "1@224x224"}),
         on(),
     ),
+    "TLM513": Example(
+        some_cell(
+            toolchain=PYTORCH,
+            recipe={"family": "qwen2_5_vl", "images": True},
+            settings={"perf.images": "3@224x224", "serve.frontend": "trtllm_serve"},
+        ),
+        some_cell(
+            toolchain=PYTORCH,
+            recipe={"family": "qwen2_5_vl", "images": True},
+            settings={"perf.images": "1@224x224", "serve.frontend": "trtllm_serve"},
+        ),
+        on(),
+    ),
     "TLM601": Example(some_cell(tp=16), some_cell(tp=8), on()),
     "TLM602": Example(cell(build__max_num_tokens=64), cell(build__max_num_tokens=128), on()),
     "TLM603": Example(some_cell("bf16", osl=4096, recipe=GEMMA2), some_cell("bf16", osl=3968, recipe=GEMMA2), on()),

@@ -32,6 +32,11 @@ def test_an_image_takes_as_many_tokens_as_its_processor_says(family: str, width:
     assert vision.image_tokens(family, width, height) == tokens
 
 
+def test_on_pytorch_an_image_may_be_smaller_and_of_families_without_a_visual_engine() -> None:
+    tokens = {family: vision.pytorch_image_tokens(family, 64, 64) for family in ("qwen2_5_vl", "gemma3", "llama4")}
+    assert tokens == {"qwen2_5_vl": 4, "gemma3": 256, "llama4": None}
+
+
 @pytest.mark.parametrize(
     ("width", "height", "said"),
     [(64, 64, "the visual engine takes 128 to 5184"), (4000, 4000, "128 to 5184"), (1, 900, "200 times")],

@@ -874,16 +874,35 @@ def _wrong_image(case: Case, found: vision.Vision) -> str | None:
         return f"{name}{asked.count} images: Triton's templates take one with a prompt of {case.family}"
     if (case.repository("max_num_images") or 1) > 1:
         return f"settings.repository.max_num_images: Triton's templates take one with a prompt of {case.family}"
+    return _large_image(case, asked, name, vision.image_tokens)
+
+
+@rule("TLM513", "take smaller images, fewer, or longer lengths", toolchains=(PYTORCH,))
+def image_tokens(case: Case) -> str | None:
+    """Images of `settings.perf.images` that take all tokens of a prompt, or more, of families of which it is known: qwen2_vl,
+    qwen2_5_vl and gemma3. Source: the models' processors.
+    """
+    asked = case.cell.settings["perf"]["images"]
+    if not asked:
+        return None
+    return _large_image(case, ImagesAsked.parse(str(asked)), "settings.perf.images: ", vision.pytorch_image_tokens)
+
+
+def _large_image(
+    case: Case, asked: ImagesAsked, name: str, tokens_of: Callable[[str, int, int], int | None]
+) -> str | None:
+    """Words for images that leave no token of a prompt to a question, or that the model does not take."""
+    images = "an image" if asked.count == 1 else f"{asked.count} images"
     try:
-        tokens = vision.image_tokens(case.family, asked.width, asked.height)
+        each = tokens_of(case.family, asked.width, asked.height)
     except ValueError as error:
-        return f"{name}an image of {asked.width}x{asked.height}: {error}"
-    if tokens >= case.cell.isl:
-        return (
-            f"{name}an image of {asked.width}x{asked.height} takes {tokens} tokens of {case.family}, and prompts of the cell have "
-            f"{case.cell.isl}"
-        )
-    return None
+        return f"{name}{images} of {asked.width}x{asked.height}: {error}"
+    if each is None or (tokens := each * asked.count) < case.cell.isl:
+        return None
+    return (
+        f"{name}{images} of {asked.width}x{asked.height} take{'s' * (asked.count == 1)} {tokens} tokens of {case.family}, and "
+        f"prompts of the cell have {case.cell.isl}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- TLM6: sizes

@@ -86,6 +86,8 @@ _MERGED: Final = 2 * _PATCH
 """Pixels along the edge of what is one token of Qwen2-VL."""
 _PIXELS: Final = (56 * 56, 12_845_056)
 """Least and most of Qwen2-VL's preprocessor_config.json."""
+_TOKENS: Final = {"gemma3": 256}
+"""Family -> tokens of an image, whatever its size."""
 _SQUARE: Final = 384
 _SIDE: Final = 27
 """Tokens along the edge of a square of LLaVA-OneVision."""
@@ -115,10 +117,26 @@ def image_tokens(family: str, width: int, height: int) -> int:
 
     Source: `smart_resize` of transformers' Qwen2-VL; `_get_number_of_features` of LlavaOnevisionProcessor.
     """
-    return _qwen2_vl(width, height) if family == "qwen2_vl" else _llava_onevision(width, height)
+    if family != "qwen2_vl":
+        return _llava_onevision(width, height)
+    patches = _qwen2_vl(width, height)
+    fewest, largest = _ENGINE_PATCHES
+    if not fewest <= patches <= largest:
+        raise ValueError(
+            f"it has {patches} patches of {_PATCH} x {_PATCH} pixels, the visual engine takes {fewest} to {largest}"
+        )
+    return patches // 4
+
+
+def pytorch_image_tokens(family: str, width: int, height: int) -> int | None:
+    """The same on the PyTorch backend, which takes what the model's own processor takes; None for a family of which it is not
+    known here. Source: Qwen2.5-VL has the processor of Qwen2-VL; `mm_tokens_per_image` in config.json of the Gemma 3 models.
+    """
+    return _qwen2_vl(width, height) // 4 if family in {"qwen2_vl", "qwen2_5_vl"} else _TOKENS.get(family)
 
 
 def _qwen2_vl(width: int, height: int) -> int:
+    """Patches of an image."""
     if max(width, height) > 200 * min(width, height):
         raise ValueError("one side is more than 200 times the other")
     wide, high = (max(_MERGED, round(side / _MERGED) * _MERGED) for side in (width, height))
@@ -129,13 +147,7 @@ def _qwen2_vl(width: int, height: int) -> int:
     elif wide * high < least:
         scale = math.sqrt(least / (width * height))
         wide, high = (math.ceil(side * scale / _MERGED) * _MERGED for side in (width, height))
-    patches = wide * high // _PATCH**2
-    fewest, largest = _ENGINE_PATCHES
-    if not fewest <= patches <= largest:
-        raise ValueError(
-            f"it has {patches} patches of {_PATCH} x {_PATCH} pixels, the visual engine takes {fewest} to {largest}"
-        )
-    return patches // 4
+    return wide * high // _PATCH**2
 
 
 def _llava_onevision(width: int, height: int) -> int:
