@@ -104,6 +104,8 @@ class SettingChange:
     stage_run: StageRunId
     """What had failed before."""
     why: str
+    refused: tuple[str, ...] = ()
+    """Values that come before `new` and that the release or a rule refuses, each in words."""
 
 
 def in_words(changes: Sequence[SettingChange]) -> list[str]:
@@ -114,11 +116,13 @@ def in_words(changes: Sequence[SettingChange]) -> list[str]:
 
     values: dict[str, list[Json]] = {}
     stages: dict[str, dict[str, None]] = {}
+    refused: dict[str, str] = {}
     for change in changes:
+        refused[change.setting] = "".join((refused.get(change.setting, ""), *(f"; {each}" for each in change.refused)))
         values.setdefault(change.setting, [change.old]).append(change.new)
         stages.setdefault(change.setting, {})[change.stage_run.rpartition("-")[0]] = None
     return [
-        f"{setting} {' -> '.join(map(shown, found))}: {' and '.join(stages[setting])} ran out of memory"
+        f"{setting} {' -> '.join(map(shown, found))}: {' and '.join(stages[setting])} ran out of memory{refused[setting]}"
         for setting, found in values.items()
     ]
 

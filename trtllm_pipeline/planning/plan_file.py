@@ -251,7 +251,7 @@ def _read_outline(path: Path, plan_bytes: int) -> Outline:
 
 
 def _changes(written: Collection[Mapping[str, Any]]) -> tuple[SettingChange, ...]:
-    return tuple([SettingChange(**change) for change in written]) if written else ()
+    return tuple([SettingChange(**{**change, "refused": tuple(change.get("refused", ()))}) for change in written])
 
 
 @uncollected()

@@ -7,15 +7,18 @@ plans the same, a run that was killed goes on where it was, and what is made has
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import USUAL_KV_SHARE, USUAL_NUM_TOKENS, Cell, CellId, Fingerprint, Json, SettingChange
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.store.index import AttemptRow
+
+logger = logging.getLogger(__name__)
 
 SECTIONS: Final[Mapping[str, str]] = {
     "max_num_tokens": "build",
@@ -41,8 +44,8 @@ def followed(
     """
 
     def matters(failed: StageRun, cell: Cell) -> bool:
-        """Whether a cell can work and is made of something else than what failed."""
-        return reason(cell) is None and failed.id not in make([cell]).by_cell[cell.id]
+        """Whether a cell is made of something else than what failed."""
+        return failed.id not in make([cell]).by_cell[cell.id]
 
     final: set[CellId] = set()
     while True:
@@ -52,7 +55,7 @@ def followed(
         changed: dict[CellId, Cell] = {}
         for cell in asked:
             failed = _out_of_memory(plan, cell, last)
-            next_cell = None if failed is None else _changed(plan, cell, failed, last, partial(matters, failed))
+            next_cell = None if failed is None else _changed(plan, cell, failed, last, partial(matters, failed), reason)
             if next_cell is None or reason(next_cell) is not None:
                 final.add(cell.id)
             else:
@@ -88,8 +91,9 @@ def _changed(
     failed: StageRun,
     last: Mapping[Fingerprint, AttemptRow],
     matters: Callable[[Cell], bool],
+    reason: Callable[[Cell], str | None],
 ) -> Cell | None:
-    """The cell with the next change of each setting that `matters`; None where there is none left."""
+    """The cell with the next change of each setting that `matters` and is not refused; None where there is none left."""
     times = cell.settings["retry"]["times"]
     assert isinstance(times, int)
     if len({change.stage_run for change in cell.changes}) >= times:
@@ -98,12 +102,23 @@ def _changed(
     found = cell
     for name, how in _steps(cell).items():
         old, values = _next(plan, cell, name, how)
+        refused: list[str] = []
         for new in values:
-            change = SettingChange(f"settings.{SECTIONS[name]}.{name}", old, new, failed.id, why)
-            if matters(_with(cell, name, new, change)):
+            change = SettingChange(f"settings.{SECTIONS[name]}.{name}", old, new, failed.id, why, tuple(refused))
+            changed = _with(cell, name, new, change)
+            if (refusal := reason(changed)) is not None:
+                refused.append(f"{new} was not tried: {refusal}")
+                _say(cell.id, f"settings.retry.oom.{name} {refused[-1]}")
+            elif matters(changed):
                 found = _with(found, name, new, change)
                 break
     return None if found is cell else found
+
+
+@lru_cache(maxsize=256)
+def _say(cell: CellId, words: str) -> None:
+    """Once: a run plans again and again."""
+    logger.warning("%s: %s", cell, words)
 
 
 def _with(cell: Cell, name: str, value: Json, change: SettingChange) -> Cell:

@@ -16,6 +16,7 @@ from trtllm_pipeline.config.models import OutOfMemory
 from trtllm_pipeline.domain import Cell, Fingerprint, in_words
 from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.planning.plan import Plan, part
+from trtllm_pipeline.planning.plan_file import read_plan, write_plan
 from trtllm_pipeline.planning.retries import SECTIONS, followed, newly_planned
 from trtllm_pipeline.store.index import AttemptRow
 
@@ -152,11 +153,27 @@ def test_a_value_that_changes_nothing_is_passed_over() -> None:
     assert changed(planned) == ["settings.build.max_num_tokens 8192 -> 4096 -> 2048: build ran out of memory"]
 
 
-def test_a_change_that_the_release_refuses_is_not_made() -> None:
+LESS = (
+    "100 was not tried: settings.build.max_num_tokens 100 is less than a prompt of 128 tokens, which "
+    "settings.repository.enable_chunked_context: true would split"
+)
+
+
+def test_a_change_that_the_release_refuses_is_not_made_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """A pass must hold a prompt of 128 tokens."""
     machine, asked = Machine(), cell(batch=BATCH, settings={**HALVE, "build.max_num_tokens": 200})
     machine.fails(machine.plan(asked), "build", asked)
     assert changed(machine.plan(asked)) == []
+    assert f"{asked.id}: settings.retry.oom.max_num_tokens {LESS}" in caplog.text
+
+
+def test_what_is_passed_over_because_it_is_refused_stands_beside_what_was_taken(tmp_path: Path) -> None:
+    machine, asked = Machine(), cell(batch=BATCH, settings={"retry.oom": {"max_num_tokens": [100, 4096]}})
+    machine.fails(machine.plan(asked), "build", asked)
+    planned = machine.plan(asked)
+    assert changed(planned) == [f"settings.build.max_num_tokens 8192 -> 4096: build ran out of memory; {LESS}"]
+    write_plan(tmp_path / "plan.json", planned, ["{}"])
+    assert [cell.changes for cell in read_plan(tmp_path / "plan.json").cells] == [planned.cells[0].changes]
 
 
 def test_cells_that_share_what_failed_go_their_own_ways() -> None:
