@@ -349,8 +349,11 @@ def _at_most(memory: Mapping[str, Estimate]) -> tuple[int, int] | None:
 
 
 def _slots(host: int, cpus: int, memory: int) -> int:
-    """The share that a machine's memory has of it, in slots of its CPUs: what does not fit there together cannot run together."""
-    return min(cpus, -(-host * cpus // memory))
+    """The share that it has of a machine's memory, in slots of its CPUs: what does not fit there together cannot run together.
+
+    None for less than a slot: what asks for no CPU is limited otherwise.
+    """
+    return 0 if host * cpus < memory else min(cpus, -(-host * cpus // memory))
 
 
 def section(run: StageRun) -> Mapping[str, Json]:
