@@ -401,6 +401,32 @@ def test_where_adapters_can_be_asked_for(lane: str, release: str, frontend: str,
     assert said is None if words is None else words in str(said), said
 
 
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({"build.weight_streaming": True, "repository.gpu_weights_percent": 0.3}, True),
+        ({"build.weight_streaming": True, "repository.gpu_weights_percent": 0.9}, False),
+        ({"build.weight_streaming": True}, False),
+        ({"repository.gpu_weights_percent": 0.3}, False),
+        (
+            {
+                "build.weight_streaming": True,
+                "repository.gpu_weights_percent": 0.3,
+                "serve.frontend": "trtllm_serve",
+            },
+            False,
+        ),
+    ],
+)
+def test_of_weights_that_are_streamed_only_the_share_that_stays_must_fit(
+    settings: Mapping[str, Any], *, fits: bool
+) -> None:
+    """140 GB of weights on 80 GiB."""
+    asked = some_cell(recipe={"parameters": 70_000_000_000}, settings=settings)
+    found = refusal(asked, on("0.19.0"))
+    assert (found is None) is fits, found
+
+
 def test_every_rule_has_an_example_and_words() -> None:
     assert list(EXAMPLES) == [rule.id for rule in RULES] == sorted({rule.id for rule in RULES})
     assert len({rule.name for rule in RULES}) == len(RULES)

@@ -133,6 +133,19 @@ def test_a_server_needs_weights_the_cache_of_its_batch_and_what_the_runtime_adds
     assert halved.shared > eight.shared, "ranks exchange data"
 
 
+def test_a_server_that_streams_weights_keeps_a_share_of_them_on_the_gpu_and_all_on_the_host() -> None:
+    streamed = trtllm_cells.cell(
+        batch=8, osl=1408, settings={"build.weight_streaming": True, "repository.gpu_weights_percent": 0.25}
+    )
+    whole, part = (needs_of(each, "launch") for each in (llama(), streamed))
+    weights = 2 * 8.03e9
+    assert whole.gpu - part.gpu == pytest.approx(0.75 * weights, rel=0.1)
+    assert part.host - whole.host == pytest.approx(weights, rel=0.1)
+    assert needs_of(streamed, "build").assumed == ("gpu",), "nobody has told what building takes"
+    checked = toolchains.load("tensorrt_llm").stage("check")
+    assert (checked.read(streamed).gpu_weights_percent, checked.read(llama()).gpu_weights_percent) == (0.25, 1.0)
+
+
 def test_the_cache_gets_a_share_of_what_is_left() -> None:
     made = llama(batch=8)
     with_share = [

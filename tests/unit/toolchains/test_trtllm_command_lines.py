@@ -251,5 +251,8 @@ def test_checking_an_engine_of_several_ranks() -> None:
     argv = commands.engine_check("1.0.0", EngineCheck(prompt="Hello", world_size=4), as_root=True, **asked)
     start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--noprefix", "--mca", "plm_rsh_agent", "", "-n", "4"]
     assert argv[:10] == [*start, "python3"]
-    assert commands.engine_check("1.0.0", EngineCheck(), **asked)[0] == "python3"
+    alone = commands.engine_check("1.0.0", EngineCheck(), **asked)
+    assert alone[0] == "python3"
+    streamed = commands.engine_check("1.0.0", EngineCheck(gpu_weights_percent=0.25), **asked)
+    assert streamed == [*alone, "--gpu_weights_percent", "0.25"]
     assert "--input_text=-hello" in commands.engine_check("1.0.0", EngineCheck(prompt="-hello"), **asked)

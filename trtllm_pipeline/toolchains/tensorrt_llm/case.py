@@ -9,7 +9,7 @@ from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.records import dataclass
-from trtllm_pipeline.toolchains.base import PYTORCH
+from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized, speculation, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import CONVERTED, Drafting, drafting
@@ -137,6 +137,13 @@ def kv_share(cell: Cell) -> float:
     if found is not None and found.method == "draft":
         return speculation.SHARE
     return vision.SHARE if vision.sees(cell) else USUAL_KV_SHARE
+
+
+def kept_weights(cell: Cell) -> float:
+    """The share of its weights that an engine keeps on the GPU in Triton and in run.py: all, unless it is built to stream them."""
+    asked = cell.settings["repository"].get("gpu_weights_percent")
+    streams = cell.toolchain == ENGINES and options.switched(build_options(cell), "weight_streaming")
+    return float(asked) if streams and isinstance(asked, (int, float)) else 1.0
 
 
 def splits_prompts(cell: Cell) -> bool:

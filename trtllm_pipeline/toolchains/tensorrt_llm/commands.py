@@ -396,6 +396,8 @@ def engine_check(
         arguments.add({"--kv_cache_enable_block_reuse": True})
     if asked.lookahead:
         arguments.add({"--lookahead_config": f"[{','.join(map(str, asked.lookahead))}]"})
+    if asked.gpu_weights_percent < 1:
+        arguments.add({"--gpu_weights_percent": asked.gpu_weights_percent})
     if adapter is not None:
         arguments.add({"--lora_dir": adapter, "--lora_task_uids": "0"})
     return arguments.argv

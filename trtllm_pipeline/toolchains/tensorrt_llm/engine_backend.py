@@ -395,7 +395,11 @@ CHECK: Final = Stage(
     params=EngineCheck,
     read=lambda cell: load(
         EngineCheck,
-        {"world_size": backends.world_size(cell), **speculation.check_params(cell)},
+        {
+            "world_size": backends.world_size(cell),
+            "gpu_weights_percent": case.kept_weights(cell),
+            **speculation.check_params(cell),
+        },
         cell.settings["check"],
     ),
     resources=backends.all_ranks,

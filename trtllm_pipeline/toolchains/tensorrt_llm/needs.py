@@ -20,7 +20,7 @@ from trtllm_pipeline.toolchains.companion_sizes import draft_kv_bytes_per_token
 from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
-from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kv_cache, kv_share, num_tokens
+from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
     Shape,
     kv_bytes_per_token,
@@ -189,7 +189,7 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     What reads images is on each of its GPUs, and so are adapters; a draft model is split as the model is.
     """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
-    weights = (engine_bytes if engines else rank_bytes)(shape, weights_of(cell), cell.tp, cell.pp)
+    weights = int((engine_bytes if engines else rank_bytes)(shape, weights_of(cell), cell.tp, cell.pp) * _kept(cell))
     drafting, per_drafted = drafting_bytes(cell)
     beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
@@ -217,6 +217,11 @@ def beams(cell: Cell) -> int:
     """Answers that an engine follows at a time for each request."""
     asked = _number(cell.settings["build"].get("max_beam_width")) if cell.toolchain == ENGINES else None
     return 1 if asked is None else max(1, int(asked))
+
+
+def _kept(cell: Cell) -> float:
+    """The share of its weights that a server keeps on the GPU; the host has all of them where that is less than all."""
+    return kept_weights(cell) if backends.in_triton(cell) else 1.0
 
 
 def visual_bytes(cell: Cell) -> int:
@@ -261,7 +266,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     ranks = cell.tp * cell.pp
     shape = Shape.of(cell.recipe)
     loaded = 0
-    if cell.toolchain == ENGINES and not at_least(_release(machine), _STREAMED):
+    if cell.toolchain == ENGINES and (_kept(cell) < 1 or not at_least(_release(machine), _STREAMED)):
         loaded = ranks * engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
     elif cell.toolchain != ENGINES:
         loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
@@ -313,10 +318,16 @@ def build_host_bytes(engine: int) -> int:
 def building(cell: Cell, machine: Machine) -> Needs:
     """trtllm-build. Host: `workers * (5 GiB + 2 * engine)`, GPU: the engine and the context.
 
-    Every rank has a worker of its own. Logs of three builds from 0.8 on are within 10 % of it (docs/memory.md).
+    Every rank has a worker of its own. Logs of three builds from 0.8 on are within 10 % of it (docs/memory.md). No log is known of
+    an engine that streams weights, whose GPU is smaller than they are.
     """
     ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
-    return Needs(host=ranks * build_host_bytes(engine), gpu=engine + context_bytes(machine), leaves=ranks * engine)
+    return Needs(
+        host=ranks * build_host_bytes(engine),
+        gpu=engine + context_bytes(machine),
+        leaves=ranks * engine,
+        assumed=("gpu",) if kept_weights(cell) < 1 else (),
+    )
 
 
 def building_visual(cell: Cell, machine: Machine) -> Needs:

@@ -168,6 +168,9 @@ class EngineCheck(CheckParams):
     lookahead: Annotated[
         tuple[int, ...], Param("sizes of lookahead decoding: window, n-gram, verification set", ge=0, key_with=ITSELF)
     ] = ()
+    gpu_weights_percent: Annotated[
+        float, Param("share of the weights kept on the GPU, of an engine that streams them", ge=0, le=1, later=True)
+    ] = 1.0
 
 
 class EngineRepository(RepositorySettings):

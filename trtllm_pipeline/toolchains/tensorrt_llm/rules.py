@@ -35,7 +35,7 @@ from trtllm_pipeline.toolchains.model_optimizer.checkpoint import (
 )
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
-from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, least_tokens, num_tokens, splits_prompts
+from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import to_yaml
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
@@ -950,14 +950,16 @@ def gemma2_lengths(case: Case) -> str | None:
 
 @rule("TLM604", "more of tp or pp, or a smaller precision, makes it less", toolchains=_BOTH)
 def memory(case: Case) -> str | None:
-    """Weights, and the KV cache of one request, that do not fit on a GPU. Source: memory reference: parameters, layers,
-    heads and bytes of each.
+    """Weights, and the KV cache of one request, that do not fit on a GPU; of an engine in Triton built with `weight_streaming`, the
+    share of the weights that `gpu_weights_percent` says. Source: memory reference: parameters, layers, heads and bytes of each.
     """
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
     weights, cache = least_bytes(
         case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
     )
+    if case.in_triton and options.exists("trtllm-build", case.release, "--weight_streaming"):
+        weights = int(weights * kept_weights(cell))
     if smallest is None or weights + cache <= smallest:
         return None
     return (
