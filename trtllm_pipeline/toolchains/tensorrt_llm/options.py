@@ -45,6 +45,8 @@ class Form:
     aliases: tuple[str, ...]
     deprecated: str | None
     """What replaces it; None while nothing does."""
+    least: float | None = None
+    """The smallest number that can be: programs parse any, and fail late, or make what no server loads."""
 
     @property
     def takes_value(self) -> bool:
@@ -133,6 +135,7 @@ def _forms(rows: Iterable[Mapping[str, Any]], named: Mapping[str, list[Scalar]])
             required=fields.get("required") is True,
             aliases=tuple(fields.get("aliases") or ()),
             deprecated=fields.get("deprecated"),
+            least=fields.get("least"),
         )
 
 
@@ -285,6 +288,8 @@ def _value_problem(value: Json, shown: Form | Installed, form: Form | None) -> s
             return f"{word!r} is not among {', '.join(choices)}"
         if form is not None and form.kind in {"int", "float"} and not _is_number(word, form.kind):
             return f"{word!r} is not {'a whole number' if form.kind == 'int' else 'a number'}"
+        if form is not None and form.least is not None and float(str(word)) < form.least:
+            return f"must be {form.least} or more, not {word}"
     return None
 
 
