@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -94,6 +93,8 @@ def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines:
     else:
         found = copy.deepcopy(getattr(mtq, str(chosen.config)))
     if not isinstance(found["quant_cfg"], list):
+        from importlib.metadata import version
+
         raise StageError(
             f"Model Optimizer {version('nvidia-modelopt')} of {sys.executable} is too old: its configurations have another form",
             failure=FailureClass.USER,
