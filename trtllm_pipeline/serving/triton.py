@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
+import errno
 import functools
 import json
 import os
@@ -37,6 +38,11 @@ from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.server import diagnose as explained
 
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
+_GIVEN_AWAY: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The first and the last port that the kernel gives to connections."""
+_LEAST_PORT: Final = 20_000
+"""Above those that well-known programs listen on."""
+_TRIED_PORTS: Final = 64
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
 TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
 _MARK: Final = "trtllm-pipeline"
@@ -162,12 +168,38 @@ def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
 
 
 def free_ports(host: str = LOOPBACK) -> Ports:
-    """Three free ports. Raises OSError if `host` is not an address of this machine."""
+    """Three free ports. Raises OSError if `host` is not an address of this machine.
+
+    They are none that the kernel gives to any connection, where there are others: a server takes them once it has loaded
+    its models, which may be minutes later.
+    """
+    wanted = len(Ports._fields)
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
-        for each in sockets:
-            each.bind((host, 0))
-        return Ports(*(each.getsockname()[1] for each in sockets))
+        found: list[int] = []
+        for port in (*_not_given_away(), *[0] * wanted):
+            each = stack.enter_context(socket.socket())
+            try:
+                each.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            found.append(each.getsockname()[1])
+            if len(found) == wanted:
+                break
+        return Ports(*found)
+
+
+def _not_given_away() -> list[int]:
+    """Some ports below those that the kernel gives to connections, in no order; none where that is not known."""
+    import random
+
+    try:
+        first = int(_GIVEN_AWAY.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return []
+    below = range(_LEAST_PORT, first)
+    return random.sample(below, min(_TRIED_PORTS, len(below)))
 
 
 def busy_ports(ports: Iterable[int], host: str = LOOPBACK) -> list[int]:

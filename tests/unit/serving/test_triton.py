@@ -290,6 +290,26 @@ def test_ports_are_free_different_and_found_busy_once_taken() -> None:
         assert triton.busy_ports(ports) == [ports.grpc]
 
 
+def test_ports_are_none_that_the_kernel_gives_to_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server listens after it has loaded its models; a connection that was made meanwhile may have the port otherwise."""
+    given = tmp_path / "ip_local_port_range"
+    given.write_text("32768\t60999\n")
+    monkeypatch.setattr(triton, "_GIVEN_AWAY", given)
+    assert all(20_000 <= port < 32_768 for _ in range(20) for port in triton.free_ports())
+    with socket.socket() as other:
+        other.bind((triton.LOOPBACK, 0))
+        given.write_text(f"{other.getsockname()[1] + 1} 60999")
+        monkeypatch.setattr(triton, "_LEAST_PORT", other.getsockname()[1])
+        taken = triton.free_ports()
+        assert len(set(taken)) == 3
+        assert other.getsockname()[1] not in taken
+    for unknown in ("", "1024 65535", "none"):
+        given.write_text(unknown)
+        assert len(set(triton.free_ports())) == 3
+    with pytest.raises(OSError, match="address"):
+        triton.free_ports("192.0.2.1")
+
+
 def test_a_folder_of_the_python_backend_is_marked_once_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
