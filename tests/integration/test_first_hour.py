@@ -59,6 +59,6 @@ def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, cl
             shown, printed = (
                 " ".join(NUMBER.sub("N", text.splitlines()[0]).split()) for text in (step.output, walk.shown(output))
             )
-            # doctor may name a warning after its verdict.
-            assert printed.startswith(shown), step.commands
+            # Which precision is the fastest is measured, and doctor may name a warning after its verdict.
+            assert printed.replace("/intN/", "/fpN/").startswith(shown.replace("/intN/", "/fpN/")), step.commands
     assert performed > 10

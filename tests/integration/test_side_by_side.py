@@ -17,7 +17,7 @@ def test_two_cells_are_measured_at_the_same_time_and_one_of_them_alone_as_well(t
     lane = Lane(tmp_path / "lane", "1.0.0")
     text = lane.matrix.read_text().replace("  - { precision: fp16, max_batch_size: 4 }\n", "")
     lane.matrix.write_text(text.replace("exclusive: none", "exclusive: gpu, input_data: prompts.jsonl"))
-    prompts = (json.dumps({"id": str(number), "input": f"Count to {number}."}) for number in range(1, 9))
+    prompts = (json.dumps({"id": str(number), "input": f"Count to {number}."}) for number in range(1, 17))
     (lane.folder / "prompts.jsonl").write_text("\n".join(prompts))
     found = lane.run("--cells", "fp16", "--cells", "alone:*")
     other = PLAIN.replace("bs2", "bs4")
