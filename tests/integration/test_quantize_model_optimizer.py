@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -482,6 +483,28 @@ def test_memory_that_ran_out_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as other:
         torch.empty(2) @ torch.empty(3)
     assert not memory.is_out_of_memory(other.value)
+
+
+def test_a_model_whose_search_ran_out_of_memory_is_gone_before_the_next_is_loaded(
+    llama: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[weakref.ref[Any]] = []
+    there: list[int] = []
+    load = worker.Quantization.load
+
+    def watched(self: worker.Quantization, rehearse: Any) -> Any:
+        there.append(sum(each() is not None for each in loaded))
+        model = load(self, rehearse)
+        loaded.extend(weakref.ref(module) for module in model.modules())
+        return model
+
+    monkeypatch.setattr(worker.Quantization, "load", watched)
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(_Scarce(4))
+    try:
+        quantize(llama, rows, tmp_path, precision="int4_awq", batch_size=8)
+    finally:
+        handle.remove()
+    assert there == [0, 0]
 
 
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 5e-3)])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files import model_files
+from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
@@ -102,9 +103,11 @@ class Quantization:
             checkpoint.check_layout(config, layout, self.precision)
         else:
             checkpoint.check_experts(config, self.precision)
-        with self.phase("import"), _without_collecting():
+        with self.phase("import"), uncollected():
             import torch
             from transformers import AutoModelForCausalLM  # noqa: F401 - for its time
+        # What they made stays, and is not looked through later. Not what comes with the model: one that failed must go.
+        gc.freeze()
         torch.manual_seed(self.selection.seed)
 
         rows: list[list[int]] = []
@@ -152,7 +155,7 @@ class Quantization:
                 return self.load(None), None
         size = self.asked.batch_size
         # Importing Model Optimizer takes as long as reading the weights, and does not need them.
-        with _without_collecting(), ThreadPoolExecutor(1, thread_name_prefix="import") as thread:
+        with uncollected(), ThreadPoolExecutor(1, thread_name_prefix="import") as thread:
             imported = thread.submit(formats.configuration, self.precision, self.kv_cache, for_engines=self.for_engines)
             with self.phase("load"):
                 model = self.load(kernel_warmup.rehearsal(imported, rows, self.precision, size))
@@ -276,17 +279,6 @@ class Quantization:
             if source is not None and not (out / name).exists():
                 model_files.copy(source, out / name)
         progress(1, 1)
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Objects that imports make are not looked through for garbage, now or later: a sixth of the time that they take."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _dtype(config: Any, precision: str) -> torch.dtype:
