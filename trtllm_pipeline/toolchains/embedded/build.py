@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.memory import physical_bytes
+from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
@@ -44,7 +44,7 @@ def run(context: StageContext[BuildEmbedded]) -> None:
     link(checkpoint, MODEL_FILE, context.out / MODEL_FILE)
     config = {
         "schema": SCHEMA,
-        "version": f"xllamacpp {version('xllamacpp')}",
+        "version": f"xllamacpp {version_of('xllamacpp')}",
         "architecture": facts["architecture"],
         "precision": facts["precision"],
         "quantization": facts["quantization"],

@@ -15,6 +15,7 @@ from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
@@ -75,17 +76,9 @@ def _triton() -> str | None:
 
 @lru_cache(maxsize=1)
 def _identity(machine: Machine) -> Mapping[str, Json]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    def installed(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
     return {
-        "gguf": installed("gguf"),
-        "xllamacpp": installed("xllamacpp"),
+        "gguf": version_of("gguf"),
+        "xllamacpp": version_of("xllamacpp"),
         "triton": _triton(),
         "cpu": f"{machine.cpu} x {machine.cpus}",
     }
