@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 import urllib.request
@@ -11,19 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+from trtllm_pipeline.serving.triton import unused_ports
 
 
 @contextmanager
 def started(folder: Path, environment: dict[str, str]) -> Iterator[int]:
     """A bundle's `start` on free ports, ready; ended in order afterwards. Gives the port of HTTP."""
-    ports = free_ports(3)
+    ports = unused_ports(3)
     names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT")
     (folder.parent / "ports.json").write_text(json.dumps(dict(zip(names, ports, strict=True))))
     with (folder.parent / "start.log").open("w") as log:

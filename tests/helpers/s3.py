@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.helpers.bundles import free_ports
+from trtllm_pipeline.serving.triton import unused_ports
 
 S3 = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -48,7 +48,7 @@ def server(*words: str, port: int, folder: Path) -> Iterator[str]:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     """One with the bucket "engines"; gives the variables by which clients find it."""
-    port = free_ports(1)[0]
+    port = unused_ports(1)[0]
     with server("moto.server", "-H", "127.0.0.1", "-p", str(port), port=port, folder=folder) as url:
         urllib.request.urlopen(urllib.request.Request(f"{url}/engines", method="PUT"), timeout=30).close()
         yield {**S3, "AWS_ENDPOINT_URL": url}

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from tests.helpers.bundles import free_ports
 from trtllm_pipeline.config.recipes import recipes_folder
+from trtllm_pipeline.serving.triton import unused_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
@@ -44,7 +44,7 @@ def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, clone: Path) -> None:
     pytest.importorskip("xllamacpp")
-    port, performed = str(free_ports(1)[0]), 0
+    port, performed = str(unused_ports(1)[0]), 0
     for step in walk.steps(PAGE.read_text(encoding="utf-8")):
         output = walk.perform(step.commands.replace("8000", port), clone)
         performed += 1

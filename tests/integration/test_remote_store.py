@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.bundles import free_ports
 from tests.helpers.s3 import s3_server, server
 from tests.helpers.signed import publish
+from trtllm_pipeline.serving.triton import unused_ports
 from trtllm_pipeline.store.store import Store
 
 pytestmark = pytest.mark.integration
@@ -75,7 +75,7 @@ def test_a_remote_that_is_down_or_lacks_its_bucket_is_told(tmp_path: Path, s3: d
     store = Store(tmp_path / "w")
     publish(store)
     store.close()
-    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
+    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{unused_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
     code, told = pipeline(tmp_path, "pull", "s3://engines/x", "-w", "w2", environment=nobody)
     assert code == 1
     assert "error: s3://engines/x" in told
@@ -91,7 +91,7 @@ def test_a_web_server_is_pulled_from(tmp_path: Path) -> None:
     made = publish(store, "a", LARGE)
     store.close()
     assert pipeline(tmp_path, "push", "site/engines", "-w", "w")[0] == 0
-    port = free_ports(1)[0]
+    port = unused_ports(1)[0]
     words = ("http.server", str(port), "--bind", "127.0.0.1")
     with server(*words, port=port, folder=tmp_path / "site") as url:
         code, told = pipeline(tmp_path, "pull", f"{url}/engines", "-w", "w2")
@@ -199,7 +199,7 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
     assert stages(tmp_path / "w3") == ["build", "build", "convert", "download", "repository", "repository"]
     assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w3")[1]
     # Where nobody answers, all is made.
-    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
+    nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{unused_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
     fourth = run(tmp_path, "w4", url, nobody, "--cells", "*/fp16/*")
     _, told = fourth.communicate(timeout=120)
     assert (fourth.returncode, told.count("; what is there is made here")) == (0, 1), told

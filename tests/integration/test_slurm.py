@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.bundles import free_ports
 from tests.helpers.jobs import end, job, submit
 from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
+from trtllm_pipeline.serving.triton import unused_ports
 
 pytestmark = [
     pytest.mark.integration,
@@ -107,7 +107,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     host = socket.gethostname().partition(".")[0]
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=free_ports(4)))
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=unused_ports(4)))
     (folder / "gres.conf").write_text(GPUS)
     patch = pytest.MonkeyPatch()
     patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))

@@ -168,12 +168,16 @@ def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
 
 
 def free_ports(host: str = LOOPBACK) -> Ports:
-    """Three free ports. Raises OSError if `host` is not an address of this machine.
+    """Three free ports. Raises OSError if `host` is not an address of this machine."""
+    return Ports(*unused_ports(len(Ports._fields), host))
+
+
+def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
+    """So many free ports. Raises OSError if `host` is not an address of this machine.
 
     They are none that the kernel gives to any connection, where there are others: a server takes them once it has loaded
     its models, which may be minutes later.
     """
-    wanted = len(Ports._fields)
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         for port in (*_not_given_away(), *[0] * wanted):
@@ -187,7 +191,7 @@ def free_ports(host: str = LOOPBACK) -> Ports:
             found.append(each.getsockname()[1])
             if len(found) == wanted:
                 break
-        return Ports(*found)
+        return found
 
 
 def _not_given_away() -> list[int]:
