@@ -322,8 +322,8 @@ def tasks(
         settings, resources = section(run), plan.resources(run)
         service = run.stage.scope is Scope.SERVICE
         memory = _memory(run, plan.machine, corrections) if service or limit else {}
-        if limit and HOST in memory:
-            resources = replace(resources, cpus=max(resources.cpus, _slots(memory[HOST].value, *limit)))
+        if limit and HOST in memory and (slots := _slots(memory[HOST].value, *limit)) > resources.cpus:
+            resources = replace(resources, cpus=slots)
         yield scheduling.Task(
             id=run.id,
             needs=tuple(each for each in run.needs if each in among),

@@ -98,9 +98,8 @@ class Corrections:
         """The most similar label with measurements, their median ratio, the largest deviation from it, and their number."""
         for similar in _labels(label):
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
-                from statistics import (
-                    median,
-                )  # which imports fractions and decimals; small commands have nothing measured
+                # It imports fractions and decimals, and small commands have nothing measured.
+                from statistics import median
 
                 middle = median(ratios)
                 return similar, middle, max(abs(each / middle - 1) for each in ratios), len(ratios)
