@@ -26,13 +26,13 @@ _ENCODED: Final = {"fp16": 2, "bf16": 6}
 _CALIBRATED_TOKENS: Final = 2048
 _ROWS, _ROW_TOKENS = 64, 100
 """Of the built-in calibration set."""
-_RUNTIME: Final = 46_000_000
+_RUNTIME: Final = 41_000_000
 """Python with llama.cpp, before weights."""
 _VOCABULARY: Final = 114
 """Bytes of an entry of the vocabulary in llama.cpp."""
 STEP_TOKENS: Final = 64
 """`runtime.CHUNK_TOKENS`, which a plan does not load."""
-_SERVER: Final = 222_000_000
+_SERVER: Final = 205_000_000
 """Triton and its Python models, before the engine and the tokenizer."""
 _SERVED_TOKEN: Final = 3000
 """An entry of the vocabulary in the tokenizers of all models."""
