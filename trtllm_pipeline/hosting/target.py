@@ -82,7 +82,8 @@ def require_text(inputs: Mapping[str, Path]) -> None:
 
 
 def _referenced(repository: Path) -> tuple[Path, ...]:
-    from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE, serve_command
+    from trtllm_pipeline.toolchains.tensorrt_llm.launching import serve_command
+    from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
 
     command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
     return referenced_paths.folders(repository, command)
@@ -137,7 +138,7 @@ def of_cell(found: flow.ServedCell) -> ServeTarget:
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     """What serves a folder. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
-    from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
+    from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
 
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
@@ -154,7 +155,7 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
 
 
 def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    from trtllm_pipeline.toolchains.tensorrt_llm.frontends import serve_command
+    from trtllm_pipeline.toolchains.tensorrt_llm.launching import serve_command
 
     words = serve_command(folder)
     paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]

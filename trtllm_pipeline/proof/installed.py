@@ -9,7 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.records import dataclass
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, releases, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, installation, options, releases, templates
 
 _AT_ONCE: Final = 4
 """Each imports all of TensorRT-LLM."""
@@ -65,7 +65,7 @@ def programs(
     """Name in the table of options, and how to start it; None where it is not there."""
 
     def script(inside: str) -> tuple[str, ...] | None:
-        path = backends.script(machine, inside)
+        path = installation.script(machine, inside)
         return None if path is None or not Path(path).is_file() else (found.python, path)
 
     yield "trtllm-build", None if found.build is None else (found.build,)

@@ -22,7 +22,7 @@ ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"
 EMBEDDED: Final = "embedded"
 OPENAI: Final = "openai"
-_OPENAI: Final = "trtllm_pipeline.toolchains.openai"
+_OPENAI: Final = "trtllm_pipeline.toolchains.openai.toolchain"
 _TABLE: Final = {
     ENGINES: "trtllm_pipeline.toolchains.tensorrt_llm.engine_backend",
     PYTORCH: "trtllm_pipeline.toolchains.tensorrt_llm.pytorch_backend",

@@ -25,7 +25,7 @@ from trtllm_pipeline.serving.command_lines import Ports, openai_argv
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, LaunchFrontend
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import frontends, launching, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import WITHOUT_OWN_LAYERS
 from trtllm_pipeline.triton_repository import model_config
@@ -81,7 +81,7 @@ def test_an_engine_in_trtllm_serve_is_a_command_line(make: Make) -> None:
     frontends.run_engine(work)
     said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())
     assert said == {"kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.5}}
-    assert frontends.serve_command(work.out) == [
+    assert launching.serve_command(work.out) == [
         *("/opt/bin/trtllm-serve", "serve", str(work.inputs["engine"]), "--tokenizer", str(work.inputs["model"])),
         *("--backend", "tensorrt", "--extra_llm_api_options", str(work.out / frontends.SETTINGS_FILE)),
         *("--num_postprocess_workers", "2"),
@@ -92,7 +92,7 @@ def test_before_there_was_a_file_of_settings_an_option_says_it(make: Make) -> No
     work = make("0.16.0", frontend="trtllm_serve", max_batch_size=4, kv_cache_free_gpu_mem_fraction=0.5, options={})
     frontends.run_engine(work)
     assert names(work.out) == {frontends.SERVE_FILE}
-    assert frontends.serve_command(work.out)[-2:] == ["--kv_cache_free_gpu_memory_fraction", "0.5"]
+    assert launching.serve_command(work.out)[-2:] == ["--kv_cache_free_gpu_memory_fraction", "0.5"]
 
 
 def test_an_engine_where_no_release_serves_it_is_refused(make: Make) -> None:
@@ -132,7 +132,7 @@ def test_pytorch_in_trtllm_serve_is_a_command_line_and_the_settings_beside_it(ma
         "print_iter_log": True,
     }, "nothing of it is an option as well"
     moved = work.out.rename(tmp_path / "artifact")
-    assert frontends.serve_command(moved) == [
+    assert launching.serve_command(moved) == [
         *("/opt/bin/trtllm-serve", "serve", str(work.inputs["model"])),
         *("--tp_size", "2", "--pp_size", "1", "--max_batch_size", "4", "--max_seq_len", "128"),
         *("--max_num_tokens", "512", "--extra_llm_api_options", str(moved / frontends.SETTINGS_FILE)),
@@ -143,7 +143,7 @@ def test_where_there_are_no_settings_there_is_no_file_of_them(make: Make) -> Non
     work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT, options={}, enable_kv_cache_reuse=None)
     frontends.run_pytorch(work)
     assert names(work.out) == {frontends.SERVE_FILE}
-    assert "--extra_llm_api_options" not in frontends.serve_command(work.out)
+    assert "--extra_llm_api_options" not in launching.serve_command(work.out)
 
 
 def test_settings_of_the_llm_api_that_are_no_mapping_are_refused() -> None:
@@ -155,7 +155,7 @@ def test_a_folder_for_another_frontend_is_refused(tmp_path: Path, text: str | No
     if text is not None:
         (tmp_path / frontends.SERVE_FILE).write_text(text)
     with pytest.raises(StageError, match=r"was not made for trtllm-serve: serve\.json") as caught:
-        frontends.serve_command(tmp_path)
+        launching.serve_command(tmp_path)
     assert caught.value.failure is FailureClass.USER
 
 
@@ -165,10 +165,10 @@ def test_a_folder_for_another_frontend_is_refused(tmp_path: Path, text: str | No
 @pytest.mark.parametrize(
     ("program", "frontend", "expected"),
     [
-        (frontends.launch_engine, "triton", "run_ranks"),
-        (frontends.launch_engine, "trtllm_serve", "run_openai"),
-        (frontends.launch_pytorch, "triton", "run_llmapi"),
-        (frontends.launch_pytorch, "trtllm_serve", "run_openai"),
+        (launching.launch_engine, "triton", "run_ranks"),
+        (launching.launch_engine, "trtllm_serve", "run_openai"),
+        (launching.launch_pytorch, "triton", "run_llmapi"),
+        (launching.launch_pytorch, "trtllm_serve", "run_openai"),
     ],
 )
 def test_each_lane_and_frontend_has_its_own_start(
@@ -213,7 +213,7 @@ def test_the_openai_front_end_of_triton_is_started_on_the_repository(
     work = served_by_triton(make, monkeypatch)
     started: list[Any] = []
     monkeypatch.setattr(launch, "run_openai", lambda *given: started.extend(given))
-    frontends.launch_engine(work)
+    launching.launch_engine(work)
     assert started[0] is work
     command = openai_argv(started[1], "127.0.0.1", Ports(8123, 0, 0), started[2])
     assert command[:2] == ["/opt/python3", "/opt/main.py"]
@@ -232,7 +232,7 @@ def test_what_the_openai_front_end_of_triton_cannot_serve_is_refused(
     work = served_by_triton(make, monkeypatch, ranks=ranks)
     of_triton(monkeypatch, "1.2.0", openai)
     with pytest.raises(StageError, match=words) as caught:
-        frontends.launch_engine(work)
+        launching.launch_engine(work)
     assert caught.value.failure is FailureClass.USER
     assert "--frontend triton" in str(caught.value.hint)
 
@@ -243,9 +243,9 @@ def test_the_openai_front_end_of_triton_needs_a_repository_and_an_engine(
     work = served_by_triton(make, monkeypatch)
     (work.inputs["repository"] / "preprocessing" / "config.pbtxt").unlink()
     with pytest.raises(StageError, match="names no tokenizer in its model preprocessing"):
-        frontends.launch_engine(work)
+        launching.launch_engine(work)
     with pytest.raises(StageError, match="serves engines"):
-        frontends.launch_pytorch(work)
+        launching.launch_pytorch(work)
 
 
 @pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])
@@ -262,7 +262,7 @@ def test_quantized_weights_are_not_served_under_the_name_of_unquantized_ones(mak
 
 
 @pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])
-@pytest.mark.parametrize("run", [frontends.run_pytorch, frontends.launch_pytorch])
+@pytest.mark.parametrize("run", [frontends.run_pytorch, launching.launch_pytorch])
 def test_a_quantized_folder_that_would_be_served_as_unquantized_is_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch, frontend: str, run: Callable[[StageContext[Any]], None]
 ) -> None:
@@ -345,7 +345,7 @@ def test_an_adapter_is_told_to_the_llm_api_with_its_rank_and_layers(make: Make, 
         "lora_target_modules": ["attn_q", "mlp_4h_to_h"],
     }
     llm_api.check_lora(said["lora_config"])
-    assert frontends.serve_command(work.out)[-1] == str(work.out / frontends.SETTINGS_FILE)
+    assert launching.serve_command(work.out)[-1] == str(work.out / frontends.SETTINGS_FILE)
 
 
 def test_an_adapter_of_another_model_or_for_triton_is_refused(make: Make, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.trtllm_cells import machine
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.toolchains.tensorrt_llm import backends
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, installation
 
 
 def found(**changes: object) -> Machine:
@@ -39,8 +39,8 @@ def test_a_script_is_where_its_file_is(tmp_path: Path, place: str, asked: str) -
     file = tmp_path / place / "convert_checkpoint.py"
     file.parent.mkdir(parents=True)
     file.touch()
-    assert backends.script(found(examples=str(tmp_path)), f"{asked}/convert_checkpoint.py") == str(file)
-    assert backends.script(found(examples=None), f"{asked}/convert_checkpoint.py") is None
+    assert installation.script(found(examples=str(tmp_path)), f"{asked}/convert_checkpoint.py") == str(file)
+    assert installation.script(found(examples=None), f"{asked}/convert_checkpoint.py") is None
 
 
 def test_what_the_quantization_worker_lacks_is_named() -> None:

@@ -20,7 +20,7 @@ from trtllm_pipeline.stages.params import LaunchParams
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.embedded import repository as embedded
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends, llmapi
+from trtllm_pipeline.toolchains.tensorrt_llm import frontends, launching, llmapi
 from trtllm_pipeline.triton_repository import referenced_paths
 
 ENGINE = "store/build/4a46c422fbf3d1f0a5c3c2b1e6f7a890/out"
@@ -52,7 +52,7 @@ def write_serve(repository: Path, model: Path) -> None:
 
 
 def serve_openai(work: StageContext[Any]) -> None:
-    launch.run_openai(work, frontends.serve_command(work.inputs["repository"]))
+    launch.run_openai(work, launching.serve_command(work.inputs["repository"]))
 
 
 KINDS = {

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
@@ -226,6 +225,8 @@ def _modules(distribution: Any) -> set[str]:
 
 
 def _package(python: str, is_it: Any) -> str | None:
+    from importlib.metadata import distributions  # what starts a server needs none of it
+
     folders = sys.path if python == sys.executable else probe.packages_of(python)
     for each in distributions(path=list(folders)):
         if is_it(each):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.bench.target import environment_key
-from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import Group
@@ -132,6 +129,10 @@ def _attend(context: StageContext[LaunchOpenAi], asked: LaunchOpenAi) -> None:
 
 def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
     """What clients need to know of a server that is ready. Raises ServerError when it does not answer, or serves no model."""
+    import asyncio  # a server is started before anything is asked
+
+    from trtllm_pipeline.bench.target import environment_key
+    from trtllm_pipeline.client.openai import OpenAiClient
 
     async def look() -> tuple[list[str] | None, str | None]:
         key = environment_key() if asked.url else None

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, Resources
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import probe, triton_installation
 from trtllm_pipeline.machine.assume import ASSUMED
-from trtllm_pipeline.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import needs_mpirun
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
@@ -27,20 +26,17 @@ from trtllm_pipeline.toolchains.common_stages import exclusive, launch
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FORM
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
+from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed, script
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
-from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
+from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, NONE
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
 LEAST_MODEL_OPTIMIZER: Final = "0.47"
 """Older ones take other configurations."""
-_NESTED: Final = "models/core/"
 _ROOM: Final = 1.25
 """GPU memory that our worker takes for quantizing, in sizes of the 16-bit weights."""
 SCRIPT_ROOM: Final = 1.5
 """The same of quantize.py. Source: its README, 210 GB for Llama 70B in FP8."""
-TRITON: Final = "triton"
-TRITON_OPENAI: Final = "triton_openai"
-"""The OpenAI front end in Triton's images, with Triton in the same process."""
 BACKEND: Final = "tensorrtllm"
 """Triton's backend for engines."""
 _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
@@ -59,10 +55,10 @@ def launching(
     takes: Callable[[Cell, Machine], float],
     optional: frozenset[str] = frozenset(),
 ) -> Stage:
-    """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
+    """The stage that serves a cell with the frontend it asks for, by a function of `launching`."""
     return launch(
         LaunchFrontend,
-        f"trtllm_pipeline.toolchains.tensorrt_llm.frontends:{program}",
+        f"trtllm_pipeline.toolchains.tensorrt_llm.launching:{program}",
         inputs=inputs,
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,
@@ -73,18 +69,6 @@ def launching(
         takes=takes,
         optional=optional | {*companions.NAMES, DRAFTER},
     )
-
-
-def installed(machine: Machine) -> TensorRTLLM:
-    """TensorRT-LLM of a machine that has it: for planned work `missing` and `infeasible` were asked first.
-
-    Raises StageError where a stage was started by hand on a machine without it.
-    """
-    if machine.tensorrt_llm is None:
-        raise StageError(
-            "TensorRT-LLM is not installed here", failure=FailureClass.USER, hint="pipeline doctor says what is missing"
-        )
-    return machine.tensorrt_llm
 
 
 def world_size(cell: Cell) -> int:
@@ -196,30 +180,17 @@ def _folder_digest(folder: str) -> str:
     return fingerprint(canonical({str(path.relative_to(folder)): digest_file(path) for path in files}))
 
 
-def script(machine: Machine, inside: str) -> str | None:
-    """Path of an example script of the installed release, None where there are none.
-
-    Scripts of families moved into `models/core` with 0.20, or a little earlier: where the files are decides.
-    """
-    examples = installed(machine).examples
-    if examples is None:
-        return None
-    path = Path(examples) / inside
-    other = Path(examples) / (inside.removeprefix(_NESTED) if inside.startswith(_NESTED) else f"{_NESTED}{inside}")
-    return str(other if not machine.assumed and not path.exists() and other.exists() else path)
-
-
 def frontend(cell: Cell) -> dict[str, Any]:
     """What answers, and the options that are its own."""
     # A repository is the same with either front end of Triton.
     if in_triton(cell):
-        return {"frontend": TRITON, "options": None}
+        return {"frontend": FRONTEND_TRITON, "options": None}
     return {"frontend": cell.settings["serve"]["frontend"], "options": cell.settings["serve"]["options"]}
 
 
 def in_triton(cell: Cell) -> bool:
     """Whether Triton serves it, with either of its front ends."""
-    return cell.settings["serve"]["frontend"] in {TRITON, TRITON_OPENAI}
+    return cell.settings["serve"]["frontend"] in {FRONTEND_TRITON, FRONTEND_TRITON_OPENAI}
 
 
 def quantizing_python(machine: Machine) -> str:
@@ -253,7 +224,7 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
     found, frontend = installed(machine), str(cell.settings["serve"]["frontend"])
-    if frontend == TRITON_OPENAI and (reason := _without_openai(cell, machine)):
+    if frontend == FRONTEND_TRITON_OPENAI and (reason := _without_openai(cell, machine)):
         return f"settings.serve.frontend {frontend}: {reason}"
     for name, value in cell.settings["repository"].items():
         # A default says nothing, here or where it has an effect.
@@ -313,6 +284,6 @@ def _in_a_job(cell: Cell, machine: Machine) -> str | None:
     from trtllm_pipeline.serving.mpi_server import nested
 
     ranks = world_size(cell)
-    served = cell.settings["serve"]["frontend"] == TRITON and needs_mpirun(ranks, installed(machine).release)
+    served = cell.settings["serve"]["frontend"] == FRONTEND_TRITON and needs_mpirun(ranks, installed(machine).release)
     checked = ranks > 1 and script(machine, RUN_SCRIPT) is not None
     return nested() if served or checked else None

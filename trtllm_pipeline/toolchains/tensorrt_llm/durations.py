@@ -17,6 +17,7 @@ from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.model_optimizer.memory import SATURATING_TOKENS
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, needs
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
+from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
@@ -56,7 +57,7 @@ def converting(cell: Cell, _machine: Machine) -> float:
 def building(cell: Cell, machine: Machine) -> float:
     """trtllm-build, by the size of one rank's engine: each rank has a worker of its own."""
     engine = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) / _GB
-    quick = at_least(backends.installed(machine).release, _QUICK_BUILDER)
+    quick = at_least(installed(machine).release, _QUICK_BUILDER)
     return engine * _BUILD_PER_GB + (0.0 if quick else _TUNING_S)
 
 

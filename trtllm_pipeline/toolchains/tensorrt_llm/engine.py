@@ -16,7 +16,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.companions import ADAPTER
-from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
+from trtllm_pipeline.toolchains.tensorrt_llm.installation import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck, VisualBuild
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES, UNCHECKED

@@ -35,6 +35,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     dataset,
     durations,
     engine_bench,
+    installation,
     llmapi,
     needs,
     options,
@@ -45,8 +46,10 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     templates,
     vision,
 )
-from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
+from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (
+    FRONTEND_TRITON,
+    FRONTEND_TRITON_OPENAI,
     Checkpoint,
     EngineBuild,
     EngineCheck,
@@ -80,7 +83,7 @@ def _route(cell: Cell, machine: Machine) -> str:
 
 
 def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
-    script = backends.script(machine, releases.QUANTIZE_SCRIPT)
+    script = installation.script(machine, releases.QUANTIZE_SCRIPT)
     release, params = installed(machine).release, context.params
     if script is None or not commands.calibrates_as_told(release):
         return (job.command(context, backends.quantizing_python(machine)),)
@@ -100,7 +103,7 @@ def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[S
 
 def _calibrated(params: Checkpoint, files: Mapping[str, str], machine: Machine) -> Checkpoint:
     """With the number of rows there are; as given where the release's script calibrates on a set of its own."""
-    own = backends.script(machine, releases.QUANTIZE_SCRIPT) is not None
+    own = installation.script(machine, releases.QUANTIZE_SCRIPT) is not None
     if own and not commands.takes_dataset(installed(machine).release):
         return params
     return with_true_samples(params, files)
@@ -109,7 +112,7 @@ def _calibrated(params: Checkpoint, files: Mapping[str, str], machine: Machine) 
 def _convert(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
     release, params = installed(machine).release, context.params
     _check_convertible(release, params)
-    script = backends.script(machine, releases.convert_script(release, params.family, params.heads))
+    script = installation.script(machine, releases.convert_script(release, params.family, params.heads))
     if script is None:
         return (job.command(context, backends.quantizing_python(machine)),)
     program, model = (installed(machine).python, script), str(context.inputs["model"])
@@ -144,7 +147,7 @@ def _build(context: StageContext[EngineBuild], machine: Machine) -> Sequence[Seq
 
 def _visual(context: StageContext[VisualBuild], machine: Machine) -> Sequence[Sequence[str]]:
     release = installed(machine).release
-    script = backends.script(machine, releases.visual_script(release))
+    script = installation.script(machine, releases.visual_script(release))
     if script is None:
         raise StageError(
             _NO_SCRIPT.format(release),
@@ -158,7 +161,7 @@ def _visual(context: StageContext[VisualBuild], machine: Machine) -> Sequence[Se
 def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Sequence[str]]:
     from trtllm_pipeline.toolchains.tensorrt_llm.engine import asks
 
-    script = backends.script(machine, releases.RUN_SCRIPT)
+    script = installation.script(machine, releases.RUN_SCRIPT)
     if script is None or not asks(context, machine):
         return ()
     return (
@@ -177,10 +180,10 @@ def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Seq
 
 def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
     release = installed(machine).release
-    if context.params.frontend == backends.TRITON:
+    if context.params.frontend == FRONTEND_TRITON:
         return (planned_world(context, machine, backends.world_size(cell), release, images=vision.sees(cell)),)
     inputs = context.inputs
-    if context.params.frontend == backends.TRITON_OPENAI:
+    if context.params.frontend == FRONTEND_TRITON_OPENAI:
         program = backends.openai_program(machine)
         command = triton_openai(installed(machine).python, program, str(inputs["repository"]), str(inputs["model"]))
         return (listening(command, context.params, TRITON_OPENAI),)
@@ -481,7 +484,7 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
 def _not_with_images(cell: Cell, machine: Machine) -> str | None:
     """What a machine lacks for a visual engine, or which of a cell's settings is for a model that takes no images, or None."""
     found = installed(machine)
-    if backends.script(machine, releases.visual_script(found.release)) is None:
+    if installation.script(machine, releases.visual_script(found.release)) is None:
         return _NO_SCRIPT.format(found.release)
     if not machine.assumed and found.templates and not (Path(found.templates) / vision.TEMPLATE_SET).is_dir():
         return f"the Triton templates at {found.templates} have no folder {vision.TEMPLATE_SET}"

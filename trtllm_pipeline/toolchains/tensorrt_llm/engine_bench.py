@@ -18,6 +18,7 @@ from trtllm_pipeline.stages.base import JOB, Stage, StageContext
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.common_stages import images_asked
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, commands, durations, llmapi, needs
+from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBench, EngineRepository, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_BENCH, at_least
 
@@ -56,7 +57,7 @@ def params(cell: Cell, asked: EngineRepository | WeightsRepository) -> EngineBen
 
 def unfit(cell: Cell, machine: Machine) -> str | None:
     """Why trtllm-bench cannot be asked what a cell is asked; None where it can, or nobody wants it."""
-    perf, found = cell.settings["perf"], backends.installed(machine)
+    perf, found = cell.settings["perf"], installed(machine)
     if not perf["trtllm_bench"]:
         return None
     if not at_least(found.release, FIRST_BENCH):
@@ -71,7 +72,7 @@ def unfit(cell: Cell, machine: Machine) -> str | None:
 
 
 def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[Sequence[str]]:
-    found, attempt = backends.installed(machine), context.attempt
+    found, attempt = installed(machine), context.attempt
     prepare = [sys.executable, "-m", "trtllm_pipeline.worker", str(attempt / JOB), f"{__name__}:prepare"]
     engine = context.inputs.get("engine")
     asked = commands.bench(

@@ -19,7 +19,7 @@ from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.companions import ADAPTER, DRAFT, read_adapter
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
+from trtllm_pipeline.toolchains.tensorrt_llm.params import SETTINGS_FILE, EngineRepository, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import LOOKAHEAD
 from trtllm_pipeline.triton_repository import model_config
@@ -43,7 +43,6 @@ KV_CACHE: Final = {
 }
 SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
 """Repository settings that `trtllm-serve` has for an engine."""
-SETTINGS_FILE: Final = "llm_api.yaml"
 DRAFT_TARGET_RENAMED: Final = "1.3"
 """First release that has only the new word for a draft model."""
 

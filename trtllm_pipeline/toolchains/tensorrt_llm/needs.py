@@ -21,6 +21,7 @@ from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
+from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
     Shape,
     kv_bytes_per_token,
@@ -432,7 +433,7 @@ def calibration_rows(cell: Cell) -> Mapping[str, int]:
 
 
 def _release(machine: Machine) -> str:
-    return backends.installed(machine).release
+    return installed(machine).release
 
 
 def _number(value: Json) -> float | None:

@@ -13,6 +13,13 @@ from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 
+SERVE_FILE: Final = "serve.json"
+"""What a repository stage leaves for `trtllm-serve`: its command line without its address."""
+SETTINGS_FILE: Final = "llm_api.yaml"
+"""Beside it, settings of the LLM API that have no option of their own."""
+FRONTEND_TRITON: Final = "triton"
+FRONTEND_TRITON_OPENAI: Final = "triton_openai"
+"""The OpenAI front end in Triton's images, with Triton in the same process."""
 NONE: Final = "none"
 """Precision of a KV cache that is not quantized."""
 PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
@@ -176,7 +183,7 @@ class EngineCheck(CheckParams):
 class EngineRepository(RepositorySettings):
     """Parameters of the repository stage for an engine."""
 
-    frontend: Served = "triton"
+    frontend: Served = FRONTEND_TRITON
     options: ServeOptions = None
     max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]
     parameters: Annotated[
@@ -199,7 +206,7 @@ class EngineRepository(RepositorySettings):
 class WeightsRepository(LlmApi):
     """Parameters of the repository stage for Hugging Face weights."""
 
-    frontend: Served = "triton"
+    frontend: Served = FRONTEND_TRITON
     options: ServeOptions = None
     max_batch_size: Batch
     max_seq_len: Length

@@ -22,7 +22,8 @@ from trtllm_pipeline.toolchains.base import Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, durations, engine_bench, llmapi, needs, rules
-from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
+from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
+from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 from trtllm_pipeline.triton_repository import model_config
 
@@ -71,10 +72,10 @@ def _speculation(cell: Cell) -> dict[str, Any]:
 
 
 def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
-    if context.params.frontend == backends.TRITON:
+    if context.params.frontend == FRONTEND_TRITON:
         return (planned_server(context, machine),)
     inputs = context.inputs
-    command = llmapi.serve_line(_repository(cell), inputs, backends.installed(machine), inputs["repository"])
+    command = llmapi.serve_line(_repository(cell), inputs, installed(machine), inputs["repository"])
     return (listening(command, context.params),)
 
 
@@ -122,7 +123,7 @@ BENCH: Final = engine_bench.stage(
 def _missing(machine: Machine) -> str | None:
     if lacks := lacks_tensorrt_llm(machine):
         return lacks
-    release = backends.installed(machine).release
+    release = installed(machine).release
     if not at_least(release, FIRST_PYTORCH):
         return f"TensorRT-LLM {release} is installed; its PyTorch runtime is for use since {FIRST_PYTORCH}"
     return None
@@ -130,7 +131,7 @@ def _missing(machine: Machine) -> str | None:
 
 def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
     """Why requests to Triton cannot ask for a cell's LoRA adapter, by the installed template; None where they can."""
-    templates = backends.installed(machine).templates
+    templates = installed(machine).templates
     if not companions.adapters(cell) or not backends.in_triton(cell) or machine.assumed or templates is None:
         return None
     try:

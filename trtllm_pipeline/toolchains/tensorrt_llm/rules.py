@@ -39,7 +39,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, kept_weights, lea
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import to_yaml
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
-from trtllm_pipeline.toolchains.tensorrt_llm.params import PYTORCH_PRECISIONS
+from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
     FAMILIES,
     FIRST,
@@ -840,7 +840,7 @@ def visual_engine(case: Case) -> str | None:
     if found is None:
         return None
     frontend = cell.settings["serve"]["frontend"]
-    if frontend != backends.TRITON:
+    if frontend != FRONTEND_TRITON:
         served = "trtllm-serve has no place for a visual engine" if not case.in_triton else "it passes on text alone"
         return f"settings.serve.frontend {frontend}: {served}"
     if not at_least(case.release, found.since):
@@ -1096,7 +1096,7 @@ def lora(case: Case) -> str | None:
         )
     if not at_least(release, _LORA_IN_ENGINES):
         return f"settings.lora.adapter: engines take adapters as requests have them since {_LORA_IN_ENGINES}, this is {release}"
-    if frontend == backends.TRITON_OPENAI:
+    if frontend == FRONTEND_TRITON_OPENAI:
         return f"settings.lora.adapter: requests to {frontend} cannot bring an adapter to an engine"
     if not case.in_triton and not at_least(release, _LORA_IN_SERVE):
         return f"settings.lora.adapter: trtllm-serve takes lora_request since {_LORA_IN_SERVE}, this is {release}"
@@ -1361,7 +1361,7 @@ def exact_lengths(case: Case) -> str | None:
     if case.cell.settings["perf"]["workload"] != "isl_osl":
         return None
     frontend = case.cell.settings["serve"]["frontend"]
-    if frontend == backends.TRITON_OPENAI:
+    if frontend == FRONTEND_TRITON_OPENAI:
         return f"settings.perf.workload: {frontend} cannot be asked for answers of an exact length"
     if case.cell.toolchain == PYTORCH and case.in_triton:
         return "settings.perf.workload: Triton's LLM API model cannot be asked for answers of an exact length"
