@@ -12,7 +12,7 @@ from trtllm_pipeline.toolchains.embedded.params import CALIBRATED
 from trtllm_pipeline.toolchains.tensorrt_llm import memory
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 
-_CONVERT_PER_GB: Final = 12.0
+_CONVERT_PER_GB: Final = 7.0
 _CALIBRATE_PER_GB: Final = 300.0
 """Of 16-bit weights, on one CPU."""
 _PROOF_TOKENS: Final = 8

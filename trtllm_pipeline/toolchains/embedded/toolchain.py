@@ -146,7 +146,7 @@ CONVERT = Stage(
     settle=with_true_samples,
     section="quantize",
     identity=("gguf", "xllamacpp"),
-    expected_s=4.0,
+    expected_s=1.0,
     takes=durations.converting,
     needs=needs.converting,
 )
@@ -169,7 +169,7 @@ BUILD = Stage(
     ),
     identity=("xllamacpp",),
     needs=needs.building,
-    expected_s=3.0,
+    expected_s=1.2,
     takes=durations.building,
 )
 
@@ -179,7 +179,7 @@ REPOSITORY = Stage(
     summary="write the five-model Triton repository for an engine",
     program="trtllm_pipeline.toolchains.embedded.repository:run",
     inputs={"engine": "build", "model": "download"},
-    expected_s=1.5,
+    expected_s=0.2,
     params=RepositoryEmbedded,
     read=lambda cell: load(RepositoryEmbedded, {"max_batch_size": cell.max_batch_size}, cell.settings["repository"]),
 )
