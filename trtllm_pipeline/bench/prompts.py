@@ -14,6 +14,7 @@ from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files import tables
 from trtllm_pipeline.files.user_files import (
+    FIRST_ROWS,
     RowError,
     check,
     decode,
@@ -29,9 +30,6 @@ OPENING_WORDS: Final = 2
 """Of a made-up prompt, which others take the place of each time it is sent."""
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
-_FIRST_BYTES: Final = 1 << 20
-_FIRST_ROWS: Final = 1000
-"""How much of a prompt file, and of a table, a plan looks at."""
 _SUMMARY: Final = "\n\nTL;DR:"
 """Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
 _ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -155,9 +153,9 @@ def check_first(
     """Raise MatrixError for what `read`, or `read_rows` with `make`, would find in the first rows of `path`, `most` at most,
     whatever the model; nothing is said of images, see `check_images`.
     """
-    text = None if tables.is_table(path) else first_lines(path, _FIRST_BYTES)
-    if text is not None and not text.strip() and path.stat().st_size > _FIRST_BYTES:
-        return  # a large array, or a line as long
+    text = None if tables.is_table(path) else first_lines(path)
+    if text is None and not tables.is_table(path):
+        return
     rows = 0
 
     def enough() -> bool:
@@ -170,7 +168,7 @@ def check_first(
             make(prompt, row)
         return ()
 
-    _read(path, lambda _messages: "any", turns, look, enough, folder=None, text=text, most=_FIRST_ROWS)
+    _read(path, lambda _messages: "any", turns, look, enough, folder=None, text=text, most=FIRST_ROWS)
 
 
 def _read(

@@ -20,6 +20,9 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError
 
 T = TypeVar("T")
+FIRST_BYTES: Final = 1 << 20
+FIRST_ROWS: Final = 1000
+"""What a plan looks at of a file of lines, or of a table."""
 MAX_DEPTH: Final = 100
 """Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
 _BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
@@ -78,16 +81,16 @@ def read_text(path: Path, *, limit: int | None = None) -> str:
     return _text(path, content)
 
 
-def first_lines(path: Path, most: int) -> str:
-    """The lines in the first `most` bytes of a file of lines, without the one that goes on behind them. Raises MatrixError.
+def first_lines(path: Path) -> str | None:
+    """The lines in the first FIRST_BYTES of a file of lines, without the one that goes on behind them. Raises MatrixError.
 
-    Nothing of a larger file that is one JSON array.
+    None of a larger file that is one JSON array, or of which no line ends there.
     """
-    content = _read(path, most + 1)
-    if len(content) > most:
-        content = content[: content.rfind(b"\n", 0, most) + 1]
-        if content.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            return ""
+    content = _read(path, FIRST_BYTES + 1)
+    if len(content) > FIRST_BYTES:
+        content = content[: content.rfind(b"\n", 0, FIRST_BYTES) + 1]
+        if not content.strip() or content.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            return None
     return _text(path, content)
 
 

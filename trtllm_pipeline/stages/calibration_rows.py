@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -57,10 +56,18 @@ def read_rows(path: Path, column: str | None = None) -> list[Row]:
     return read_lines(path, _parse, column)
 
 
-def read_lines(path: Path, parse: Callable[[Any], T], column: str | None = None) -> list[T]:
+def read_lines(
+    path: Path,
+    parse: Callable[[Any], T],
+    column: str | None = None,
+    *,
+    text: str | None = None,
+    most: int | None = None,
+) -> list[T]:
     """What `parse` makes of each row: of a CSV file with a header, a Parquet file, else of JSON Lines that are not blank.
 
-    With `column`, `parse` gets what that holds, under the key for values of its kind. Raises MatrixError with every row that
+    With `column`, `parse` gets what that holds, under the key for values of its kind. `text` is the file's where it was read before,
+    `most` the rows that are read of a table. Raises MatrixError with every row that
     cannot be read, or that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
     """
 
@@ -68,9 +75,9 @@ def read_lines(path: Path, parse: Callable[[Any], T], column: str | None = None)
         return parse(value if column is None else _of_column(value, column))
 
     if tables.is_table(path):
-        return tables.read(path, row, lambda names: _columns(path, names, column))
+        return tables.read(path, row, lambda names: _columns(path, names, column), most=most)
     hint = 'one JSON object a line, for example {"text": "Water boils at ..."}'
-    return user_files.read_json_lines(path, row, nothing="it has no rows", hint=hint)
+    return user_files.read_json_lines(path, row, nothing="it has no rows", hint=hint, text=text)
 
 
 def _of_column(value: Any, column: str) -> dict[str, Any]:
@@ -123,8 +130,8 @@ def choose(rows: Sequence[T], selection: Selection) -> list[T]:
 def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | None = None) -> C:
     """The parameters of a stage that calibrates, with the number of rows that its file really gives.
 
-    Command lines and keys then say what is done. Warns where more were asked for. Raises MatrixError where the first row cannot
-    be read, as with a wrong column: else a model would be fetched for it. A file that is not here yet, and other rows, are
+    Command lines and keys then say what is done. Warns where more were asked for. Raises MatrixError where the first rows cannot
+    be read, as with a wrong column: else a model would be fetched for it. A file that is not here yet, and later rows, are
     left to the stage.
     """
     given = params.calibration
@@ -144,22 +151,12 @@ def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | N
 
 @lru_cache(maxsize=64)
 def _check_first(path: str, column: str | None) -> None:
-    """Raise MatrixError where the first row of a file cannot be read; of one that is an array, nothing is looked at."""
-
-    def row(value: Any, _number: int) -> Row:
-        return _parse(value if column is None else _of_column(value, column))
-
+    """Raise MatrixError for what `read_rows` would find in the first rows of a file."""
     file = Path(path)
-    if tables.is_table(file):
-        tables.read(file, row, lambda names: _columns(file, names, column), most=1)
-        return
-    with file.open("rb") as lines:
-        number, first = next(((number, line) for number, line in enumerate(lines, 1) if not line.isspace()), (1, b"["))
-    try:
-        if not first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            row(user_files.decode(first), number)
-    except ValueError as error:
-        raise MatrixError((Fault(path, number, "", str(error)),)) from error
+    table = tables.is_table(file)
+    text = None if table else user_files.first_lines(file)
+    if table or text is not None:
+        read_lines(file, _parse, column, text=text, most=user_files.FIRST_ROWS)
 
 
 @lru_cache(maxsize=64)

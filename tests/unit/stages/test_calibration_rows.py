@@ -63,14 +63,17 @@ def test_the_rows_of_a_file_that_is_one_array_are_its_elements(tmp_path: Path, i
         ("rows.csv", "article,id\na,1\n", "artcle", "has no column 'artcle'; it has article, id"),
         ("rows.csv", "text\n", None, "it has no rows"),
         ("rows.parquet", "text", None, "cannot be read"),
-        ("rows.jsonl", '\ufeff{"text": "a"}\nnot JSON\n', None, None),
+        ("rows.jsonl", '\ufeff{"text": "a"}\nnot JSON\n', None, "rows.jsonl:2: not JSON"),
+        ("rows.jsonl", "\n", None, "it has no rows"),
+        ("rows.jsonl", f'{{"text": "{"a" * 2**20}"}}\nnot JSON\n', None, None),
+        ("rows.jsonl", f'{{"text": "a"}}\n{{"text": "{"a" * 2**20}"}}\nnot JSON\n', None, None),
         ("rows.csv", "article,id\na,1\n", "article", None),
     ],
 )
-def test_a_first_row_that_cannot_be_read_is_found_by_the_plan(
+def test_first_rows_that_cannot_be_read_are_found_by_the_plan(
     tmp_path: Path, name: str, content: str, column: str | None, said: str | None
 ) -> None:
-    """Other rows are left to the stage: all of a large file would have to be read for each plan."""
+    """Rows behind the first MiB are left to the stage: all of a large file would have to be read for each plan."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     files = {"calibration_data": str(tmp_path / name)}
     asked = ConvertEmbedded(precision="int4_awq", calibration=Selection(column=column))
