@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from tests.helpers.browser import Browser, find_chromium
-from tests.helpers.fabricated_run import HOSTILE, run
+from tests.helpers.fabricated_run import HOSTILE, START_S, run
 from trtllm_pipeline.bench.result import Goodput, GpuUse, HighestRate, TritonUse
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.measured import Measured, Side
 from trtllm_pipeline.report.recommend import Candidate, recommend
+from trtllm_pipeline.report.record import StageAttempt
 from trtllm_pipeline.report.rows import CellStatus, references
 from trtllm_pipeline.report.workloads import Workload
 
@@ -199,6 +200,25 @@ def test_columns_that_do_not_fit_a_window_are_named_instead(clean: Browser, tmp_
     load(clean, page, width=2400)
     assert clean.evaluate(cut) is False
     assert len(texts(clean, "#cells-table thead th")) >= len(heads)
+
+
+@pytest.mark.parametrize(("executor", "most"), [(None, 2), ("ray", 4)])
+def test_servers_that_hand_over_hold_no_more_than_the_machine_has(
+    clean: Browser, tmp_path: Path, executor: str | None, most: int
+) -> None:
+    """The next server is loaded beside the one that ends; on a cluster both may be there, each on a node of its own."""
+    rows, record = run(2)
+    servers = [each for each in record.stages if each.stage == "launch"]
+    overlapping = tuple(
+        dataclasses.replace(each, attempts=(StageAttempt(START_S + 10 * n, START_S + 10 * n + 13, "stopped"),))
+        for n, each in enumerate(servers)
+    )
+    record = dataclasses.replace(record, stages=overlapping, request={**record.request, "executor": executor})
+    page = tmp_path / "servers.html"
+    page.write_text(to_html(rows, record), encoding="utf-8")
+    load(clean, page)
+    said = clean.evaluate("document.querySelector('#cpus .plot').getAttribute('aria-label')")
+    assert said == f"CPU slots held by stage runs over time, at most {most}."
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1440, False), (1440, True), (390, False), (390, True)])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from trtllm_pipeline.bench.metric_names import LATENCIES
-from trtllm_pipeline.bench.result import DEFINITIONS, LevelResult
+from trtllm_pipeline.bench.result import DEFINITIONS, LevelResult, TritonUse
 from trtllm_pipeline.report.columns import METRICS
 from trtllm_pipeline.report.rows import CellResult
 
@@ -26,6 +26,12 @@ _OF_LEVEL: Final = {
     "acceptance": "acceptance_ratio",
 }
 """Field of a level -> name of its gauge."""
+_OF_TRITON: Final = {
+    "in_flight": "triton_requests_in_flight",
+    "waiting": "triton_requests_waiting",
+    "kv_cache_use": "triton_kv_cache_use_ratio",
+}
+"""Gauge of Triton -> name of ours."""
 _Labels = Mapping[str, object]
 _Sample = tuple[_Labels, float | None]
 
@@ -59,6 +65,7 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
         yield name, _FORMULAS[field], [(labels, getattr(level, field)) for labels, level in of_level]
     goodputs: list[_Sample] = [(labels, level.goodput.share) for labels, level in of_level if level.goodput is not None]
     yield "goodput_ratio", _FORMULAS["goodput"], goodputs
+    yield from _of_triton([(labels, level.triton_use) for labels, level in of_level if level.triton_use is not None])
     rates: list[_Sample] = [(cell, row.highest_rate.rate) for cell, row in of_cell if row.highest_rate is not None]
     yield "highest_rate_requests_per_second", _FORMULAS["highest_rate"], rates
     benched: list[_Sample] = [(cell, row.trtllm_bench_tps) for cell, row in of_cell]
@@ -72,6 +79,26 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
         ({**cell, "stage": stage}, seconds) for cell, row in of_cell for stage, seconds in row.seconds.items()
     ]
     yield "stage_seconds", "wall-clock time a stage took when its artifact was made", times
+
+
+def _of_triton(used: Sequence[tuple[_Labels, TritonUse]]) -> Iterator[tuple[str, str, list[_Sample]]]:
+    told = [({**labels, "model": model}, of_model) for labels, use in used for model, of_model in use.models.items()]
+    requests: list[_Sample] = [(labels, of_model.get("requests")) for labels, of_model in told]
+    yield "triton_requests", _FORMULAS["triton_use"], requests
+    parts: list[_Sample] = [
+        ({**labels, "part": part.removesuffix("_ms")}, value / 1000)
+        for labels, of_model in told
+        for part, value in of_model.items()
+        if part.endswith("_ms")
+    ]
+    yield "triton_request_seconds", _FORMULAS["triton_use"], parts
+    for field, name in _OF_TRITON.items():
+        gauges: list[_Sample] = [
+            ({**labels, "statistic": statistic}, getattr(use, each))
+            for labels, use in used
+            for statistic, each in (("mean", field), ("max", f"{field}_max"))
+        ]
+        yield name, _FORMULAS["triton_use"], gauges
 
 
 def _load(level: LevelResult) -> _Labels:

@@ -60,6 +60,16 @@ def test_what_is_measured_of_some_cells_alone_is_exported_too() -> None:
     assert told["pipeline_cell_trtllm_bench_output_tokens_per_second"] == [333.0]
     use = TritonUse(models={"tensorrt_llm": {"requests": 9, "queue_ms": 1.5, "compute_infer_ms": 80.0}}, waiting=0.5)
     of_triton = dataclasses.replace(rows[1], levels=(dataclasses.replace(rows[1].levels[0], triton_use=use),))
+    found = families((asked, of_triton))
+    parts = {
+        (each.labels["model"], each.labels["part"]): each.value
+        for each in found["pipeline_cell_triton_request_seconds"].samples
+    }
+    assert parts == {("tensorrt_llm", "queue"): 0.0015, ("tensorrt_llm", "compute_infer"): 0.08}
+    assert [each.value for each in found["pipeline_cell_triton_requests"].samples] == [9.0]
+    (waiting,) = found["pipeline_cell_triton_requests_waiting"].samples
+    assert (waiting.labels["statistic"], waiting.value) == ("mean", 0.5)
+    assert "pipeline_cell_triton_kv_cache_use_ratio" not in found
     (_, line) = flat((asked, of_triton))
     told = {name: value for name, value in line.items() if name.startswith("triton_")}
     assert told == {

@@ -205,6 +205,7 @@ def _data(
         "under": list(under.values()),
         "apart": list(dict.fromkeys(label_of(name) for workload in asked for name, _ in workload)),
         "runs": of_cell,
+        "one_machine": record.request.get("executor") is None,
         "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
     }
 

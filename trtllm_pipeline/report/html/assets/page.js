@@ -560,9 +560,15 @@
     }
   }
 
-  // How much of a resource the stage runs held: a step at each change.
+  // How much of a resource the stage runs held, from the first to the last: a step at each change. A server that is loaded
+  // while the one before it, alone on the machine, is stopped takes over what that one holds.
   function held(bars, kind) {
-    const changes = bars.flatMap((bar) => (bar.stage.resources[kind] ? [[bar.start, bar.stage.resources[kind]], [bar.end, -bar.stage.resources[kind]]] : []));
+    const alone = bars.filter((bar) => data.one_machine && bar.stage.exclusive === "machine");
+    const next = new Map(alone.map((bar, place) => [bar, alone[place + 1]?.start ?? bar.end]));
+    const changes = bars.flatMap((bar) => {
+      const amount = bar.stage.resources[kind];
+      return amount ? [[bar.start, amount], [Math.min(bar.end, next.get(bar) ?? bar.end), -amount]] : [];
+    });
     const steps = new Map();
     let n = 0;
     for (const [at, change] of changes.sort((a, b) => a[0] - b[0])) steps.set(at, (n += change));
