@@ -19,6 +19,7 @@ import sysconfig
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -43,6 +44,8 @@ _GIVEN_AWAY: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LEAST_PORT: Final = 20_000
 """Above those that well-known programs listen on."""
 _TRIED_PORTS: Final = 64
+_CHOSEN: Final[deque[socket.socket]] = deque(maxlen=128)
+"""Marks of the ports that this process has chosen last."""
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
 TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
 _MARK: Final = "trtllm-pipeline"
@@ -175,12 +178,12 @@ def free_ports(host: str = LOOPBACK) -> Ports:
 def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
     """So many free ports. Raises OSError if `host` is not an address of this machine.
 
-    They are none that the kernel gives to any connection, where there are others: a server takes them once it has loaded
-    its models, which may be minutes later.
+    A server takes them once it has loaded its models, which may be minutes later. So they are none that the kernel gives to
+    any connection, where there are others, and none that another process of ours has chosen before and still lives.
     """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
-        for port in (*_not_given_away(), *[0] * wanted):
+        for port in (*_not_given_away(), *[0] * _TRIED_PORTS):
             each = stack.enter_context(socket.socket())
             try:
                 each.bind((host, port))
@@ -188,10 +191,26 @@ def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 continue
-            found.append(each.getsockname()[1])
+            if _choose(number := each.getsockname()[1]):
+                found.append(number)
             if len(found) == wanted:
                 break
         return found
+
+
+def _choose(port: int) -> bool:
+    """Mark a port as chosen while this process lives; False where it is marked already.
+
+    The mark is a name that the kernel keeps where it keeps ports, and forgets with the process.
+    """
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0trtllm-pipeline port {port}")
+    except OSError:
+        mark.close()
+        return False
+    _CHOSEN.append(mark)
+    return True
 
 
 def _not_given_away() -> list[int]:
@@ -264,15 +283,23 @@ class RunningTriton(Server):
         return set(dead.values())
 
     def service(self) -> dict[str, object]:
-        """Endpoints, models and version. Raises OSError or HttpError when it does not answer."""
-        answer = json.loads(self.request("GET", "/v2")[1])
+        """Endpoints, models and version. Raises OSError or HttpError when it does not answer, ServerError where another does."""
+        try:
+            answer = json.loads(self.request("GET", "/v2")[1])
+            server = {"name": str(answer["name"]), "version": str(answer["version"])}
+        except (ValueError, LookupError, TypeError) as error:
+            raise ServerError(
+                f"what answers at port {self.ports.http} of {self.host} is not Triton: another program took the port",
+                failure=FailureClass.TRANSIENT,
+                log=self.log,
+            ) from error
         return {
             "kind": "triton",
             "pid": self.pids[0],
             **{name: f"{self.host}:{port}" for name, port in self.ports._asdict().items()},
             "model": self.models[0],
             "bls_model": self.models[1] if len(self.models) > 1 else None,
-            "server": {"name": str(answer["name"]), "version": str(answer["version"])},
+            "server": server,
         }
 
     def _mark_folders(self) -> None:

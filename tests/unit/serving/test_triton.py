@@ -310,6 +310,37 @@ def test_ports_are_none_that_the_kernel_gives_to_connections(tmp_path: Path, mon
         triton.free_ports("192.0.2.1")
 
 
+def test_ports_are_none_that_a_server_which_still_loads_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = triton.unused_ports(6)
+    triton._CHOSEN.clear()
+    monkeypatch.setattr(triton, "_not_given_away", lambda: several)
+    assert triton.unused_ports(2) == several[:2]
+    assert triton.unused_ports(2) == several[2:4], "nothing listens at the first two, but they are chosen"
+    program = f"from trtllm_pipeline.serving import triton; triton._not_given_away = lambda: {several}; print(*triton.unused_ports(2))"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert other.stdout.split() == [str(port) for port in several[4:]], "nor does another process choose them"
+    assert triton.unused_ports(2) == several[4:], "which let them go when it ended"
+    assert not set(triton.unused_ports(2)) & set(several), "others, where all are chosen"
+
+
+def test_an_answer_of_another_program_is_no_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its port was free when it was chosen; before the server listens there, something else may."""
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        ports = triton.Ports(http=8000, grpc=8001, metrics=8002)
+        server = triton.TritonProcess(
+            process=process, ports=ports, output=tmp_path / "log", prefix="none", models=("m",), loaded=("m",)
+        )
+        for answer in (b"", b"[]", b"{}", b"null"):
+            monkeypatch.setattr(server, "request", lambda *_, answer=answer: (200, answer))
+            with pytest.raises(ServerError, match=r"what answers at port 8000 of 127\.0\.0\.1 is not Triton") as error:
+                server.service()
+            assert error.value.failure is FailureClass.TRANSIENT
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_folder_of_the_python_backend_is_marked_once_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
