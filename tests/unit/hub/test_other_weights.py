@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("gguf")
+
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from trtllm_pipeline.bench import roofline
