@@ -206,9 +206,9 @@ def _choose(port: int) -> bool:
     mark = socket.socket(socket.AF_UNIX)
     try:
         mark.bind(f"\0trtllm-pipeline port {port}")
-    except OSError:
+    except OSError as error:
         mark.close()
-        return False
+        return error.errno != errno.EADDRINUSE  # or there are no such names here
     _CHOSEN.append(mark)
     return True
 
