@@ -205,7 +205,14 @@ def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path:
     lane = Lane(tmp_path / "lane", "1.2.0", sm=100, gpus=1, model_optimizer="0.47.0")
     answer_right(lane, *has)
     words = (*PYTORCH, "--family", ",".join((*has, "gemma2")), "--precision", "all")
-    found = json.loads(lane.pipeline(*words))
+    try:
+        out = lane.pipeline(*words)
+    except AssertionError as error:
+        # Of some hundred Tritons 2.51 one crashes in a gRPC thread of its own, just after it has started; here start 24.
+        if "Triton was ended by signal SIGSEGV" not in str(error):
+            raise
+        out = lane.pipeline(*words)
+    found = json.loads(out)
     done = {(each["family"], each["precision"]) for each in found["findings"] if each["status"] == "verified"}
     assert done - {(None, None)} == {
         (family, precision) for family in has for precision in ("fp16", "bf16", "fp8", "nvfp4")
