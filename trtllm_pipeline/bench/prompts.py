@@ -14,11 +14,9 @@ from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files import tables
 from trtllm_pipeline.files.user_files import (
-    FIRST_ROWS,
     RowError,
     check,
     decode,
-    first_lines,
     json_array,
     read_json_lines,
     read_text,
@@ -153,9 +151,6 @@ def check_first(
     """Raise MatrixError for what `read`, or `read_rows` with `make`, would find in the first rows of `path`, `most` at most,
     whatever the model; nothing is said of images, see `check_images`.
     """
-    text = None if tables.is_table(path) else first_lines(path)
-    if text is None and not tables.is_table(path):
-        return
     rows = 0
 
     def enough() -> bool:
@@ -168,7 +163,7 @@ def check_first(
             make(prompt, row)
         return ()
 
-    _read(path, lambda _messages: "any", turns, look, enough, folder=None, text=text, most=FIRST_ROWS)
+    _read(path, lambda _messages: "any", turns, look, enough, folder=None, first=True)
 
 
 def _read(
@@ -179,12 +174,9 @@ def _read(
     enough: Callable[[], bool],
     *,
     folder: Path | None,
-    text: str | None = None,
-    most: int | None = None,
+    first: bool = False,
 ) -> list[Sequence[T]]:
-    """What `make` makes of the rows until there are `enough`, with their images from `folder`; `text` is the file's where it
-    was read before, `most` the rows that are read of a table.
-    """
+    """What `make` makes of the rows until there are `enough`, or with `first` of the first rows, with their images from `folder`."""
     known: set[str] = set()
 
     def parse(row: object, number: int) -> Sequence[T]:
@@ -203,8 +195,8 @@ def _read(
         return make(prompts, row)
 
     if tables.is_table(path):
-        return tables.read(path, lambda row, number: parse(_filled(row), number), most=most)
-    return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE, text=text)
+        return tables.read(path, lambda row, number: parse(_filled(row), number), first=first)
+    return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE, first=first)
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ Columns = Callable[[Sequence[str]], Sequence[str]]
 """Names of a table's columns -> those that are read."""
 _LONGEST: Final = 1 << 24
 """Characters of a cell of a CSV file."""
+_FIRST_ROWS: Final = 1000
 _MOST_FAULTS: Final = 20
 
 
@@ -24,13 +25,14 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in _READERS
 
 
-def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list, *, most: int | None = None) -> list[T]:
-    """What `parse` makes of each row, a mapping, and its number; of so many at `most`.
+def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list, *, first: bool = False) -> list[T]:
+    """What `parse` makes of each row, a mapping, and its number; with `first`, of the first thousand alone, for a plan.
 
     Raises MatrixError with every row that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
     """
     found: list[T] = []
     faults: list[Fault] = []
+    most = _FIRST_ROWS if first else None
     try:
         for number, value in enumerate(itertools.islice(_READERS[path.suffix.lower()](path, columns), most), 1):
             try:

@@ -20,9 +20,8 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError
 
 T = TypeVar("T")
-FIRST_BYTES: Final = 1 << 20
-FIRST_ROWS: Final = 1000
-"""What a plan looks at of a file of lines, or of a table."""
+_FIRST_BYTES: Final = 1 << 20
+"""What a plan looks at of a file of lines."""
 MAX_DEPTH: Final = 100
 """Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
 _BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
@@ -81,14 +80,14 @@ def read_text(path: Path, *, limit: int | None = None) -> str:
     return _text(path, content)
 
 
-def first_lines(path: Path) -> str | None:
-    """The lines in the first FIRST_BYTES of a file of lines, without the one that goes on behind them. Raises MatrixError.
+def _first_lines(path: Path) -> str | None:
+    """The lines in the first _FIRST_BYTES of a file of lines, without the one that goes on behind them. Raises MatrixError.
 
     None of a larger file that is one JSON array, or of which no line ends there.
     """
-    content = _read(path, FIRST_BYTES + 1)
-    if len(content) > FIRST_BYTES:
-        content = content[: content.rfind(b"\n", 0, FIRST_BYTES) + 1]
+    content = _read(path, _FIRST_BYTES + 1)
+    if len(content) > _FIRST_BYTES:
+        content = content[: content.rfind(b"\n", 0, _FIRST_BYTES) + 1]
         if not content.strip() or content.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             return None
     return _text(path, content)
@@ -210,17 +209,19 @@ def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str,
 
 
 def read_json_lines(
-    path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None, text: str | None = None
+    path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None, first: bool = False
 ) -> list[T]:
     """What `parse` makes of the value and number of each line that is not blank; `nothing` is said where there is none.
-    `text` are its lines where they were read before.
 
-    Of a file that is one JSON array, of each of its elements. Raises MatrixError with every line that is not JSON, or that
-    `parse` raises RowError or ValueError for.
+    Of a file that is one JSON array, of each of its elements. With `first`, of the lines in the first MiB alone: for a plan,
+    which does not read all of a large file, and nothing of a larger array. Raises MatrixError with every line that is not
+    JSON, or that `parse` raises RowError or ValueError for.
     """
     found: list[T] = []
     faults: list[Fault] = []
-    text = read_text(path) if text is None else text
+    text = _first_lines(path) if first else read_text(path)
+    if text is None:
+        return []
     array = json_array(text)
     for number, row in enumerate(text.split("\n") if array is None else array, 1):
         if array is None and not row.strip():

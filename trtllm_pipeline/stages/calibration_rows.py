@@ -56,28 +56,21 @@ def read_rows(path: Path, column: str | None = None) -> list[Row]:
     return read_lines(path, _parse, column)
 
 
-def read_lines(
-    path: Path,
-    parse: Callable[[Any], T],
-    column: str | None = None,
-    *,
-    text: str | None = None,
-    most: int | None = None,
-) -> list[T]:
+def read_lines(path: Path, parse: Callable[[Any], T], column: str | None = None, *, first: bool = False) -> list[T]:
     """What `parse` makes of each row: of a CSV file with a header, a Parquet file, else of JSON Lines that are not blank.
 
-    With `column`, `parse` gets what that holds, under the key for values of its kind. `text` is the file's where it was read before,
-    `most` the rows that are read of a table. Raises MatrixError with every row that
-    cannot be read, or that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
+    With `column`, `parse` gets what that holds, under the key for values of its kind. With `first`, of the first rows
+    alone, as `read_json_lines` and `tables.read`. Raises MatrixError with every row that cannot be read, or that `parse`
+    raises ValueError for, and UsageError for a Parquet file without pyarrow.
     """
 
     def row(value: Any, _number: int) -> T:
         return parse(value if column is None else _of_column(value, column))
 
     if tables.is_table(path):
-        return tables.read(path, row, lambda names: _columns(path, names, column), most=most)
+        return tables.read(path, row, lambda names: _columns(path, names, column), first=first)
     hint = 'one JSON object a line, for example {"text": "Water boils at ..."}'
-    return user_files.read_json_lines(path, row, nothing="it has no rows", hint=hint, text=text)
+    return user_files.read_json_lines(path, row, nothing="it has no rows", hint=hint, first=first)
 
 
 def _of_column(value: Any, column: str) -> dict[str, Any]:
@@ -152,11 +145,7 @@ def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | N
 @lru_cache(maxsize=64)
 def _check_first(path: str, column: str | None) -> None:
     """Raise MatrixError for what `read_rows` would find in the first rows of a file."""
-    file = Path(path)
-    table = tables.is_table(file)
-    text = None if table else user_files.first_lines(file)
-    if table or text is not None:
-        read_lines(file, _parse, column, text=text, most=user_files.FIRST_ROWS)
+    read_lines(Path(path), _parse, column, first=True)
 
 
 @lru_cache(maxsize=64)
