@@ -652,6 +652,71 @@ def test_the_lanes_go_on_with_what_the_worker_left(tmp_path: Path, release: str,
         assert (made / "out" / "tokenizer.json").is_file()
 
 
+def config_of(family: str) -> Any:
+    """A small configuration of a family that transformers has."""
+    kind = type(transformers.AutoConfig.for_model(family))
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 64, "pad_token_id": 0}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if "moe" in family else {}
+    return kind(**sizes, **heads, **mixture)
+
+
+@pytest.mark.parametrize(
+    ("family", "rotated"), [("llama", True), ("qwen3", True), ("gemma2", True), ("phi", True), ("glm", False)]
+)
+def test_rotation_in_fewer_steps_is_transformers_own(family: str, rotated: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        decoder = transformers.AutoModel.from_config(config_of(family), attn_implementation="eager").float().eval()
+    file = sys.modules[type(decoder).__module__]
+    theirs = file.apply_rotary_pos_emb
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        expected = decoder(tokens).last_hidden_state
+        with forward._short_rotation(decoder):
+            assert (file.apply_rotary_pos_emb is not theirs) == rotated
+            found = decoder(tokens).last_hidden_state
+    assert file.apply_rotary_pos_emb is theirs
+    assert torch.allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "gemma2", "phi"])
+@pytest.mark.parametrize("precision", ["fp8", "int4_awq"])
+def test_exceptions_left_out_concern_nothing(family: str, precision: str) -> None:
+    import modelopt.torch.quantization as mtq
+
+    whole = formats.configuration(formats.precision(precision), "FP8", for_engines=False) | {"algorithm": None}
+    model = transformers.AutoModelForCausalLM.from_config(config_of(family))
+    short = formats.concerning(whole, model)
+    assert len(short["quant_cfg"]) < len(whole["quant_cfg"]) / 2
+    quantizers = []
+    for configuration in (whole, short):
+        quantized = mtq.quantize(transformers.AutoModelForCausalLM.from_config(config_of(family)), configuration)
+        quantizers.append({name: str(each) for name, each in quantized.named_modules() if name.endswith("quantizer")})
+    assert quantizers[0] == quantizers[1]
+    assert any("disabled" not in text for text in quantizers[0].values())
+
+
+def test_what_quantizing_does_not_need_is_not_imported() -> None:
+    code = """
+import sys
+from trtllm_pipeline.toolchains.model_optimizer import imports
+imports.leave_out()
+import modelopt.torch.export, modelopt.torch.quantization, transformers
+from transformers import AutoModelForCausalLM
+import scipy.stats
+assert "torch._inductor.compile_fx" not in sys.modules
+assert not [name for name, module in sys.modules.items() if name.startswith("scipy.") and getattr(module, "__file__", None)]
+try:
+    scipy.stats.entropy([1])
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "scipy.stats.entropy is left out of the quantization worker's imports"
+
+
 def test_a_model_optimizer_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import modelopt.torch.quantization as mtq
 

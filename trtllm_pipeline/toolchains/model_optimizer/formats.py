@@ -8,10 +8,13 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.records import dataclass
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ PRECISIONS: Final[Mapping[str, WeightPrecision]] = {
 
 _CACHES: Final = {None: None, "none": None, "fp16": None, "bf16": None, "fp8": "FP8", "int8": "INT8", "nvfp4": "NVFP4"}
 """Precision of a KV cache -> TensorRT-LLM's `kv_cache_quant_algo`."""
+_WILDCARDS: Final = frozenset("*?[")
 T = TypeVar("T")
 
 
@@ -107,3 +111,20 @@ def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines:
         found["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
     maximum.use_in(found)
     return found
+
+
+def concerning(configuration: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """A configuration without the exceptions that are made for parts which `model` does not have.
+
+    Model Optimizer looks for each through all quantizers, a tenth of a second in all for a 7B model.
+    """
+    names = [f"{name}." for name, _ in model.named_modules()]
+    kinds = {f"nn.{kind.__name__}" for module in model.modules() for kind in type(module).__mro__}
+
+    def needed(entry: Mapping[str, Any]) -> bool:
+        part = entry["quantizer_name"].strip("*")
+        if entry.get("enable") is not False or part.endswith("quantizer") or _WILDCARDS & {*part}:
+            return True
+        return entry.get("parent_class") in {None, *kinds} and any(part in name for name in names)
+
+    return {**configuration, "quant_cfg": [entry for entry in configuration["quant_cfg"] if needed(entry)]}

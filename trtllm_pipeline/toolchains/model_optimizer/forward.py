@@ -8,9 +8,11 @@ and quantizers would still measure the padded positions.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.records import dataclass
@@ -53,7 +55,13 @@ class CalibrationLoop:
         padded = not _has_experts(model)
         # The head is not quantized, and its logits are the largest tensors of all.
         decoder = model.base_model
-        with torch.no_grad(), _fused_norms(decoder), by_products(decoder), _blanked_padding(decoder) as blank:
+        with (
+            torch.no_grad(),
+            _fused_norms(decoder),
+            _short_rotation(decoder),
+            by_products(decoder),
+            _blanked_padding(decoder) as blank,
+        ):
             waiting = list(batches(self.rows, self.batch_size, padded=padded))
             while waiting:
                 batch = waiting[0]
@@ -90,6 +98,14 @@ class CalibrationLoop:
         )
         if self.restart:
             raise SmallerBatchError(self.batch_size)
+
+
+def run_unmeasured(decoder: Any, batch: Sequence[Tokens]) -> None:
+    """Run one batch, the longest row first, through a model that has no quantizers yet."""
+    import torch
+
+    with torch.no_grad(), _fused_norms(decoder), _short_rotation(decoder):
+        _forward(decoder, batch, lambda _padding: None)
 
 
 def _forward(decoder: Any, batch: Sequence[Tokens], blank: Callable[[torch.Tensor | None], None]) -> None:
@@ -163,6 +179,47 @@ def _fused_norms(decoder: Any) -> Iterator[None]:
     finally:
         for norm in norms:
             del norm.forward
+
+
+@contextmanager
+def _short_rotation(decoder: Any) -> Iterator[None]:
+    """Rotary embeddings with two thirds of the memory traffic: a thirtieth of calibration on an H200.
+
+    They round twice where transformers' round three times. Families that rotate otherwise than Llama keep theirs.
+    """
+    from transformers.models.llama import modeling_llama
+
+    def code(file: ModuleType) -> list[bytes]:
+        found = [getattr(file, name, None) for name in ("rotate_half", _ROTATION)]
+        return [function.__code__.co_code for function in found if function is not None]
+
+    files = {sys.modules[kind.__module__] for module in decoder.modules() for kind in type(module).__mro__}
+    kept = {file: getattr(file, _ROTATION) for file in files if code(file) == code(modeling_llama)}
+    for file in kept:
+        setattr(file, _ROTATION, _rotated)
+    try:
+        yield
+    finally:
+        for file, theirs in kept.items():
+            setattr(file, _ROTATION, theirs)
+
+
+_ROTATION: Final = "apply_rotary_pos_emb"
+
+
+def _rotated(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both rotated. `cos` and `sin` are (rows, tokens, channels), their two halves of channels alike."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim).chunk(2, -1)[0]
+
+    def rotated(values: torch.Tensor) -> torch.Tensor:
+        found = values * cos
+        for part, other, sign in zip(found.chunk(2, -1), reversed(values.chunk(2, -1)), (-1, 1), strict=True):
+            part.addcmul_(other, sin, value=sign)
+        return found
+
+    return rotated(q), rotated(k)
 
 
 def _has_experts(model: Any) -> bool:

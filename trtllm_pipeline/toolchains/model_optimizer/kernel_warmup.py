@@ -44,17 +44,22 @@ def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[An
 def rehearsal(
     quantizer: Future[dict[str, Any]], rows: Sequence[Tokens], precision: WeightPrecision, batch_size: int | None
 ) -> Callable[[Any], None]:
-    """What to rehearse: the quantization, on one batch of the shape that will come first, once `quantizer` is there."""
+    """What to rehearse: the quantization, on one batch of the shape that will come first, once `quantizer` is there. Before
+    that the batch alone: most of what it waits for are the kernels of the model itself.
+    """
 
     def rehearse(layer: Any) -> None:
-        configuration = copy.deepcopy(quantizer.result())
-        import modelopt.torch.quantization as mtq
-
-        loop = None
+        first: list[list[int]] = []
         if rows:
             longest = max(map(len, rows))
             size = batch_size or memory.fitting_rows(layer, longest, searches=precision.searches)
             first = [[0] * len(row) for row in sorted(rows, key=len, reverse=True)[:size]]
+            forward.run_unmeasured(layer.base_model, first)
+        configuration = copy.deepcopy(quantizer.result())
+        import modelopt.torch.quantization as mtq
+
+        loop = None
+        if first:
             loop = forward.CalibrationLoop(
                 first, len(first), precision.passes, restart=precision.searches, progress=lambda _done, _total: None
             )

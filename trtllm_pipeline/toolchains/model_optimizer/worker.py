@@ -24,7 +24,15 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import Tokens, choose, default_set, read_rows
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.files import BESIDE_WEIGHTS
-from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, kernel_warmup, memory
+from trtllm_pipeline.toolchains.model_optimizer import (
+    calibration,
+    checkpoint,
+    formats,
+    forward,
+    imports,
+    kernel_warmup,
+    memory,
+)
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
 
 if TYPE_CHECKING:
@@ -33,8 +41,6 @@ if TYPE_CHECKING:
 FACTS_FILE: Final = "quantize.json"
 SCHEMA: Final = 1
 _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
-_NOT_NEEDED: Final = ("peft", "sklearn", "torch_geometric")
-"""Packages that those import where they are there, in up to two seconds, for what is not done here."""
 
 
 def run(context: StageContext[Any]) -> None:
@@ -45,8 +51,7 @@ def run(context: StageContext[Any]) -> None:
     _require_packages()
     # Copying tensors off the GPU is mostly page faults; huge pages make them few. Read by torch at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    for package in _NOT_NEEDED:
-        sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # as Python documents it: not to be found
+    imports.leave_out()
     work = Quantization(context)
     try:
         facts = work.run()
@@ -194,7 +199,8 @@ class Quantization:
         )
         tokens = sum(map(len, rows))
         print(f"calibrating on {len(rows)} rows, {tokens} tokens, {loop.batch_size} rows at once", flush=True)  # noqa: T201 - the stage's log
-        mtq.quantize(model, quantizer, forward_loop=loop)
+        with uncollected():
+            mtq.quantize(model, formats.concerning(quantizer, model), forward_loop=loop)
         return loop.batch_size
 
     def load(self, rehearse: Callable[[Any], None] | None) -> Any:
