@@ -13,6 +13,7 @@ from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
@@ -186,6 +187,7 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
     return 3 if not found.cells or any(each.proposal is None and not each.works for each in found.fits) else 0
 
 
+@uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
     from trtllm_pipeline.report.plan_text import plan_markdown, plan_text

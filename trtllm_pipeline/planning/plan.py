@@ -431,14 +431,13 @@ def is_result(scope: Scope, *, read: bool) -> bool:
 
 def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
     """The stage runs that running `plan` would run: what is wanted and not there, and what that reads and is not there."""
-    pending = list(wanted(plan))
     found: set[StageRunId] = set()
-    while pending:
-        run_id = pending.pop()
-        if run_id not in found:
-            run = plan.stage_runs[run_id]
-            if run.stage.scope is Scope.SERVICE or not present(run):
-                found.add(run_id)
-                pending.extend(run.inputs.values())
-                pending.extend(run.after)
+    read: set[StageRunId] = set()
+    asked: set[StageRunId] = set()
+    for run in reversed([*plan.stage_runs.values()]):  # after all that reads it
+        run_id, scope = run.id, run.stage.scope
+        if (run_id in asked or is_result(scope, read=run_id in read)) and (scope is Scope.SERVICE or not present(run)):
+            found.add(run_id)
+            asked.update(run.needs)
+        read.update(run.inputs.values())
     return found

@@ -180,9 +180,12 @@ def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
 
 def _in_order(plan: Plan) -> list[str]:
     """The stages of a plan, each after all that any of its stage runs needs; otherwise as they come."""
-    needs: dict[str, set[str]] = {run.stage.name: set() for run in plan.stage_runs.values()}
-    for run in plan.stage_runs.values():
-        needs[run.stage.name].update([plan.stage_runs[each].stage.name for each in run.needs])
+    runs = plan.stage_runs
+    needs: dict[str, set[str]] = {run.stage.name: set() for run in runs.values()}
+    for run in runs.values():
+        of_stage = needs[run.stage.name]
+        for each in run.needs:
+            of_stage.add(runs[each].stage.name)
     ordered: list[str] = []
     while left := [name for name in needs if name not in ordered]:
         # Toolchains side by side could want two stages the other way round: then the first that is left.
