@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +209,11 @@ def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path:
     try:
         out = lane.pipeline(*words)
     except AssertionError as error:
-        # Of some hundred Tritons 2.51 one crashes in a gRPC thread of its own, just after it has started; here start 24.
+        # Tritons 2.51 of these 24 have crashed, twice in 96 starts, within a second of their start. Why is not known: it did not
+        # happen again in 280 starts with this client and others, or none. The warning holds what it said.
         if "Triton was ended by signal SIGSEGV" not in str(error):
             raise
+        warnings.warn(str(error), stacklevel=1)
         out = lane.pipeline(*words)
     found = json.loads(out)
     done = {(each["family"], each["precision"]) for each in found["findings"] if each["status"] == "verified"}
