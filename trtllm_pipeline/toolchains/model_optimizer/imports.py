@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -14,13 +15,15 @@ _NOT_FOUND: Final = ("peft", "sklearn", "torch_geometric")
 """Packages that those import where they are there, and do without."""
 _EMPTY: Final = "scipy"
 """Names of it are imported by losses of object detection, pruning and entropy calibration, and used when those run."""
+_LOOKED_AT: Final = "0.47."
+"""Releases of Model Optimizer of which that is known: another may need more of it as soon as it is imported."""
 
 
 def leave_out() -> None:
     """Have what is not needed left out of all imports that follow, in this process."""
     for package in _NOT_FOUND:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # as Python documents it: not to be found
-    if _EMPTY not in sys.modules:
+    if _EMPTY not in sys.modules and version("nvidia-modelopt").startswith(_LOOKED_AT):
         sys.meta_path.insert(0, _Finder())
     # Model Optimizer has functions compiled that are not called here, for which torch imports its whole compiler.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
