@@ -10,6 +10,7 @@ reading the matrix to the printed report, with plan, lock file, manifests, index
     plan      what would run, nothing being there: `pipeline plan`, `ninja -n`, `make -n`, `doit list -s`, `snakemake -n`
     run       all of it
     no-op     the same command again: every output is looked at, nothing is run
+    status, explain    ours alone: of all cells, and why each stage of one cell would run
 
 `unsynced` is ours without what makes it survive a power cut; no other tool survives one. snakemake runs graphs up to 100 cells.
 Above `--run-up-to` cells our artifacts are published through the store instead of running their jobs, and there is no
@@ -28,8 +29,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -170,6 +171,8 @@ class Tool:
     plan: tuple[str, ...]
     run: tuple[str, ...]
     most_cells: int = sys.maxsize
+    ask: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What else it is asked when there is nothing to do."""
 
 
 def tools() -> list[Tool]:
@@ -178,8 +181,10 @@ def tools() -> list[Tool]:
     asked = ("--matrix", "matrix.yaml", "--workspace", "work", "--toolchain", toy.TOOLCHAIN.name)
     run = ("run", *asked, "--progress", "quiet")
     starts = (sys.executable, "-m", "trtllm_pipeline", "--help")
+    one = "m0000/fp16/tp1pp1/bs1/*"
+    questions = {"status": (*_TOY, "status", *asked), "explain": (*_TOY, "explain", one, *asked)}
     found = [
-        Tool(OURS, toy.write_matrix, starts, (*_TOY, "plan", *asked), (*_TOY, *run)),
+        Tool(OURS, toy.write_matrix, starts, (*_TOY, "plan", *asked), (*_TOY, *run), ask=questions),
         Tool(UNSYNCED, toy.write_matrix, (), (), (*_TOY, UNSYNCED, *run)),
     ]
     snakemake = ("snakemake", "--quiet", "all", "--cores", cpus)
@@ -228,13 +233,15 @@ class Bench:
         """Plan, run and no-op of one size."""
         jobs = len(edges(cells))
         wanted = [tool for tool in all_tools if cells <= tool.most_cells and (run or tool.name != UNSYNCED)]
-        samples: dict[str, dict[str, list[Sample]]] = {"plan": {}, "run": {}, "no-op": {}}
+        samples: dict[str, dict[str, list[Sample]]] = {
+            what: {} for what in ("plan", "run", "no-op", "status", "explain")
+        }
         for number in range(self.repeat):
             for tool in wanted:
                 # Never the same folder again: ext4 gives a deleted inode back after minutes, and until then every new
                 # file costs a search past those of the round before.
                 folder = base / f"{tool.name}-{cells}-{number if run else 0}"
-                todo = {"no-op": tool.run}
+                todo = {"no-op": tool.run, **tool.ask}
                 if not folder.exists():
                     folder.mkdir()
                     tool.prepare(cells, folder)
