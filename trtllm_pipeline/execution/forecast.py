@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
-from trtllm_pipeline.execution.order import play
+from trtllm_pipeline.execution.order import FIRST, play
 from trtllm_pipeline.hub.sources import kept_bytes
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.needs import (
@@ -50,29 +50,40 @@ than their durations are known by (docs/performance.md)."""
 
 
 class Durations:
-    """Seconds that stage runs take, by label from coarse to fine: as `learnt` earlier, and above that as shown now."""
+    """Seconds that stage runs take, by label from coarse to fine: as `learnt` earlier.
+
+    Above that by what was shown now of the formula: the same label has engines of several sizes.
+    """
 
     def __init__(self, learnt: Mapping[str, float], machine: Machine, corrections: Corrections | None = None) -> None:
         self._learnt = learnt
         self._corrections = corrections
         self._machine = machine
-        self._here: dict[str, tuple[float, int]] = {}
+        self._here: dict[str, tuple[float, float]] = {}
+        """Seconds taken, and guessed."""
+        self._guesses: dict[StageRunId, float] = {}
         self._estimates: dict[tuple[str, int], Estimate] = {}
 
     def learn(self, run: StageRun, seconds: float) -> None:
         """Take in what a stage run took."""
         self._estimates.clear()
         for label in _labels(run):
-            total, number = self._here.get(label, (0.0, 0))
-            self._here[label] = (total + seconds, number + 1)
+            took_s, guessed_s = self._here.get(label, (0.0, 0.0))
+            self._here[label] = (took_s + seconds, guessed_s + self.guess(run))
+
+    def guess(self, run: StageRun) -> float:
+        """As `guess_s`, made once: whoever learns asks again and again."""
+        if run.id not in self._guesses:
+            self._guesses[run.id] = guess_s(run, self._machine)
+        return self._guesses[run.id]
 
     def of(self, run: StageRun) -> float | None:
         """What is known; None where nothing like it ever ran. What another model took says nothing of one of any size."""
         known = list(_labels(run))
         for label in known[:-2] if _by_size(run) else known:
             if label in self._here:
-                total, number = self._here[label]
-                return total / number
+                took_s, guessed_s = self._here[label]
+                return self.guess(run) * took_s / guessed_s
             if label in self._learnt:
                 return self._learnt[label]
         return None
@@ -262,12 +273,17 @@ def simulate(
     on: Sequence[scheduling.Capacity],
     among: Collection[StageRunId],
     corrections: Corrections | None = None,
+    *,
+    running: Collection[StageRunId] = (),
 ) -> float:
-    """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds."""
+    """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds.
+
+    What is `running` already starts before all else.
+    """
     if len(among) > _MOST_SIMULATED:
         return least_s(plan, takes, on, among)
     known = list(tasks(plan, among, lambda run: takes[run.id], corrections, on))
-    return play(known, scheduling.Scheduler(known, *on))
+    return play(known, scheduling.Scheduler(known, *on, favour=dict.fromkeys(running, FIRST)))
 
 
 def least_s(

@@ -54,7 +54,13 @@ _CAUSE_PATIENCE_S: Final = 1.0
 class Observer:
     """Whoever shows a run while it goes on. This one says nothing."""
 
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Sequence[scheduling.Capacity] = (),
+    ) -> None:
         """The run starts from here; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
@@ -241,7 +247,7 @@ class _Execution:
         """Run until everything has ended."""
         scheduler = self._scheduler
         statuses = self._statuses()
-        self._observer.begin(self._plan, statuses, self._durations)
+        self._observer.begin(self._plan, statuses, self._durations, self._nodes)
         self._begun = True
         for run, status in statuses.items():
             if status is StageStatus.FAILED:  # more than this machine has: known before anything starts

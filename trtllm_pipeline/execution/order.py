@@ -32,7 +32,8 @@ _WORTH_S: Final = 300.0
 """What takes less ends no sooner by more than searching takes."""
 _NEAR: Final = 1.01
 """Over what no schedule undercuts: no better one is looked for."""
-_FIRST: Final = 1e6
+FIRST: Final = 1e6
+"""A path that counts so many times as much comes before the others."""
 
 
 def play(
@@ -97,7 +98,7 @@ def _changes(tasks: Sequence[Task], number: int) -> Iterator[Mapping[StageRunId,
     for _ in range(number):
         spread, work_first = chance.choice((0.1, 0.3, 0.6, 1.0)), chance.random() < 0.5
         yield {
-            task.id: (_FIRST if work_first and task.resources.exclusive is not Exclusive.GPU else 1.0)
+            task.id: (FIRST if work_first and task.resources.exclusive is not Exclusive.GPU else 1.0)
             * chance.lognormvariate(0.0, spread)
             for task in outer
         }

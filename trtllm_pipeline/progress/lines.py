@@ -12,6 +12,7 @@ from typing import Final, TextIO
 from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.loop import Observer
+from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
@@ -73,9 +74,15 @@ class PlainObserver(QuietObserver):
         """Say which node has gone, or has come."""
         self._say(node_change(name, gone=gone))
 
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Sequence[Capacity] = (),
+    ) -> None:
         """Say how much there is to do."""
-        self._tracker = tracker = Tracker(plan, statuses, durations, self._clock)
+        self._tracker = tracker = Tracker(plan, statuses, durations, self._clock, nodes)
         self._reminded: dict[StageRunId, float] = {}
         """Seconds a stage run had been running when it was last mentioned."""
         self._silent: Counter[StageStatus] = Counter()
@@ -150,9 +157,15 @@ class JsonObserver(QuietObserver):
     end        seconds, counts: {status: number of stage runs}
     """
 
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Sequence[Capacity] = (),
+    ) -> None:
         """The event `begin`."""
-        self._tracker = Tracker(plan, statuses, durations, self._clock)
+        self._tracker = Tracker(plan, statuses, durations, self._clock, nodes)
         self._told: dict[StageRunId, float] = {}
         never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
         cells: list[Json] = [cell.id for cell in plan.cells]

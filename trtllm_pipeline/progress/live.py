@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 _S = StageStatus
 _REDRAW_S: Final = 0.15
 _ESTIMATE_S: Final = 1.0
-"""How often to estimate the time left; of many stage runs less often, see `Picture`."""
+"""How often to estimate the time left."""
+_ESTIMATES: Final = 0.02
+"""The share of the time that this may take: of many stage runs it is done less often."""
 _MAX_ACTIVE: Final = 8
 _LEAST_NAME: Final = 8
 """Characters of a cell's name beside what it does, which else has lines of its own, at most `_MAX_WHY`."""
@@ -56,12 +59,18 @@ class LiveObserver(QuietObserver):
 
     _live: Live | None = None
 
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Sequence[Capacity] = (),
+    ) -> None:
         """Draw the first picture."""
         from rich.live import Live
 
         self._console = terminal.console(self._stream, soft_wrap=False)
-        tracker = Tracker(plan, statuses, durations, self._clock)
+        tracker = Tracker(plan, statuses, durations, self._clock, nodes)
         self._picture = Picture(tracker, self._clock, ascii_only=self._console.options.ascii_only)
         self._frame: list[Text] = []
         self._size = (0, 0)
@@ -155,7 +164,8 @@ class Picture:
         self.ascii_only = ascii_only
         self.tracker = tracker
         self.progress: Mapping[StageRunId, Mapping[str, Json]] = {}
-        self._left = ""
+        self._end_s, self._complete = 0.0, False
+        """When the run is expected to end, by the clock, and whether that is known."""
         self._estimate_at = float("-inf")
         self._shared = shared_parts([cell.id for cell in tracker.plan.feasible])
         self._totals = Counter(run.stage.name for run in tracker.plan.stage_runs.values())
@@ -250,11 +260,11 @@ class Picture:
         parts = [*self.tracker.summary(), duration(elapsed) if final else _growing(elapsed)]
         now = self._clock()
         if not final and now >= self._estimate_at:
-            # It looks at every stage run, so it may take a twentieth of the time at most.
-            seconds, complete = self.tracker.left_s()
-            self._left = f"{'about' if complete else 'perhaps'} {_growing(seconds)} left" if seconds >= 1.0 else ""
-            self._estimate_at = now + max(_ESTIMATE_S, 20 * (self._clock() - now))
-        parts += [self._left] if self._left and not final else []
+            seconds, self._complete = self.tracker.left_s()
+            self._end_s = now + seconds
+            self._estimate_at = now + max(_ESTIMATE_S, (self._clock() - now) / _ESTIMATES)
+        if not final and (left_s := self._end_s - now) >= 1.0:
+            parts.append(f"{'about' if self._complete else 'perhaps'} {_growing(left_s)} left")
         return flow([Text(part, "bold") for part in parts], width, gap="  ")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.execution.forecast import Durations, guess_s
+from trtllm_pipeline.execution.forecast import Durations, capacities, simulate
+from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.views import GOOD
@@ -28,6 +29,7 @@ class Tracker:
         statuses: Mapping[StageRunId, StageStatus],
         durations: Mapping[str, float],
         clock: Clock = time.monotonic,
+        nodes: Sequence[Capacity] = (),
     ) -> None:
         self.plan = plan
         self.statuses = dict(statuses)
@@ -41,10 +43,9 @@ class Tracker:
         self.by_stage = Counter((plan.stage_runs[run].stage.name, status) for run, status in statuses.items())
         self._clock = clock
         self._began = clock()
-        self._busy_s = 0.0
+        self._nodes = nodes or capacities(plan.machine)
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
-        self._guesses: dict[StageRunId, float] = {}
         self._took_s = self._guessed_s = 0.0
         """What has ended took, and was guessed to take."""
         self._ready: set[StageRunId] = set()
@@ -61,20 +62,22 @@ class Tracker:
         self.statuses[run.id] = status
         if status in ENDED:
             self._why.pop(run.id, None)
+        self._ready.discard(run.id)
         if status is _S.RUNNING:
             self.started[run.id] = now
-            self._ready.discard(run.id)
             service = run.inputs.get("service")
             if service in self.started and service not in self._ready:
                 self._ready.add(service)
                 self._durations.learn(self.plan.stage_runs[service], now - self.started[service])
-        elif (began := self.started.pop(run.id, None)) is not None and run.stage.scope is not Scope.SERVICE:
-            self._busy_s += now - began
-            if status is _S.SUCCEEDED:
-                took_s = now - began if seconds is None else seconds
-                self._durations.learn(run, took_s)
-                self._took_s += took_s
-                self._guessed_s += self._guess_s(run)
+        elif (
+            (began := self.started.pop(run.id, None)) is not None
+            and status is _S.SUCCEEDED
+            and run.stage.scope is not Scope.SERVICE
+        ):
+            took_s = now - began if seconds is None else seconds
+            self._durations.learn(run, took_s)
+            self._took_s += took_s
+            self._guessed_s += self._durations.guess(run)
         if status is _S.FAILED:
             self.failed[run.id] = None
 
@@ -120,37 +123,25 @@ class Tracker:
     def left_s(self) -> tuple[float, bool]:
         """Expected seconds until the end, and whether they are known: False when work is left whose like never ran.
 
-        The longest chain of what is left, or all of it at the parallelism seen so far, whichever is longer. What never ran takes as long
-        as a formula guesses, by which what has ended took so much more or less.
+        The scheduler's own, played over what has not ended, less the time for which it has run. What never ran takes as long as a
+        formula guesses, by which what has ended took so much more or less.
         """
         off = self._took_s / self._guessed_s if self._guessed_s else 1.0
         now = self._clock()
-        chain: dict[StageRunId, float] = {}
-        total = longest = 0.0
+        rest: dict[StageRunId, float] = {}
         complete = True
-        busy = self._busy_s
         for run in self.plan.stage_runs.values():
-            if self.statuses[run.id] in ENDED:
+            # What another invocation works on may be there when the service that it was for has ended.
+            if self.statuses[run.id] in ENDED or self.statuses[run.inputs.get("service", run.id)] in ENDED:
                 continue
             expected = self._durations.of(run)
             if expected is None:
                 # How long a server takes to start is learnt with the first, and is little beside what runs in it.
                 complete = complete and run.stage.scope is Scope.SERVICE
-                expected = off * self._guess_s(run)
-            so_far = now - self.started[run.id] if run.id in self.started else 0.0
-            if run.stage.scope is not Scope.SERVICE:
-                busy += so_far
-            rest = max(0.0, expected - so_far)
-            chain[run.id] = rest + max((chain.get(need, 0.0) for need in run.needs), default=0.0)
-            longest = max(longest, chain[run.id])
-            total += rest
-        parallel = max(1.0, busy / self.elapsed_s) if self.elapsed_s > 0 else 1.0
-        return max(total / parallel, longest), complete
-
-    def _guess_s(self, run: StageRun) -> float:
-        if run.id not in self._guesses:
-            self._guesses[run.id] = guess_s(run, self.plan.machine)
-        return self._guesses[run.id]
+                expected = off * self._durations.guess(run)
+            so_far = now - self.started.get(run.id, now)
+            rest[run.id] = 0.0 if run.id in self._ready else max(0.0, expected - so_far)
+        return simulate(self.plan, rest, self._nodes, rest, running=self.started), complete
 
     def summary(self) -> list[str]:
         """Counts in words, of what had to be done."""

@@ -117,7 +117,13 @@ class Silent:
         self.waits: list[str] = []
         self.errors: list[StageError] = []
 
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None: ...
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Sequence[Capacity] = (),
+    ) -> None: ...
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         if error is not None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import fabricated
-from trtllm_pipeline.domain import StageStatus
+from tests.helpers import fabricated, trtllm_cells
+from trtllm_pipeline.domain import StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution.forecast import guess_s
+from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
+from trtllm_pipeline.execution.order import play
+from trtllm_pipeline.execution.scheduler import Capacity, Event, Instruction, Scheduler
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
@@ -205,36 +207,90 @@ def test_json_events() -> None:
 # The tracker
 
 
-def test_what_is_left_is_the_longest_chain_or_all_work_at_the_parallelism_seen() -> None:
+def test_what_is_left_is_what_the_scheduler_makes_of_it() -> None:
     clock = Clock()
     tracker = Tracker(PLAN, PENDING, LEARNT, clock)
-    # download 10, convert 4, then per cell build 2, repository 1, smoke 1, perf 20, accuracy 5; launch by a guess.
-    each = 29 + guess_s(run("launch"), PLAN.machine)
-    assert tracker.left_s() == (10 + 4 + 2 * each, True)
+    # download 10, convert 4, build 2 and repository 1 of both cells side by side, then of each launch by a guess, smoke 1, perf 20,
+    # accuracy 5.
+    served = guess_s(run("launch"), PLAN.machine) + 26
+    then = 4 + 2 + 1 + 2 * served
+    assert tracker.left_s() == (10 + then, True)
     tracker.changed(run("download"), S.RUNNING, None)
     clock.now += 4
-    assert tracker.left_s() == (6 + 4 + 2 * each, True)
+    assert tracker.left_s() == (6 + then, True)
     clock.now += 100
-    assert tracker.left_s()[0] == 4 + 2 * each, "overdue is not negative"
+    assert tracker.left_s()[0] == then, "overdue is not negative"
+    tracker.changed(run("smoke"), S.ELSEWHERE, None)
+    tracker.changed(run("launch"), S.FAILED, None)
+    for stage in ("perf", "accuracy"):
+        tracker.changed(run(stage), S.BLOCKED, None)
+    assert tracker.left_s()[0] == then - served, "what is elsewhere outlives its server"
+    nodes = [Capacity(cpus=2, node="a"), Capacity(cpus=2, node="b")]
+    assert Tracker(PLAN, PENDING, LEARNT, clock, nodes).left_s()[0] == 10 + 4 + 2 + 1 + served, "one on each"
+
+
+def _errors(plan: Plan, times: float) -> list[float]:
+    """By what share the time left is too long at each tenth of a run in which all takes so many times what is guessed."""
+    clock, on, runs = Clock(), capacities(plan.machine), plan.stage_runs
+    tracker = Tracker(plan, dict.fromkeys(runs, S.PENDING), {}, clock)
+    takes = {run: times * seconds for run, seconds in fabricated.expected(plan, {}).items()}
+    known = list(tasks(plan, runs, lambda run: takes[run.id] / times, None, on))
+    total = play(known, Scheduler(known, *on), takes)
+    began, errors = clock.now, list[float]()
+
+    def changed(run: StageRunId, _old: S, new: S) -> None:
+        tracker.changed(runs[run], new, takes[run] if new is S.SUCCEEDED else None)
+
+    class Watched(Scheduler):
+        def advance(self, now: float, *events: Event) -> list[Instruction]:
+            while len(errors) < 10 and (at := total * len(errors) / 10) <= now:
+                clock.now = began + at
+                errors.append(tracker.left_s()[0] / (total - at) - 1)
+            clock.now = began + now
+            return super().advance(now, *events)
+
+    play(known, Watched(known, *on, observe=changed), takes)
+    assert len(errors) == 10
+    return errors
+
+
+@pytest.mark.parametrize("exclusive", ["machine", "gpu"])
+def test_the_time_left_is_right_where_what_is_measured_is_alone(exclusive: str) -> None:
+    settings = {"perf.exclusive": exclusive}
+    plan = trtllm_cells.plan(
+        *(
+            trtllm_cells.cell(precision, tp=tp, batch=batch, settings=settings)
+            for precision in ("fp16", "fp8")
+            for tp in (1, 4, 8)
+            for batch in (4, 8, 16)
+        )
+    )
+    assert max(map(abs, _errors(plan, 1.0))) < 0.02, "as guessed"
+    slow = _errors(plan, 2.0)
+    assert slow[0] < -0.4, "nobody could know"
+    assert max(map(abs, slow[3:])) < 0.1, "the run has shown it"
 
 
 def test_left_is_a_guess_until_the_like_has_run_and_by_what_has_ended_guesses_are_corrected() -> None:
     clock = Clock()
     tracker = Tracker(PLAN, PENDING, {}, clock)
     guesses = {each.id: guess_s(each, PLAN.machine) for each in PLAN.stage_runs.values()}
-    assert tracker.left_s() == (pytest.approx(sum(guesses.values())), False)
+    # Of one cell they take nothing: they are beside the other's.
+    build, repository = guesses[run("build").id], guesses[run("repository").id]
+    assert tracker.left_s() == (pytest.approx(sum(guesses.values()) - build - repository), False)
     tracker.changed(run("build"), S.RUNNING, None)
-    took = guesses[run("build").id] / 10
+    took = build / 10
     clock.now += took
     tracker.changed(run("build"), S.SUCCEEDED, took)
     others = sum(guess for each, guess in guesses.items() if PLAN.stage_runs[each].stage.name != "build")
-    assert tracker.left_s() == (pytest.approx(took + others / 10), False), "the other build will take as long"
+    left = took + (others - repository) / 10
+    assert tracker.left_s() == (pytest.approx(left), False), "the other build will take as long"
     launches = 2 * guesses[run("launch").id]
     known = {stage: seconds for stage, seconds in LEARNT.items() if stage != "perf"}
     perf = 2 * guesses[run("perf").id]
-    assert Tracker(PLAN, PENDING, known, clock).left_s() == (pytest.approx(10 + 4 + 2 * 9 + launches + perf), False)
+    assert Tracker(PLAN, PENDING, known, clock).left_s() == (pytest.approx(10 + 4 + 3 + 2 * 6 + launches + perf), False)
     tracker = Tracker(PLAN, PENDING, {**LEARNT, "perf/embedded": 2.0}, clock)
-    assert tracker.left_s() == (10 + 4 + 2 * 11 + launches, True), "the finer label counts"
+    assert tracker.left_s() == (10 + 4 + 3 + 2 * 8 + launches, True), "the finer label counts"
 
 
 def test_a_run_learns_how_long_its_servers_take_to_start() -> None:
