@@ -20,13 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from trtllm_pipeline.domain import Exclusive, Scope
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.executor import failure_of, read_job
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
-from trtllm_pipeline.store.claims import lease_machine, machine_users
+from trtllm_pipeline.store.claims import enter_beside_standing, enter_standing, lease_machine, machine_users
 from trtllm_pipeline.worker import run_program, write_job
 
 _POLL_S: Final = 0.1
@@ -36,7 +37,8 @@ _STDERR: Final = 2
 
 def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]], None]) -> None:
     """Run other programs of a stage, each told to `show`, their output to stderr; then its own. Raises StageError."""
-    with _leased(stage.gpus(context), stage.name, {}) as (environment, held):
+    rule = getattr(context.params, "exclusive", Exclusive.NONE) or Exclusive.MACHINE
+    with _leased(stage.gpus(context), stage.name, stage.scope, Exclusive(rule), {}) as (environment, held):
         if stage.commands is not None:
             write_job(stage.name, stage.program, context)  # which programs of ours among them read
             for command in stage.commands(context, probe.machine()):
@@ -82,7 +84,8 @@ def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable
         attempt=str(attempt),
     )
     job.write(attempt / JOB)
-    with _leased(len(job.gpus), job.stage, job.environment) as (environment, held):
+    rule = job.resources.exclusive
+    with _leased(len(job.gpus), job.stage, job.scope, rule, job.environment) as (environment, held):
         for command in job.commands:
             show(command)
             before = out_of_memory.counts()
@@ -95,18 +98,21 @@ def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable
 
 @contextmanager
 def _leased(
-    gpus: int | None, stage: str, environment: Mapping[str, str]
+    gpus: int | None, stage: str, scope: Scope, rule: Exclusive, environment: Mapping[str, str]
 ) -> Iterator[tuple[Mapping[str, str], Sequence[int]]]:
     """Leases on this machine and on so many of its GPUs, None for all, waiting for them if need be.
 
+    What measures has the machine as `rule` says, but for servers that stand by themselves. A service is one of these.
     Gives `environment` with these GPUs, and the file descriptors that the stage's processes are to inherit.
     """
     known = [] if gpus == 0 else [gpu.uuid for gpu in probe.machine().gpus]
     wanted = tuple(known[:gpus])
-    told = False
-    while (leased := lease_machine(wanted, others=known)) is None:
+    told, service = False, scope is Scope.SERVICE
+    rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, enter_beside_standing)
+    while (leased := lease_machine(wanted, exclusive=rule, others=known, enter=enter)) is None:
         if not told:
-            who = " and ".join(machine_users(known)) or "another invocation or a kept server"
+            users = machine_users(known, exclusive=rule, beside_standing=True)
+            who = " and ".join(users) or "another invocation or a kept server"
             print(f"{stage} waits: {who} is using {'these GPUs' if known else 'this machine'}", file=sys.stderr)  # noqa: T201
             told = True
         time.sleep(_POLL_S)

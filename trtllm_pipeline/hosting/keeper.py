@@ -443,7 +443,7 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
             raise StateError(
                 f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"
             )
-    found = claims.lease_machine(tuple(known[:gpus]), others=known)
+    found = claims.lease_machine(tuple(known[:gpus]), others=known, enter=claims.enter_standing)
     if found is not None:
         return found
     folder = claims.machine_leases()

@@ -13,7 +13,7 @@ import stat
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -143,6 +143,8 @@ def lease_machine(
 
 _WORK: Final = "machine"
 _MEASURING: Final = "measuring"
+_STANDING: Final = "standing"
+"""The claim of servers that stand by themselves, besides that of those that work."""
 _SHARED: Final = {Exclusive.NONE: _WORK, Exclusive.GPU: _MEASURING}
 """The claim that those of one kind share. Who must be alone takes both for itself."""
 _LOOKS: Final = 4
@@ -165,6 +167,28 @@ def _enter(exclusive: Exclusive) -> list[Claim] | None:
         else:  # nobody has it, and whoever takes it from now on sees ours
             claim.release()
     return held
+
+
+def enter_standing(exclusive: Exclusive) -> list[Claim] | None:
+    """The `Entry` of a server that stands by itself, whoever asks it."""
+    held = _enter(exclusive)
+    if held is not None and (claim := take(machine_leases() / _STANDING, shared=True, remove=False)) is not None:
+        held.append(claim)
+    return held
+
+
+def enter_beside_standing(exclusive: Exclusive) -> list[Claim] | None:
+    """The `Entry` of what is done by hand. It may measure beside servers that stand by themselves: one of them is what it asks."""
+    if exclusive is Exclusive.NONE:
+        return _enter(exclusive)
+    claim = _take_soon(machine_leases() / _MEASURING, shared=exclusive is Exclusive.GPU)
+    if claim is None:
+        return None
+    # From now on nothing begins; what works already is waited for.
+    if _holders(machine_leases() / _WORK).keys() - _holders(machine_leases() / _STANDING).keys():
+        claim.release()
+        return None
+    return [claim]
 
 
 def _take_soon(path: Path, *, shared: bool) -> Claim | None:
@@ -226,30 +250,37 @@ class _Part(Claim):
             self._leave()
 
 
-def machine_users(gpus: Sequence[str], *, exclusive: Exclusive = Exclusive.NONE) -> tuple[str, ...]:
-    """The processes that `lease_machine` waits for: id, workspace, command line; those that the kernel tells of, perhaps none."""
+def machine_users(
+    gpus: Sequence[str], *, exclusive: Exclusive = Exclusive.NONE, beside_standing: bool = False
+) -> tuple[str, ...]:
+    """The processes that `lease_machine` waits for: id, workspace, command line; those that the kernel tells of, perhaps none.
+
+    `beside_standing`: it was asked to `enter_beside_standing`.
+    """
     folder = machine_leases()
     found: dict[int, None] = {}
+    standing = _holders(folder / _STANDING) if beside_standing else {}
     for name in (_WORK, _MEASURING, *(f"gpu-{gpu}" for gpu in gpus)):
         # Those that share a claim are in nobody's way who shares it too.
         shares = name == _SHARED.get(exclusive)
-        found |= dict.fromkeys(pid for pid, shared in _holders(folder / name) if not (shares and shared))
+        holders = _holders(folder / name).items()
+        found |= dict.fromkeys(
+            pid for pid, shared in holders if not ((shares and shared) or (name == _WORK and pid in standing))
+        )
     found.pop(os.getpid(), None)
     return tuple(filter(None, map(_said_of, found)))
 
 
-def _holders(path: Path) -> Iterator[tuple[int, bool]]:
+def _holders(path: Path) -> dict[int, bool]:
     """Process ids of those that hold a claim, with whether they share it. Source: proc_locks(5)."""
     try:
         found = path.stat()
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
-        return
+        return {}
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    for line in lines:
-        words = line.split()
-        if len(words) > _PLACE and words[1] == "FLOCK" and words[_PLACE] == place:
-            yield int(words[4]), words[3] == "READ"
+    locks = (words for line in lines if len(words := line.split()) > _PLACE)
+    return {int(words[4]): words[3] == "READ" for words in locks if words[1] == "FLOCK" and words[_PLACE] == place}
 
 
 _PLACE: Final = 5

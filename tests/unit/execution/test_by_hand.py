@@ -9,15 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.jobs import job
 from tests.unit.conftest import MACHINE, Make, make_toolchain
-from trtllm_pipeline.domain import Exclusive
+from trtllm_pipeline.domain import Exclusive, Resources, Scope
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.machine import probe
@@ -97,6 +98,93 @@ def test_a_stage_by_hand_has_gpus_of_its_own(tmp_path: Path) -> None:
     assert claims.lease_machine(("GPU-a", "GPU-b"), exclusive=Exclusive.MACHINE) is not None
 
 
+BUILDS = """
+from trtllm_pipeline.store import claims
+held = claims.lease_machine(())
+print("in" if held else "out", flush=True)
+input()
+"""
+
+
+@contextmanager
+def another_invocation() -> Iterator[bool]:
+    """Another process that builds, for as long as the block runs; whether it was let in."""
+    words = [sys.executable, "-c", BUILDS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline() == "in\n"
+        process.communicate("\n")
+
+
+@dataclass(frozen=True)
+class Measures:
+    exclusive: str | None = None
+
+
+def measure(tmp_path: Path, during: Callable[[], None], monkeypatch: pytest.MonkeyPatch, rule: str | None) -> None:
+    """A stage by hand that measures, on a server that was launched by hand and takes leases itself."""
+    toolchain = make_toolchain()
+    server = replace(toolchain.stage("make"), name="launch", scope=Scope.SERVICE)
+    perf = replace(toolchain.stage("make"), name="perf", scope=Scope.IN_SERVICE)
+    given = StageContext(Measures(rule), {}, {}, tmp_path / "out", tmp_path)
+
+    def program(_program: str, name: str, _context: object) -> None:
+        if name == "launch":
+            by_hand.run(perf, given, lambda _command: None)
+        else:
+            during()
+
+    monkeypatch.setattr(by_hand, "run_program", program)
+    by_hand.run(server, given, lambda _command: None)
+
+
+@pytest.mark.parametrize("rule", [None, "gpu", "none"])
+def test_nothing_begins_beside_what_is_measured_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str | None
+) -> None:
+    let_in = []
+
+    def others() -> None:
+        with another_invocation() as builds:
+            let_in.append(builds)
+        if measures := claims.lease_machine((), exclusive=Exclusive.GPU):
+            release(measures[0])
+        let_in.append(measures is not None)
+
+    measure(tmp_path, others, monkeypatch, rule)
+    assert let_in == [rule == "none", False], "a run measures beside no server that stands by itself"
+    with another_invocation() as builds:
+        assert builds
+
+
+def test_what_is_measured_by_hand_waits_for_work_but_for_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with another_invocation() as builds:
+        assert builds
+        other = subprocess.run(["pgrep", "-P", str(os.getpid())], check=True, capture_output=True, text=True).stdout
+        measured = threading.Event()
+        monkeypatch.setattr(by_hand, "_POLL_S", 0.01)
+        thread = threading.Thread(target=measure, args=(tmp_path, measured.set, monkeypatch, None))
+        thread.start()
+        assert not measured.wait(0.5)
+    thread.join(10)
+    assert measured.is_set()
+    said = capsys.readouterr().err
+    assert said.startswith(f"perf waits: process {other.split()[0]} (")
+    assert said.count("process") == 1
+
+
+def test_a_job_that_measured_measures_alone(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    looks = BUILDS.replace("input()", "import sys; open(sys.argv[1], 'w').write(str(held))")
+    command = (sys.executable, "-c", looks, str(tmp_path / "seen"))
+    job(tmp_path, "perf", command=command, resources=Resources(exclusive=Exclusive.MACHINE)).write(path)
+    (tmp_path / "attempt").mkdir()
+    by_hand.replay(path, tmp_path / "attempt", {}, lambda _command: None)
+    assert (tmp_path / "seen").read_text() == "None"
+
+
 def test_a_program_of_ours_has_them_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = replace(make_toolchain().stage("make"), gpus=lambda _context: 1)
     seen = []
@@ -107,11 +195,12 @@ def test_a_program_of_ours_has_them_while_it_runs(tmp_path: Path, monkeypatch: p
 
 
 HELD = """
+from trtllm_pipeline.domain import Exclusive, Scope
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.machine import model, probe
 gpu = model.Gpu(0, "GPU-a", "GPU", 1 << 30, 90)
 probe.machine = lambda: model.Machine(1, "", (gpu,))
-with by_hand._leased(None, "build", {}) as (_, held):
+with by_hand._leased(None, "build", Scope.ARTIFACT, Exclusive.NONE, {}) as (_, held):
     by_hand._call("build", ["sh", "-c", "echo up >&2; exec sleep 30"], {}, held)
 """
 
