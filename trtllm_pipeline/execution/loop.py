@@ -407,7 +407,8 @@ class _Execution:
             return [_ended_event(run, remembered)]
         claim = self._store.claim(run.fingerprint)
         if claim is None:
-            return self._busy(run, "another invocation works on it")
+            who = " and ".join(self._store.claimants(run.fingerprint)) or "another invocation"
+            return self._busy(run, f"{who} works on it")
         leases, gpus = list[Claim](), start.gpus
         done = self._done_elsewhere(run)
         if done:

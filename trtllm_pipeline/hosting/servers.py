@@ -36,12 +36,12 @@ from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store import claims
 
 SCHEMA: Final = 1
-FOLDER: Final = "serve"
+FOLDER: Final = claims.SERVERS
 SERVER_FILE: Final = "server.json"
 GATEWAY_FILE: Final = FILE
 GATEWAY_CONFIG: Final = CONFIG_FILE
 GATEWAY_LOG: Final = "gateway.log"
-LOCK: Final = "lock"
+LOCK: Final = claims.LOCK
 STOP: Final = "stop"
 TRTLLM_SERVE: Final = "trtllm-serve"
 _TRTLLM_SERVE_PATH: Final = "/prometheus/metrics"

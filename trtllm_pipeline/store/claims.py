@@ -13,7 +13,7 @@ import stat
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -23,6 +23,9 @@ from trtllm_pipeline.errors import StateError
 
 CLAIMS: Final = "work"
 """Folder of a workspace's claims on stage runs, and of the attempts at them."""
+SERVERS: Final = "serve"
+"""Folder of a workspace's kept servers, each of which holds the claim `LOCK` in a folder of its own."""
+LOCK: Final = "lock"
 
 
 class Claim:
@@ -267,8 +270,16 @@ def machine_users(
         found |= dict.fromkeys(
             pid for pid, shared in holders if not ((shares and shared) or (name == _WORK and pid in standing))
         )
-    found.pop(os.getpid(), None)
-    return tuple(filter(None, map(_said_of, found)))
+    return _said(found)
+
+
+def users(path: Path) -> tuple[str, ...]:
+    """The processes that have the claim on `path`, told as by `machine_users`."""
+    return _said(_holders(path))
+
+
+def _said(pids: Iterable[int]) -> tuple[str, ...]:
+    return tuple(filter(None, (_said_of(pid) for pid in pids if pid != os.getpid())))
 
 
 def _holders(path: Path) -> dict[int, bool]:
@@ -300,13 +311,15 @@ def _said_of(pid: int) -> str | None:
 
 
 def _workspace_of(pid: int) -> Path | None:
-    """The workspace in which a process has claimed a stage run; None where none can be seen."""
+    """The workspace in which a process has claimed a stage run or keeps a server; None where none can be seen."""
     try:
         for each in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
                 claim = each.readlink()
                 if claim.suffix == ".lock" and claim.parent.name == CLAIMS:
                     return claim.parent.parent
+                if claim.name == LOCK and claim.parent.parent.name == SERVERS:
+                    return claim.parents[2]
     except OSError:
         pass
     return None

@@ -259,6 +259,10 @@ class Store:
         """A claim on this stage run, or None if another process holds it."""
         return claims.take(f"{self._work}/{fingerprint}.lock")
 
+    def claimants(self, fingerprint: Fingerprint) -> tuple[str, ...]:
+        """The processes that have it, in words, as far as they can be seen."""
+        return claims.users(Path(f"{self._work}/{fingerprint}.lock"))
+
     def claimed(self) -> frozenset[Fingerprint]:
         """The stage runs that a process works on now."""
         return frozenset(filter(self.is_claimed, self._with_lock()))

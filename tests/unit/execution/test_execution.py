@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -337,7 +339,27 @@ def test_work_of_another_invocation_is_waited_for_not_repeated(store: Store) -> 
     outcome = run(plan, store, executor, observer)
     assert outcome.exit_code == 0
     assert executor.stages() == ["make"]
-    assert "another invocation" in observer.waits[0]
+    assert observer.waits == ["another invocation works on it"], "this process itself is none"
+
+
+HOLD = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+
+
+def test_whose_work_is_waited_for_is_told(store: Store) -> None:
+    plan = plan_of(until="make")
+    get = next(run for run in plan.stage_runs.values() if run.stage.name == "get")
+    lock = store.work_dir / f"{get.fingerprint}.lock"
+    command = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        executor, observer = PretendExecutor(), Silent()
+        when_polled(executor, 3, other.kill)
+        assert run(plan, store, executor, observer).exit_code == 0
+    assert executor.stages() == ["get", "make"]
+    (why,) = observer.waits
+    assert why.startswith(f"process {other.pid} in workspace {store.workspace} ({sys.executable} -c")
+    assert why.endswith(") works on it")
 
 
 def test_the_machine_is_waited_for_while_another_invocation_measures(store: Store) -> None:

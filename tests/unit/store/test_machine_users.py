@@ -46,14 +46,16 @@ def test_who_is_waited_for_is_told(holder: subprocess.Popen[str]) -> None:
     assert claims.machine_users((), exclusive=Exclusive.MACHINE) == (said,)
 
 
-def test_a_claim_in_a_workspace_tells_which_it_is(leases: Path, tmp_path: Path) -> None:
-    work = tmp_path / "here" / claims.CLAIMS
-    work.mkdir(parents=True)
-    command = [sys.executable, "-c", HOLD, "alone", str(leases / "machine"), str(work / "abc.lock")]
+@pytest.mark.parametrize("lock", ["work/abc.lock", "serve/chat/lock"])
+def test_a_claim_in_a_workspace_tells_which_it_is(leases: Path, tmp_path: Path, lock: str) -> None:
+    claim = tmp_path / "here" / lock
+    claim.parent.mkdir(parents=True)
+    command = [sys.executable, "-c", HOLD, "alone", str(leases / "machine"), str(claim)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         (said,) = claims.machine_users(())
+        assert claims.users(claim) == (said,)
         process.kill()
     assert said.startswith(f"process {process.pid} in workspace {tmp_path / 'here'} (")
 
