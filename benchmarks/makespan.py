@@ -110,7 +110,7 @@ def preloading(number: int, seed: int, gpus: int, seconds: float) -> dict[str, f
     times = []
     for index in range(number):
         tasks = with_accuracy(plan(random.Random(seed * 1_000_003 + index), gpus), seconds)
-        if any(task.resources.exclusive is Exclusive.MACHINE for task in tasks):
+        if any(task.resources.exclusive.alone for task in tasks):
             takes = {task.id: task.expected_s for task in tasks}
             times.append([ours(tasks, takes, machine) for machine in (replace(one, memory=(2,)), one)])
     ratios = [beside / after for beside, after in times]
@@ -157,7 +157,7 @@ def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Cap
 
 def _width(need: Resources, machine: Capacity) -> int:
     """GPUs that are of no use to others meanwhile."""
-    return len(machine.gpus) if need.exclusive is Exclusive.MACHINE else need.gpus
+    return len(machine.gpus) if need.exclusive.alone else need.gpus
 
 
 def _packed(took: Numbers, width: Numbers, gpus: int) -> float:
@@ -199,7 +199,7 @@ def _bound(
     heads, tails = (np.array([times[unit] for unit in order]) for times in (before, after))
     late = heads[None, :] >= np.unique(heads)[:, None]
     early = tails[None, :] >= np.unique(tails)[:, None]
-    alone = np.array([what[unit].exclusive is Exclusive.MACHINE for unit in order])
+    alone = np.array([what[unit].exclusive.alone for unit in order])
     measuring = np.array([what[unit].exclusive is Exclusive.GPU for unit in order])
     takes_s = np.array([seconds[unit] for unit in order])
     there = np.zeros((len(late), len(early)))
@@ -230,7 +230,7 @@ def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capa
 
 def may_run_beside(one: Exclusive, other: Exclusive) -> bool:
     """Whether what is measured by these rules may run at the same time."""
-    return one is other is not Exclusive.MACHINE
+    return one is other and not one.alone
 
 
 def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, *, blocks: bool) -> float:
@@ -377,7 +377,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="durations are wrongly expected")
     parser.add_argument("--tries", type=int, default=60, help="random schedules that the best of is compared with")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--exclusive", type=Exclusive, choices=list(Exclusive), default=Exclusive.MACHINE)
+    parser.add_argument("--exclusive", type=Exclusive, choices=list(Exclusive)[:3], default=Exclusive.MACHINE)
     parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True, help="the best of many orders")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--together", type=int, metavar="STAGE_RUNS", help="plans put together until they have so many")

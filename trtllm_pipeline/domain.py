@@ -75,6 +75,18 @@ class Exclusive(str, Enum):
     """Other such measurements, each on GPUs of its own, and nothing else."""
     NONE = "none"
     """Whatever there is room for. It is also the rule of what measures nothing."""
+    CONTROL = "control"
+    """Nothing, on the CPUs that it has beside other measurements: what differs is then their doing alone."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it has the machine to itself."""
+        return self is Exclusive.MACHINE or self is Exclusive.CONTROL
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is kept on CPUs near its GPUs."""
+        return self is Exclusive.GPU or self is Exclusive.CONTROL
 
 
 ALONE: Final = "alone:"

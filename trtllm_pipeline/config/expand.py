@@ -110,7 +110,7 @@ def with_control(
 ) -> tuple[Cell, ...]:
     """`cells`, and the first that is measured beside others a second time, alone on the machine.
 
-    What both measured tells how much the others matter there. There is none where nothing can be measured side by side on
+    It is kept on CPUs as beside others. What both measured tells how much the others matter there. There is none where nothing can be measured side by side on
     the `gpus` that there are for a cell: what cannot work at all, by its recipe or as `feasibility` says it, is not.
     """
     beside = [
@@ -124,7 +124,7 @@ def with_control(
     first = next((cell for cell in beside if 2 * cell.tp * cell.pp <= gpus(cell)), None)
     if first is None or len(beside) < 2:
         return tuple(cells)
-    settings = {**first.settings, "perf": {**first.settings["perf"], "exclusive": Exclusive.MACHINE.value}}
+    settings = {**first.settings, "perf": {**first.settings["perf"], "exclusive": Exclusive.CONTROL.value}}
     return (*cells, replace(first, id=CellId(f"{ALONE}{first.id}"), settings=settings))
 
 

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, Final
 
 from trtllm_pipeline import terminal
-from trtllm_pipeline.domain import Exclusive, Json, Scope, StageRunId
+from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, read_job
 from trtllm_pipeline.files.writing import read_object, write_json
@@ -73,7 +73,7 @@ class _NodeAttempt:
             if leased is None:
                 return
             claims, self.gpus = leased
-            if self.job.resources.exclusive is Exclusive.GPU:
+            if self.job.resources.exclusive.pinned:
                 self.cpus = probe.cpus_near(self.gpus)
             self._submit(self.job, claims)
             while self.open:

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Resources, Scope, StageRunId
+from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.order import FIRST, play
 from trtllm_pipeline.hub.sources import kept_bytes
@@ -301,7 +301,7 @@ def least_s(
                     begin = end
             ends[run_id] = begin + seconds
             resources = plan.resources(run)
-            measures, holder = resources.exclusive is Exclusive.MACHINE, run
+            measures, holder = resources.exclusive.alone, run
             if service is not None:  # inside it, one after another
                 ends[service], holder = ends[run_id], runs[service]
                 resources = plan.resources(holder)

@@ -432,7 +432,7 @@ class _Execution:
                 what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
                 return self._busy(run, f"{what} in use by {who}")
             leases, gpus = leased
-            if exclusive is Exclusive.GPU:
+            if exclusive.pinned:
                 cpus = cpus_near(gpus)
         left = self._store.unended(run.fingerprint) if start.node else None
         if left is not None and self._executor.adopt(left):

@@ -21,7 +21,6 @@ from ray._private import worker
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.execution.executor import Job
@@ -94,7 +93,7 @@ class RayCluster:
         node, need = self._known[job.node][1], job.resources
         task = _AGENT.options(
             name=job.stage,
-            num_cpus=node.cpus if need.exclusive is Exclusive.MACHINE else need.cpus,
+            num_cpus=node.cpus if need.exclusive.alone else need.cpus,
             num_gpus=need.gpus,
             accelerator_type=node.accelerator if need.gpus else None,
             scheduling_strategy=self._on(job.node),

@@ -16,7 +16,7 @@ There may be several nodes, which come and go. A task runs on one of them, of th
 that whole nodes stay free for what needs one. A reservation holds a place on one node. What no node that is left could run
 waits `NODE_PATIENCE_S` for another one, then it has failed.
 
-A task that must be alone takes every slot of its node (`Exclusive.MACHINE`). Those of `Exclusive.GPU` run beside each
+A task that must be alone takes every slot of its node (`Exclusive.alone`). Those of `Exclusive.GPU` run beside each
 other and beside nothing else: there are slots for work and slots for measurements, and while any of one kind is taken,
 none of the other is free. What runs is joined by its own kind as long as that fits, so a node changes seldom from
 one to the other.
@@ -289,9 +289,7 @@ def _measures(node: _TaskNode) -> bool:
 
 def _is_measurement(node: _TaskNode) -> bool:
     """Whether a task inside a service measures, beside nothing."""
-    return node.service is not None and all(
-        each.task.resources.exclusive is Exclusive.MACHINE for each in (node, node.service)
-    )
+    return node.service is not None and all(each.task.resources.exclusive.alone for each in (node, node.service))
 
 
 def _most_retries(node: _TaskNode, failure: StageError) -> int:
@@ -317,7 +315,7 @@ def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float
     """The same for seconds of `work` by what it occupies."""
     total = [sum(each) for each in zip(*((one.cpus, len(one.gpus), one.downloads) for one in places), strict=True)]
     shares = (
-        _share(need, seconds, total, 1.0 / len(places) if need.exclusive is Exclusive.MACHINE else 0.0)
+        _share(need, seconds, total, 1.0 / len(places) if need.exclusive.alone else 0.0)
         for need, seconds in work.items()
     )
     return _whole_s([math.fsum(column) for column in zip(*shares, strict=True)])
@@ -325,7 +323,7 @@ def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float
 
 def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
     """Whether what is alone may share a node with the one after it while neither measures."""
-    return need.exclusive is Exclusive.MACHINE and any(
+    return need.exclusive.alone and any(
         place.memory is not None and (not need.gpus or need.gpus < len(place.gpus)) for place in places
     )
 
@@ -365,9 +363,7 @@ class Scheduler:
             if task.id in self._nodes:
                 raise ValueError(f"{task.id} is in the plan twice")
             node_type = _Service if task.scope is Scope.SERVICE else _TaskNode
-            self._nodes[task.id] = node_type(
-                index, task, task.expected_s, task.resources.exclusive is Exclusive.MACHINE
-            )
+            self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive.alone)
         self._places: list[Capacity] = []
         self._capacity: list[_Amounts] = []
         """Of a node that has gone: nothing."""

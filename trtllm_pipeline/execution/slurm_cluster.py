@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent
 from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, machine_of
@@ -104,7 +103,7 @@ class SlurmCluster:
             f"--output={folder / _OUTPUT}",
             f"--chdir={job.attempt}",
             *_gres(need.gpus, self._spelt[need.accelerator]),
-            *(["--exclusive"] if need.exclusive is Exclusive.MACHINE else []),
+            *(["--exclusive"] if need.exclusive.alone else []),
             *self._options,
             str(script),
             *command,

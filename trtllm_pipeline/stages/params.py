@@ -239,9 +239,10 @@ def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], A
 # ------------------------------------------------------------------------------------- stages of every toolchain
 
 Beside = Annotated[
-    Literal["gpu", "none"] | None,
+    Literal["gpu", "none", "control"] | None,
     Param(
-        "what may run beside it while it is measured: other measurements on GPUs of their own, or anything",
+        "what may run beside it while it is measured: other measurements on GPUs of their own, or anything; control: "
+        "nothing, on the CPUs that it has beside them",
         null="nothing",
         key_with=ITSELF,
         of_matrix=True,

@@ -59,7 +59,7 @@ def test_the_first_that_is_measured_beside_others_is_measured_alone_as_well(writ
     *same, alone = with_control(cells, lambda _cell: 2)
     assert tuple(same) == cells
     assert alone.id == f"alone:{cells[0].id}"
-    assert alone.settings["perf"] == {**cells[0].settings["perf"], "exclusive": "machine"}
+    assert alone.settings["perf"] == {**cells[0].settings["perf"], "exclusive": "control"}
     assert {**alone.settings, "perf": None} == {**cells[0].settings, "perf": None}
     assert ids(select((*cells, alone), [cells[0].id])) == [cells[0].id], "a cell's id is its own still"
     assert ids(select((*cells, alone), ["fp16"])) == [cells[0].id]

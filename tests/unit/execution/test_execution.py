@@ -607,15 +607,16 @@ def test_what_is_measured_side_by_side_has_cpus_of_its_own(
         cells, {"toy": replace(toolchain, stages=stages)}, seen.machine, digest=lambda name, _cell: (name, "d")
     )
     executor = PretendExecutor()
-    executor.alone = rule is Exclusive.MACHINE
+    executor.alone = rule.alone
     on = Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))
     assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
     cpus = {(job.stage, *job.gpus): job.cpus for job in executor.jobs}
-    if rule is Exclusive.GPU:
+    if rule.pinned:
         assert cpus["serve", "GPU-a"] == cpus["look", "GPU-a"] == (0, 1, 2, 3)
+    if rule is Exclusive.GPU:
         assert cpus["serve", "GPU-b"] == cpus["look", "GPU-b"] == (4, 5, 6, 7)
         assert executor.stages()[-4:-2] == ["serve", "serve"], "side by side"
-    assert not any(used for (stage, *_), used in cpus.items() if rule is not Exclusive.GPU or stage in {"get", "make"})
+    assert not any(used for (stage, *_), used in cpus.items() if not rule.pinned or stage in {"get", "make"})
 
 
 def made(store: Store, plan: Plan) -> dict[str, manifest.Manifest]:

@@ -985,7 +985,7 @@ class Simulation:
                 "gpus": gpus,
                 "cpus": cpus,
                 "downloads": rng.choice([0, 0, 0, 1]),
-                "exclusive": rng.choices(list(Exclusive), (9, 1, 1) if self.serves else (1, 2, 5))[0],
+                "exclusive": rng.choices(list(Exclusive), (9, 1, 1, 1) if self.serves else (1, 2, 5, 1))[0],
                 "accelerator": rng.choice([None, None, *(node.accelerator for node in self.nodes.values())]),
             }
 
@@ -1078,11 +1078,11 @@ class Simulation:
 
     def check_alone(self, units: list[Task], node: Capacity) -> None:
         """That what is alone is, and beside what is measured nothing is, also no server that loads, waits or is stopped."""
-        if Exclusive.MACHINE not in {one.resources.exclusive for one in units} or len(units) == 1:
+        if not any(one.resources.exclusive.alone for one in units) or len(units) == 1:
             assert sum(one.resources.cpus for one in units) <= node.cpus
             assert sum(one.resources.downloads for one in units) <= node.downloads
             return
-        assert {one.resources.exclusive for one in units} == {Exclusive.MACHINE}
+        assert all(one.resources.exclusive.alone for one in units)
         first, second = units  # as they were started
         assert first.scope is second.scope is Scope.SERVICE
         left = [one for one in self.tasks.values() if one.service == first.id and self.measures(one)]
@@ -1095,7 +1095,7 @@ class Simulation:
         self.happened["a server was there beside the one before"] += 1
 
     def measures(self, one: Task) -> bool:
-        return one.service is not None and one.resources.exclusive is Exclusive.MACHINE
+        return one.service is not None and one.resources.exclusive.alone
 
     def failure(self) -> StageError:
         kind = self.rng.choice([FailureClass.TRANSIENT, FailureClass.TRANSIENT, *FailureClass])
