@@ -19,7 +19,7 @@ from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
+from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker, growing
 from trtllm_pipeline.progress.views import (
     LOOKS,
     bar,
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 _S = StageStatus
 _REDRAW_S: Final = 0.15
-_ESTIMATE_S: Final = 1.0
-"""How often to estimate the time left."""
-_ESTIMATES: Final = 0.02
-"""The share of the time that this may take: of many stage runs it is done less often."""
 _MAX_ACTIVE: Final = 8
 _LEAST_NAME: Final = 8
 """Characters of a cell's name beside what it does, which else has lines of its own, at most `_MAX_WHY`."""
@@ -164,9 +160,6 @@ class Picture:
         self.ascii_only = ascii_only
         self.tracker = tracker
         self.progress: Mapping[StageRunId, Mapping[str, Json]] = {}
-        self._end_s, self._complete = 0.0, False
-        """When the run is expected to end, by the clock, and whether that is known."""
-        self._estimate_at = float("-inf")
         self._shared = shared_parts([cell.id for cell in tracker.plan.feasible])
         self._totals = Counter(run.stage.name for run in tracker.plan.stage_runs.values())
         self._stages = tuple(self._totals)
@@ -248,26 +241,15 @@ class Picture:
         progress = self.progress.get(run.id)
         part = share(progress)
         if part is not None and width < _WIDE:
-            return f"{part:.0%}, {_growing(seconds)}"
+            return f"{part:.0%}, {growing(seconds)}"
         drawn = "" if part is None else bar(part, 10, ascii_only=self.ascii_only).plain + " "
         said = told(progress)
-        return f"{drawn}{said + ', ' if said else ''}{_growing(seconds)}"
+        return f"{drawn}{said + ', ' if said else ''}{growing(seconds)}"
 
     def _summary(self, width: int, *, final: bool) -> list[Text]:
         from rich.text import Text
 
         elapsed = self.tracker.elapsed_s
-        parts = [*self.tracker.summary(), duration(elapsed) if final else _growing(elapsed)]
-        now = self._clock()
-        if not final and now >= self._estimate_at:
-            seconds, self._complete = self.tracker.left_s()
-            self._end_s = now + seconds
-            self._estimate_at = now + max(_ESTIMATE_S, (self._clock() - now) / _ESTIMATES)
-        if not final and (left_s := self._end_s - now) >= 1.0:
-            parts.append(f"{'about' if self._complete else 'perhaps'} {_growing(left_s)} left")
+        parts = [*self.tracker.summary(), duration(elapsed) if final else growing(elapsed)]
+        parts += [left] if not final and (left := self.tracker.left_text()) else []
         return flow([Text(part, "bold") for part in parts], width, gap="  ")
-
-
-def _growing(seconds: float) -> str:
-    """A duration that is still growing, without the tenths that would flicker."""
-    return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"

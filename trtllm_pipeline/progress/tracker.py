@@ -10,13 +10,17 @@ from typing import Final
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.execution.forecast import Durations, capacities, simulate
 from trtllm_pipeline.execution.scheduler import Capacity
-from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.views import GOOD
 
 Clock = Callable[[], float]
 _S = StageStatus
 NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
+_ESTIMATE_S: Final = 1.0
+"""How often to estimate the time left."""
+_ESTIMATES: Final = 0.02
+"""The share of the time that this may take: of many stage runs it is done less often."""
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 
 
@@ -46,6 +50,9 @@ class Tracker:
         self._nodes = nodes or capacities(plan.machine)
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
+        self._estimate_at = float("-inf")
+        self._end_s, self._complete = 0.0, False
+        """When the run is expected to end, by the clock, and whether that is known."""
         self._took_s = self._guessed_s = 0.0
         """What has ended took, and was guessed to take."""
         self._ready: set[StageRunId] = set()
@@ -143,9 +150,28 @@ class Tracker:
             rest[run.id] = 0.0 if run.id in self._ready else max(0.0, expected - so_far)
         return simulate(self.plan, rest, self._nodes, rest, running=self.started), complete
 
+    def left(self) -> tuple[float, bool]:
+        """As `left_s`, counted down from what that said a moment ago."""
+        now = self._clock()
+        if now >= self._estimate_at:
+            seconds, self._complete = self.left_s()
+            self._end_s = now + seconds
+            self._estimate_at = now + max(_ESTIMATE_S, (self._clock() - now) / _ESTIMATES)
+        return max(0.0, self._end_s - now), self._complete
+
+    def left_text(self) -> str:
+        """The same in words, empty for less than a second."""
+        seconds, complete = self.left()
+        return f"{'about' if complete else 'perhaps'} {growing(seconds)} left" if seconds >= 1.0 else ""
+
     def summary(self) -> list[str]:
         """Counts in words, of what had to be done."""
         words = {_S.RUNNING: "running", _S.ELSEWHERE: "waiting", _S.FAILED: "failed", _S.BLOCKED: "blocked"}
         words[_S.CANCELLED] = "not finished"
         others = [f"{self.counts[status]} {word}" for status, word in words.items() if self.counts[status]]
         return [f"{self.done} of {count(self.to_do, 'stage run')} done", *others]
+
+
+def growing(seconds: float) -> str:
+    """A duration that is still growing, or getting less, without the tenths that would flicker."""
+    return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"

@@ -13,6 +13,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
 from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.execution.scheduler import Capacity, Event, Instruction, Scheduler
+from trtllm_pipeline.planning.names import duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
@@ -76,7 +77,7 @@ def test_auto_is_live_only_where_it_can_be_seen(monkeypatch: pytest.MonkeyPatch)
 def test_plain_lines(tmp_path: Path) -> None:
     stream, clock = io.StringIO(), Clock()
     plain = PlainObserver(stream, clock)
-    plain.begin(PLAN, {**PENDING, run("download").id: S.UP_TO_DATE}, {})
+    plain.begin(PLAN, {**PENDING, run("download").id: S.UP_TO_DATE}, LEARNT)
     assert lines(stream) == [
         "3 cells, 14 stage runs: 1 up to date, 13 to do",
         "1 cell can never work:",
@@ -93,7 +94,11 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines(stream) == [f"[0/13] {place}  running for 5.0 s, 1.0/4.0 MB (25%)"]
     clock.now += 61
     plain.tick({convert.id: {"done": "much", "total": None}})
-    assert lines(stream) == [f"[0/13] {place}  running for 1:06"]
+    # Builds and repositories side by side, then the two servers.
+    left = duration(2 + 1 + 2 * (guess_s(run("launch"), PLAN.machine) + 26))
+    assert lines(stream) == [f"[0/13] {place}  running for 1:06", f"[0/13] about {left} left"]
+    plain.tick({})
+    assert lines(stream) == [], "in a minute again"
     plain.changed(convert, S.SUCCEEDED, None, 66.2)
     assert lines(stream) == [f"[1/13] {place}  done in 1:06"]
     log = tmp_path / "log"
@@ -154,12 +159,12 @@ def test_a_server_is_not_up_before_something_ran_in_it() -> None:
         plain.changed(launch, S.RUNNING, None, None)
         clock.now += 303
         plain.tick({})
-        assert [line.rpartition("  ")[2] for line in lines(stream)] == ["starting for 5:03"]
+        assert [line.rpartition("  ")[2] for line in lines(stream)[:1]] == ["starting for 5:03"]
         plain.changed(smoke, S.RUNNING, None, None)
         plain.changed(smoke, S.SUCCEEDED, None, 1.0)
         clock.now += 61
         plain.tick({})
-        assert [line.rpartition("  ")[2] for line in lines(stream)][-1] == "up for 6:04"
+        assert [line.rpartition("  ")[2] for line in lines(stream)][-2] == "up for 6:04"
         plain.changed(launch, S.PENDING, None, None)
 
 
@@ -181,26 +186,32 @@ def test_quiet_says_only_what_failed() -> None:
 def test_json_events() -> None:
     stream, clock = io.StringIO(), Clock()
     told = JsonObserver(stream, clock)
-    told.begin(PLAN, PENDING, {})
+    told.begin(PLAN, PENDING, LEARNT)
     build = run("build")
     told.changed(build, S.RUNNING, None, None)
     for _ in range(5):
         clock.now += 0.5
         told.tick({build.id: {"done": 1, "total": 2, "unit": "layers"}})
+    clock.now += 60
+    for _ in range(2):
+        told.tick({})
     told.waiting(build, "why")
     told.node("n1", gone=True)
     told.changed(build, S.FAILED, StageError("bad", hint="do"), 2.5)
     told.end()
     events = [json.loads(line) for line in lines(stream)]
-    names = ["begin", "changed", "progress", "progress", "progress", "waiting", "node", "changed", "end"]
+    names = ["begin", "changed", "progress", "progress", "progress", "left", "waiting", "node", "changed", "end"]
     assert [event["event"] for event in events] == names
     assert all(abs(event["time_s"] - time.time()) < 60 for event in events)
     assert events[0]["infeasible"] == {NEVER.id: "precision fp8: not here"}
     assert events[0]["to_do"] == 14
     assert {"done": 1, "total": 2, "unit": "layers", "stage": "build", "cells": [FP16.id]}.items() <= events[2].items()
+    # Download and convert first; the build is overdue.
+    left = 10 + 4 + 2 + 1 + 2 * (guess_s(run("launch"), PLAN.machine) + 26)
+    assert {"seconds": left, "complete": True}.items() <= events[5].items()
     failure = {"status": "failed", "failure": "bug", "message": "bad", "hint": "do", "log": None, "seconds": 2.5}
-    assert {"node": "n1", "gone": True}.items() <= events[6].items()
-    assert failure.items() <= events[7].items()
+    assert {"node": "n1", "gone": True}.items() <= events[7].items()
+    assert failure.items() <= events[8].items()
     assert events[-1]["counts"] == {"pending": 13, "failed": 1}
 
 
