@@ -16,7 +16,7 @@ from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from trtllm_pipeline.domain import Cell, Exclusive, Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError, StateError
@@ -51,6 +51,10 @@ _CAUSE_PATIENCE_S: Final = 1.0
 """How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
 
 
+Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
+"""Those that there are when it is asked; none stand for the plan's machine."""
+
+
 class Observer:
     """Whoever shows a run while it goes on. This one says nothing."""
 
@@ -59,9 +63,9 @@ class Observer:
         plan: Plan,
         statuses: Mapping[StageRunId, StageStatus],
         durations: Mapping[str, float],
-        nodes: Sequence[scheduling.Capacity] = (),
+        nodes: Nodes = tuple,
     ) -> None:
-        """The run starts from here; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""
+        """The run starts from here, on `nodes`; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """A stage run's status changed; `seconds` is what it took, where it ended."""
@@ -247,7 +251,7 @@ class _Execution:
         """Run until everything has ended."""
         scheduler = self._scheduler
         statuses = self._statuses()
-        self._observer.begin(self._plan, statuses, self._durations, self._nodes)
+        self._observer.begin(self._plan, statuses, self._durations, lambda: scheduler.nodes)
         self._begun = True
         for run, status in statuses.items():
             if status is StageStatus.FAILED:  # more than this machine has: known before anything starts

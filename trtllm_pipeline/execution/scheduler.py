@@ -410,6 +410,11 @@ class Scheduler:
         return max(longest, _whole_s(self._work)) if self._work else longest
 
     @property
+    def nodes(self) -> list[Capacity]:
+        """The nodes that have not gone."""
+        return [place for place, size in zip(self._places, self._capacity, strict=True) if size != _NOTHING]
+
+    @property
     def finished(self) -> bool:
         """Whether every task has ended."""
         return not (self._counts[_S.PENDING] or self._counts[_S.RUNNING] or self._counts[_S.ELSEWHERE])

@@ -11,8 +11,7 @@ from typing import Final, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.execution.loop import Observer
-from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.execution.loop import Nodes, Observer
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
@@ -79,7 +78,7 @@ class PlainObserver(QuietObserver):
         plan: Plan,
         statuses: Mapping[StageRunId, StageStatus],
         durations: Mapping[str, float],
-        nodes: Sequence[Capacity] = (),
+        nodes: Nodes = tuple,
     ) -> None:
         """Say how much there is to do."""
         self._tracker = tracker = Tracker(plan, statuses, durations, self._clock, nodes)
@@ -169,7 +168,7 @@ class JsonObserver(QuietObserver):
         plan: Plan,
         statuses: Mapping[StageRunId, StageStatus],
         durations: Mapping[str, float],
-        nodes: Sequence[Capacity] = (),
+        nodes: Nodes = tuple,
     ) -> None:
         """The event `begin`."""
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes)

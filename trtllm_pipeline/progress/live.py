@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.execution.loop import Nodes
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
@@ -60,7 +60,7 @@ class LiveObserver(QuietObserver):
         plan: Plan,
         statuses: Mapping[StageRunId, StageStatus],
         durations: Mapping[str, float],
-        nodes: Sequence[Capacity] = (),
+        nodes: Nodes = tuple,
     ) -> None:
         """Draw the first picture."""
         from rich.live import Live

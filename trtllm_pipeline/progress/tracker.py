@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.execution.forecast import Durations, capacities, simulate
-from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.execution.loop import Nodes
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.views import GOOD
@@ -33,7 +33,7 @@ class Tracker:
         statuses: Mapping[StageRunId, StageStatus],
         durations: Mapping[str, float],
         clock: Clock = time.monotonic,
-        nodes: Sequence[Capacity] = (),
+        nodes: Nodes = tuple,
     ) -> None:
         self.plan = plan
         self.statuses = dict(statuses)
@@ -47,7 +47,7 @@ class Tracker:
         self.by_stage = Counter((plan.stage_runs[run].stage.name, status) for run, status in statuses.items())
         self._clock = clock
         self._began = clock()
-        self._nodes = nodes or capacities(plan.machine)
+        self._nodes = nodes
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
         self._estimate_at = float("-inf")
@@ -148,7 +148,8 @@ class Tracker:
                 expected = off * self._durations.guess(run)
             so_far = now - self.started.get(run.id, now)
             rest[run.id] = 0.0 if run.id in self._ready else max(0.0, expected - so_far)
-        return simulate(self.plan, rest, self._nodes, rest, running=self.started), complete
+        nodes = self._nodes() or capacities(self.plan.machine)
+        return simulate(self.plan, rest, nodes, rest, running=self.started), complete
 
     def left(self) -> tuple[float, bool]:
         """As `left_s`, counted down from what that said a moment ago."""

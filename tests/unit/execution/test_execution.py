@@ -124,7 +124,7 @@ class Silent:
         plan: Plan,
         statuses: Mapping[StageRunId, StageStatus],
         durations: Mapping[str, float],
-        nodes: Sequence[Capacity] = (),
+        nodes: loop.Nodes = tuple,
     ) -> None: ...
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:

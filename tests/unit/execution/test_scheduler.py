@@ -110,10 +110,12 @@ def test_nothing_is_started_on_a_node_that_has_gone() -> None:
     scheduler = Scheduler([task(name, gpus=1) for name in "tuvw"], *nodes)
     assert [(start.id, start.node) for start in scheduler.advance(0)] == [("t", "one"), ("u", "two")]
     assert scheduler.advance(1, NodeGone("one")) == []
+    assert scheduler.nodes == [nodes[1]]
     started = scheduler.advance(2, Finished(sid("t"), LOST), Finished(sid("u")))
     assert [(one.id, one.node) for one in started if isinstance(one, Start)] == [("v", "two")]
     assert scheduler.advance(3, NodeGone("unheard of")) == []
     assert scheduler.advance(4, NodeCame(nodes[0])) == [Start(sid("w"), ("a",), 1, "one")]
+    assert scheduler.nodes == [*nodes]
 
 
 def test_a_new_node_is_used() -> None:

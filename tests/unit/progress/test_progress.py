@@ -237,7 +237,10 @@ def test_what_is_left_is_what_the_scheduler_makes_of_it() -> None:
         tracker.changed(run(stage), S.BLOCKED, None)
     assert tracker.left_s()[0] == then - served, "what is elsewhere outlives its server"
     nodes = [Capacity(cpus=2, node="a"), Capacity(cpus=2, node="b")]
-    assert Tracker(PLAN, PENDING, LEARNT, clock, nodes).left_s()[0] == 10 + 4 + 2 + 1 + served, "one on each"
+    tracker = Tracker(PLAN, PENDING, LEARNT, clock, lambda: nodes)
+    assert tracker.left_s()[0] == 10 + 4 + 2 + 1 + served, "one on each"
+    nodes.pop()
+    assert tracker.left_s()[0] == 10 + then
 
 
 def _errors(plan: Plan, times: float) -> list[float]:
