@@ -8,6 +8,7 @@ project scheduling problem", 1999).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
@@ -63,8 +64,8 @@ def play(
             heappush(due, (now + wait, number, event))
         if not due:
             return now
-        now, _, event = heappop(due)
-        events = [event]
+        wake_at = scheduler.wake_at
+        now, events = min(due[0][0], math.inf if wake_at is None else wake_at), []
         while due and due[0][0] == now:
             events.append(heappop(due)[2])
 

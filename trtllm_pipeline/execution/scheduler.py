@@ -8,9 +8,9 @@ Ready work is ordered by longest remaining path. What has the same demand shares
 heads of a few queues and never at all that is ready. Whatever fits starts, until the best that does not fit has a
 remaining path as long as all the work that is left: for each second that it waits the run ends later. It gets a
 reservation, and what comes after it starts only if that does not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
-scheduling system", 1995). A reservation for everything that does not fit would leave GPUs idle for durations that were
-wrongly expected (`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits
-does not.
+scheduling system", 1995). What is overdue is expected to run as long again as it has: the longer it does, the more starts
+meanwhile. A reservation for everything that does not fit would leave GPUs idle for durations that were wrongly expected
+(`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits does not.
 
 There may be several nodes, which come and go. A task runs on one of them, of the type of GPU that it asks for: where the fewest GPUs, then CPUs, are left free, so
 that whole nodes stay free for what needs one. A reservation holds a place on one node. What no node that is left could run
@@ -59,6 +59,9 @@ BACKOFF_LIMIT_S: Final = 120.0
 LOST_RETRIES: Final = 3
 NODE_PATIENCE_S: Final = 600.0
 """For a node to come on which a task can run, once the last one has gone."""
+_LATE: Final = 1.25
+"""Overdue is what has run so many times as long as expected. With less, what is just a little late would cost the place of what waits
+for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +278,12 @@ def _fits(amounts: _Amounts, free: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """A place on a node from `start` on; `held` is what is held there from then on, by it too."""
+    """A place on a node from `start` on, when `after` ends; `held` is what is held there from then on, by it too."""
 
     node: int
     start: float
     held: list[int]
+    after: _TaskNode
 
 
 def _measures(node: _TaskNode) -> bool:
@@ -376,6 +380,7 @@ class Scheduler:
         self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
         self._queues: dict[_Demand, list[_Entry]] = {}  # what is ready, by what must be free for it
         self._room = False  # whether something has come or gone, so that something may fit
+        self._look_at = math.inf  # when something may fit before a reservation because what that waits for is overdue
         self._retries: list[tuple[float, int, _TaskNode]] = []
         self._shares: dict[_TaskNode, tuple[float, ...]] = {}
         self._work: list[float] = []  # what is left to do: the sums of the shares
@@ -421,8 +426,8 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float | None:
-        """When `advance` is due next without any event: for the earliest retry, or for what no node can run."""
-        when = min(self._retries[0][0] if self._retries else math.inf, self._stranded_at)
+        """When `advance` is due next without any event: for a retry, what no node can run, or what is overdue."""
+        when = min(self._retries[0][0] if self._retries else math.inf, self._stranded_at, self._look_at)
         return None if when == math.inf else when
 
     def status(self, task_id: StageRunId) -> StageStatus:
@@ -452,6 +457,8 @@ class Scheduler:
                 self._enqueue(node)
         if self._stranded_at <= now:
             self._give_up()
+        if self._look_at <= now:
+            self._look_at, self._room = math.inf, True
         if not (self._open or self._halted):
             self._halt()
         self._steer()
@@ -874,7 +881,7 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         """Start all that fits, best first; hold a place for the first that does not and that the end of the run waits for."""
-        self._room = False
+        self._look_at, self._room = math.inf, False
         heads: list[tuple[_Entry, _Demand]] = []
         waiting: tuple[_Entry, _Demand] | None = None  # the best that does not fit
         for demand, queue in self._waiting():
@@ -897,6 +904,8 @@ class Scheduler:
             end = self._now + node.duration
             place = self._place(demand, end, reserved)
             if place is None:
+                if reserved:
+                    self._look_at = min(self._look_at, self._fits_before(reserved, node))
                 heappop(heads)
                 continue
             if reserved and place == reserved.node and end > reserved.start:  # it will still run then
@@ -970,19 +979,27 @@ class Scheduler:
         return node.rank >= _whole_s(self._work)
 
     def _reservation(self, head: _Demand) -> _Reservation | None:
-        """Where and when `head` can start first if all that runs ends as expected.
-
-        While what it waits for is overdue that time has passed, and nothing gets in there that would still run then.
-        """
+        """Where and when `head` can start first if all that runs ends as expected."""
         amounts, accelerator = head
         held = [list(each) for each in self._held]
-        for node in sorted(self._running, key=lambda node: node.end):
+        for node in sorted(self._running, key=self._ends):
             there = held[node.node] = [taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)]
             suits = self._places[node.node].suits(accelerator)
             if suits and _fits(amounts, self._beside(node.node, there)):
                 taken = [before + more for before, more in zip(there, amounts, strict=True)]
-                return _Reservation(node.node, node.end, taken)
+                return _Reservation(node.node, self._ends(node), taken, node)
         return None
+
+    def _ends(self, node: _TaskNode) -> float:
+        """When what runs is expected to end: what is overdue, when it has run as long again."""
+        so_far = self._now - (node.end - node.duration)
+        return self._now + so_far if so_far >= _LATE * node.duration else node.end
+
+    @staticmethod
+    def _fits_before(reserved: _Reservation, node: _TaskNode) -> float:
+        """When `node` fits before this reservation because what that waits for has run long enough; a second more for rounding."""
+        begun = reserved.after.end - reserved.after.duration
+        return begun + max(_LATE * reserved.after.duration, node.duration) + 1.0
 
     def _beside(self, node: int, held: Sequence[int]) -> list[int]:
         """What is free on a node beside these amounts."""

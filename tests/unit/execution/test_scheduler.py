@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.execution.scheduler import (
     ENDED,
     LOST_RETRIES,
@@ -389,24 +391,60 @@ def test_nothing_new_starts_before_a_head_that_the_end_of_the_run_waits_for() ->
     scheduler = Scheduler(tasks, Capacity(4))
     assert names(scheduler.advance(0)) == ["first", "late", "gate"]
     assert names(scheduler.advance(5, Finished(sid("first")))) == []
-    assert names(scheduler.advance(70, Finished(sid("gate")))) == []
-    assert names(scheduler.advance(90, Finished(sid("late")))) == ["alone"]
-    assert names(scheduler.advance(95, Finished(sid("alone")))) == ["after_alone", "small"]
+    assert names(scheduler.advance(45, Finished(sid("gate")))) == []
+    assert names(scheduler.advance(50, Finished(sid("late")))) == ["alone"]
+    assert names(scheduler.advance(140, Finished(sid("alone")))) == ["after_alone", "small"]
+
+
+EIGHT = Capacity(128, tuple("ABCDEFGH"))
+AFTER_GANG = task("after_gang", "gang", cpus=128, s=3000)
+"""For which the run waits for the gang: nothing can run beside it."""
+
+
+def gang_and_builds(*after: Task) -> list[Task]:
+    """A gang of all GPUs and builds of one, which come up while one GPU is taken for 300 s."""
+    tasks = [task("quantize", gpus=1, s=300), task("event"), task("gate"), task("gang", "gate", gpus=8, s=360), *after]
+    return tasks + [task(f"build{number}", "gate", gpus=1, s=360, order=1) for number in range(60)]
 
 
 def test_gpus_do_not_wait_for_a_gang_that_the_run_does_not_wait_for() -> None:
-    """A quantize that takes 12 times as long as expected, a gang of all GPUs that needs it, and builds of one GPU."""
-    tasks = [task("quantize", gpus=1, s=300), task("gang", gpus=8, s=360), task("ready", s=1)]
-    tasks += [task(f"build{number}", "ready", gpus=1, s=360, order=1) for number in range(60)]
-    scheduler = Scheduler(tasks, Capacity(64, tuple("ABCDEFGH")))
-    running = [(3600.0 if name == "quantize" else 1.0, name) for name in names(scheduler.advance(0))]
-    now = 0.0
-    while running:
-        now, name = heappop(running)
-        for started in names(scheduler.advance(now, Finished(sid(name)))):
-            heappush(running, (now + (1.0 if started == "ready" else 360.0), started))
-    assert scheduler.finished
-    assert now <= 1.05 * 3960
+    scheduler = Scheduler(gang_and_builds(), EIGHT)
+    assert names(scheduler.advance(0)) == ["gate", "quantize", "event"]
+    assert names(scheduler.advance(1, Finished(sid("gate")))) == [f"build{number}" for number in range(7)]
+
+
+def test_gpus_do_not_wait_for_what_is_overdue() -> None:
+    """The run waits for the gang, so builds do not start before it; but the quantize takes 12 times as long as expected."""
+    tasks = gang_and_builds(AFTER_GANG)
+    scheduler = Scheduler(tasks, EIGHT)
+    assert names(scheduler.advance(0)) == ["gate", "quantize", "event"]
+    assert names(scheduler.advance(1, Finished(sid("gate")))) == []
+    assert names(scheduler.advance(310, Finished(sid("event")))) == []  # it has run longer, but not by much
+    assert scheduler.wake_at is not None
+    assert 375 <= scheduler.wake_at < 380
+    assert len(names(scheduler.advance(scheduler.wake_at))) == 7
+    takes = {one.id: one.expected_s for one in tasks} | {sid("quantize"): 3600.0}
+    first_come_s = 3600 + 360 + 3000  # the builds are done meanwhile
+    assert play(tasks, Scheduler(tasks, EIGHT), takes) <= 1.01 * first_come_s
+
+
+def test_what_is_a_little_late_does_not_cost_what_waits_for_it_its_place() -> None:
+    tasks = gang_and_builds(AFTER_GANG, task("as_long", "gate", gpus=1, cpus=2, s=300))
+    scheduler = Scheduler(tasks, EIGHT)
+    scheduler.advance(0)
+    assert names(scheduler.advance(1, Finished(sid("gate")))) == []
+    assert scheduler.advance(350, Finished(sid("event"))) == []
+    assert names(scheduler.advance(360, Finished(sid("quantize")))) == ["gang"]
+
+
+def test_an_overdue_task_is_expected_to_run_as_long_again_as_it_has() -> None:
+    tasks = gang_and_builds(AFTER_GANG, *(task(f"b{s}", "gate", gpus=1, cpus=s // 100, s=s) for s in (400, 500)))
+    scheduler = Scheduler(tasks, EIGHT)
+    scheduler.advance(0)
+    assert names(scheduler.advance(1, Finished(sid("gate")))) == []
+    started = names(scheduler.advance(450, Finished(sid("event"))))
+    assert "b400" in started
+    assert "b500" not in started
 
 
 def test_a_service_without_anything_to_do_is_skipped() -> None:
@@ -1276,3 +1314,47 @@ def test_without_gangs_the_machine_is_used_as_well_as_list_scheduling_does(seed:
         needs = [one.id for one in rng.sample(tasks[-20:], min(len(tasks), rng.choice([0, 0, 1, 1, 2])))]
         tasks.append(task(str(number), *needs, gpus=rng.choice([0, 1]), s=rng.lognormvariate(3, 1)))
     assert list_schedule(tasks, machine) / makespan(tasks, machine) >= 0.95
+
+
+def has_room_at(gang: Task, machine: Capacity, now: float, running: list[tuple[float, Task]]) -> float:
+    """When it fits beside what runs (until when, what) if nothing more is started."""
+    for when in sorted({now, *(end for end, _ in running)}):
+        there = [one.resources for end, one in running if end > when]
+        cpus, gpus = (sum(amounts) for amounts in zip((0, 0), *((one.cpus, one.gpus) for one in there), strict=True))
+        alone = gang.resources.exclusive is Exclusive.MACHINE
+        enough = cpus + gang.resources.cpus <= machine.cpus and gpus + gang.resources.gpus <= len(machine.gpus)
+        if enough and not (there and alone):
+            return when
+    raise AssertionError("it never fits")
+
+
+def test_nothing_that_starts_while_a_gang_waits_delays_it_if_the_run_waits_for_it_and_all_takes_as_long_as_expected() -> (
+    None
+):
+    waited = filled = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        machine = Capacity(rng.randint(4, 12), tuple("ABCDEFGH"[: rng.randint(2, 8)]))
+        tasks = [task("gate", s=rng.randint(1, 30))]
+        for number in range(rng.randint(10, 40)):
+            needs = rng.sample([one.id for one in tasks[1:]], min(number, rng.choice([0, 0, 1])))
+            use = {"gpus": rng.choice([0, 1, 1, 2]), "cpus": rng.randint(0, 2)}
+            tasks.append(task(str(number), *needs, s=rng.randint(1, 40), **use))
+        alone = rng.random() < 0.3
+        gang = task("gang", "gate", gpus=len(machine.gpus), cpus=rng.randint(1, 4), exclusive=alone)
+        tasks += [gang, task("after_gang", "gang", s=sum(one.expected_s for one in tasks))]
+        by_id = {one.id: one for one in tasks}
+        scheduler = Scheduler(tasks, machine)
+        now, due, started = 0.0, math.inf, names(scheduler.advance(0))
+        running: list[tuple[float, str]] = []
+        while "gang" not in started:
+            filled += len(started) if due < math.inf else 0
+            for one in started:
+                heappush(running, (now + by_id[one].expected_s, one))
+            now, ended = heappop(running)
+            if ended == "gate":
+                due = has_room_at(gang, machine, now, [(end, by_id[one]) for end, one in running])
+                waited += due > now
+            started = names(scheduler.advance(now, Finished(sid(ended))))
+        assert now == due
+    assert min(waited, filled) >= 50, (waited, filled)
