@@ -27,15 +27,24 @@ def test_nine_of_ten_plans_take_at_most_a_twentieth_more_than_the_best_schedule_
     makespan: ModuleType, gpus: int
 ) -> None:
     found = makespan.measure(12, 7, gpus, tries=6)
-    assert found["within_5_percent_of_best_found"] >= 0.9
-    assert found["one_after_another_median"] > 1.05
+    assert found["within_5_percent_of_best_found"] >= 0.95
+    assert found["one_after_another_median"] > (1.1 if gpus == 2 else 1.7)
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_nine_of_ten_plans_that_measure_alone_take_at_most_a_twentieth_more_than_any_schedule_must(
+    makespan: ModuleType, gpus: int
+) -> None:
+    found = makespan.measure(30, 7, gpus)
+    assert found["within_5_percent_exclusive"] >= 0.95
+    assert found["within_5_percent"] >= 0.9
 
 
 @pytest.mark.parametrize("gpus", [2, 8])
 def test_wrong_guesses_cost_little_beside_first_come_first_served(makespan: ModuleType, gpus: int) -> None:
     found = makespan.measure(24, 7, gpus, cold=True)
-    assert found["over_first_come_p95"] <= 1.05
-    assert found["over_first_come_worst"] <= 1.10
+    assert found["over_first_come_p95"] <= 1.01
+    assert found["over_first_come_worst"] <= 1.05
 
 
 @pytest.mark.parametrize("rule", Exclusive)
