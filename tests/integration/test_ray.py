@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
+from trtllm_pipeline.store.index import AttemptRow
+from trtllm_pipeline.store.store import Store
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("ray", reason="needs the extra [ray]")
@@ -82,11 +85,45 @@ def alive(address: str) -> list[dict[str, Any]]:
     return [node for node in json.loads(told.splitlines()[-1]) if node["Alive"]]
 
 
-def run_matrix(workspace: Path, address: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """`pipeline run` of the tiny matrix on a cluster."""
+def run_words(workspace: Path, address: str, *options: str) -> list[str]:
+    """A command line: `pipeline run` of a cell of the tiny matrix on a cluster."""
     command = [sys.executable, "-m", "trtllm_pipeline", "run", "-m", str(TINY), "--cells", "*/fp16/*"]
-    command += ["--executor", "ray", "--ray-address", address, "-w", str(workspace), "--format", "json", *options]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
+    return [*command, "--executor", "ray", "--ray-address", address, "-w", str(workspace), "--format", "json", *options]
+
+
+def run_matrix(workspace: Path, address: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """It, run to its end."""
+    words = run_words(workspace, address, *options)
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=400)
+
+
+@contextmanager
+def serving(workspace: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """It, once its server is up: with the server's node and process."""
+    words = run_words(workspace, address)
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        up: list[Path] = []
+        assert eventually(lambda: bool(up.extend(workspace.glob("work/*/service.json")) or up), 120), "a server is up"
+        node = json.loads((up[0].parent / "job.json").read_bytes())["node"]
+        yield run, node, json.loads(up[0].read_bytes())["pid"]
+    finally:
+        run.kill()
+        run.communicate()
+
+
+def finished(workspace: Path) -> dict[Path, int]:
+    """The artifacts, each with the inode that it has as long as it is not made again."""
+    return {path: path.parent.stat().st_ino for path in workspace.glob("store/*/*/manifest.json")}
+
+
+def attempts(workspace: Path) -> list[AttemptRow]:
+    """All of the latest run."""
+    store = Store(workspace)
+    run, *_ = store.index.runs()
+    found = store.index.attempts_of(run.id)
+    store.close()
+    return list(found)
 
 
 def runs(pid: int) -> bool:
@@ -206,6 +243,57 @@ def test_a_matrix_is_brought_up_to_date_on_ray(nodes: Any, tmp_path: Path) -> No
     again = run_matrix(tmp_path / "w", nodes.address)
     assert "nothing to do: everything is up to date" in again.stderr, again.stderr
     assert not list((tmp_path / "w/work").glob("*.cluster"))
+
+
+@pytest.mark.slow
+def test_a_matrix_whose_servers_node_is_killed_is_measured_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)]
+        with serving(tmp_path / "w", cluster.address) as (run, node, server):
+            made = finished(tmp_path / "w")
+            (doomed,) = (each for each in nodes if each.node_id.startswith(node.rpartition("-")[2]))
+            cluster.remove_node(doomed, allow_graceful=False)
+            out, said = run.communicate(timeout=300)
+            assert run.returncode == 0, said
+            assert eventually(lambda: not runs(server), 20)
+    finally:
+        cluster.shutdown()
+        signal.signal(signal.SIGTERM, before)
+    assert '"status": "done"' in out
+    assert {path.parent.parent.name for path in made} >= {"convert", "build"}
+    assert made.items() <= finished(tmp_path / "w").items()
+    tried = attempts(tmp_path / "w")
+    assert [each.failure for each in tried if each.stage == "launch"] == ["lost", None]
+    assert {each.failure for each in tried} == {"lost", None}
+    done = [each.stage for each in tried if each.outcome == "succeeded" and each.stage != "launch"]
+    assert len(done) == len(set(done)), "nothing that was finished is made again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_pipeline_that_is_ended_while_a_node_serves_goes_on_where_it_was(
+    nodes: Any, tmp_path: Path, how: signal.Signals
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
+    with serving(tmp_path / "w", nodes.address) as (run, _, server):
+        run.send_signal(how)
+        run.communicate(timeout=60)
+        assert run.returncode == (130 if how is signal.SIGINT else -how)
+        assert eventually(lambda: not runs(server), 30), "nothing is left on the node"
+    made = finished(tmp_path / "w")
+    assert {path.parent.parent.name for path in made} >= {"convert", "build"}
+    again = run_matrix(tmp_path / "w", nodes.address)
+    assert again.returncode == 0, again.stderr
+    assert '"status": "done"' in again.stdout
+    assert made.items() <= finished(tmp_path / "w").items()
+    assert not {path.parent.name for path in made} & {each.fingerprint for each in attempts(tmp_path / "w")}
 
 
 def ray_node(address: str, *options: str) -> list[str]:
