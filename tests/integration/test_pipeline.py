@@ -312,6 +312,10 @@ def test_two_runs_at_once_do_everything_once(tmp_path: Path) -> None:
     runs = [start("run", "--matrix", TINY, "--progress", "json", cwd=tmp_path) for _ in range(2)]
     outputs = [process.communicate(timeout=300) for process in runs]
     assert [process.returncode for process in runs] == [0, 0], outputs
+    told = (json.loads(line) for _, err in outputs for line in err.splitlines() if line.startswith("{"))
+    waits = [event["why"] for event in told if event["event"] == "waiting"]
+    holders = [f"process {process.pid} in workspace {tmp_path}/.pipeline (" for process in runs]
+    assert any(why.startswith(each) and why.endswith(") works on it") for each in holders for why in waits), waits
     made = []
     for path in (tmp_path / ".pipeline" / "store").glob("*/*/manifest.json"):
         manifest = json.loads(path.read_text())
