@@ -476,6 +476,7 @@ def test_nothing_is_kept_where_a_run_measures(host: Host) -> None:
     finally:
         measuring.communicate("\n")
     assert "a run measures on this machine now" in err
+    assert f"wait for its end: process {measuring.pid} (" in err
 
 
 def test_a_damaged_record_keeps_nobody_from_stopping_the_server(host: Host) -> None:

@@ -453,9 +453,9 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
             f"the server needs {count(gpus, 'GPU')}; of {len(known)} on this machine, other servers and runs hold {held}",
             hint="pipeline serve ps shows the GPUs of servers; stop one, or wait for the run",
         )
+    who = " and ".join(claims.machine_users(())) or "`pipeline status` in its workspace"
     raise StateError(
-        "a run measures on this machine now, and nothing else may run beside it",
-        hint="wait for its end: `pipeline status` in its workspace",
+        "a run measures on this machine now, and nothing else may run beside it", hint=f"wait for its end: {who}"
     )
 
 
