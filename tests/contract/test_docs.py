@@ -174,7 +174,8 @@ def test_scripts_exist_and_have_these_flags(command: Command) -> None:
     source = (ROOT / command.words[1]).read_text(encoding="utf-8")
     for word in command.words[2:]:
         if word.startswith("--"):
-            assert f'"{word}"' in source
+            without = f'"--{word.removeprefix("--no-")}", action=argparse.BooleanOptionalAction'
+            assert f'"{word}"' in source or without in source
 
 
 def test_other_programs_are_known() -> None:
