@@ -81,8 +81,8 @@ class Durations:
         """What is known; None where nothing like it ever ran. What another model took says nothing of one of any size."""
         known = list(_labels(run))
         for label in known[:-2] if _by_size(run) else known:
-            if label in self._here:
-                took_s, guessed_s = self._here[label]
+            took_s, guessed_s = self._here.get(label, (0.0, 0.0))
+            if guessed_s:
                 return self.guess(run) * took_s / guessed_s
             if label in self._learnt:
                 return self._learnt[label]
