@@ -380,7 +380,10 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="durations are wrongly expected")
     parser.add_argument("--tries", type=int, default=60, help="random schedules that the best of is compared with")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--exclusive", type=Exclusive, choices=list(Exclusive)[:3], default=Exclusive.MACHINE)
+    rules = [
+        each for each in Exclusive if each is not Exclusive.CONTROL
+    ]  # which the scheduler takes as it does `machine`
+    parser.add_argument("--exclusive", type=Exclusive, choices=rules, default=Exclusive.MACHINE)
     parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True, help="the best of many orders")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--together", type=int, metavar="STAGE_RUNS", help="plans put together until they have so many")

@@ -84,8 +84,6 @@ class PlainObserver(QuietObserver):
         self._tracker = tracker = Tracker(plan, statuses, durations, self._clock, nodes)
         self._reminded: dict[StageRunId, float] = {}
         """Seconds a stage run had been running when it was last mentioned."""
-        self._left_at = _REMIND_EVERY_S
-        """When to say how much time is left, in seconds since the beginning."""
         self._silent: Counter[StageStatus] = Counter()
         """Changes that are said in one line together: one failed download may block thousands of stage runs."""
         there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
@@ -124,10 +122,8 @@ class PlainObserver(QuietObserver):
             parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
             parts += [text] if (text := told(progress.get(run.id))) else []
             self._say_of(run, ", ".join(parts))
-        if self._tracker.elapsed_s >= self._left_at:
-            self._left_at = self._tracker.elapsed_s + _REMIND_EVERY_S
-            if left := self._tracker.left_text():
-                self._say(f"{self._place()} {left}")
+        if self._tracker.is_due(_REMIND_EVERY_S) and (left := self._tracker.left_text()):
+            self._say(f"{self._place()} {left}")
 
     def end(self) -> None:
         """Say what came of it."""
@@ -173,7 +169,6 @@ class JsonObserver(QuietObserver):
         """The event `begin`."""
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes)
         self._told: dict[StageRunId, float] = {}
-        self._left_at = _REMIND_EVERY_S
         never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
         cells: list[Json] = [cell.id for cell in plan.cells]
         self._event("begin", cells=cells, infeasible=never, stage_runs=len(statuses), to_do=self._tracker.to_do)
@@ -200,8 +195,7 @@ class JsonObserver(QuietObserver):
             if now - self._told.get(run_id, float("-inf")) >= 1.0:
                 self._told[run_id] = now
                 self._event("progress", **_named(self._tracker.plan.stage_runs[run_id]), **values)
-        if self._tracker.elapsed_s >= self._left_at:
-            self._left_at = self._tracker.elapsed_s + _REMIND_EVERY_S
+        if self._tracker.is_due(_REMIND_EVERY_S):
             seconds, complete = self._tracker.left()
             self._event("left", seconds=round(seconds), complete=complete)
 

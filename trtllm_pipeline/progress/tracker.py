@@ -46,7 +46,7 @@ class Tracker:
         self.counts = Counter(statuses.values())
         self.by_stage = Counter((plan.stage_runs[run].stage.name, status) for run, status in statuses.items())
         self._clock = clock
-        self._began = clock()
+        self._began = self._due_since = clock()
         self._nodes = nodes
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
@@ -112,6 +112,13 @@ class Tracker:
     def elapsed_s(self) -> float:
         """Seconds since the run began."""
         return self._clock() - self._began
+
+    def is_due(self, every_s: float) -> bool:
+        """Whether what is said every so many seconds is to be said now: so long after the beginning, and after each time."""
+        due = (now := self._clock()) - self._due_since >= every_s
+        if due:
+            self._due_since = now
+        return due
 
     def verb(self, run: StageRun) -> str:
         """What a stage run that runs now is doing: a service is starting until something has run inside it."""
