@@ -124,6 +124,10 @@ _NEVER_SEEN: Final = {
     "commit": "string",
     "comparison": "object",
     "run.forecast.expected_s": "number",
+    "forecast.expected_s": "number",
+    **dict.fromkeys(("left_s", "started_s"), "number"),
+    "left_complete": "boolean",
+    "progress": "object",
     **dict.fromkeys(("set", "agreement_interval"), "array"),
     **dict.fromkeys(
         (
@@ -148,7 +152,7 @@ _NEVER_SEEN: Final = {
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
-    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(run|doctor-deep)\.forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""

@@ -536,7 +536,8 @@ def _run(
     folder = store.runs_dir / run_id
     folder.mkdir()
     store.index.begin_run(run_id, str(request.matrix.absolute()), command)
-    code = 1
+    observer.enter(folder)
+    code, forecast_check = 1, None
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
         taken = earlier is not None and repeated.take(earlier, folder)
@@ -602,6 +603,7 @@ def _run(
         ) from error
     finally:
         store.index.end_run(run_id, code)
+        observer.leave(None if forecast_check is None else forecast_check.to_json())
 
 
 def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:

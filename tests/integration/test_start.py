@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,8 @@ class Removing(QuietObserver):
         super().__init__(io.StringIO())
         self.workspace = workspace
 
-    def begin(self, *_about: object) -> None:
+    def begin(self, *about: Any) -> None:
+        super().begin(*about)
         shutil.rmtree(self.workspace)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered
 from trtllm_pipeline.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.progress.status import Took
 
 
 def status(
@@ -38,6 +42,7 @@ def status(
     """
     from trtllm_pipeline.planning.plan_file import outline
     from trtllm_pipeline.planning.runs import newest_cells
+    from trtllm_pipeline.progress.left import read
     from trtllm_pipeline.progress.status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.progress.watching import watch as keep_showing
 
@@ -50,12 +55,22 @@ def status(
         if plan is not None:
             return status_of(store, outline(plan), "as the matrix stands now")
         newest = newest_cells(store, run)
-        return status_of(store, newest.outline, newest.title, newest.newest.name, cells or ())
+        left = max(filter(None, map(read, newest.folders)), default=None)
+        took = None if left else _took(newest.newest)
+        return status_of(store, newest.outline, newest.title, newest.newest.name, cells or (), left=left, took=took)
 
     if watch:
         return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
     found = look()
     return emit_json(to_json(found)) if format == "json" else emit_rendered(to_text(found))
+
+
+def _took(folder: Path) -> Took | None:
+    from trtllm_pipeline.progress.status import Took
+    from trtllm_pipeline.report.forecast_check import of_report
+
+    check = of_report(folder / flow.REPORT_FILE)
+    return None if check is None else Took(check.line(), check.to_json())
 
 
 def runs(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:

@@ -58,6 +58,12 @@ Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
 class Observer:
     """Whoever shows a run while it goes on. This one says nothing."""
 
+    def enter(self, folder: Path) -> None:
+        """All that follows is of the run with this folder, until `leave`."""
+
+    def leave(self, forecast: Mapping[str, Json] | None) -> None:
+        """That run is over; `forecast` is what was expected of it beside what it took, as in its report, where anything ran."""
+
     def begin(
         self,
         plan: Plan,

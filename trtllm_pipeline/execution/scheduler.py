@@ -341,6 +341,11 @@ def backoff_s(task_id: str, failures: int) -> float:
     return min(BACKOFF_S * 2.0 ** min(failures - 1, 32), BACKOFF_LIMIT_S) * jitter
 
 
+def overdue(so_far_s: float, expected_s: float) -> bool:
+    """Whether what has run for so long is expected to run as long again, and no longer to end when it was."""
+    return so_far_s >= _LATE * expected_s
+
+
 class Scheduler:
     """The state machine over one plan.
 
@@ -993,7 +998,7 @@ class Scheduler:
     def _ends(self, node: _TaskNode) -> float:
         """When what runs is expected to end: what is overdue, when it has run as long again."""
         so_far = self._now - (node.end - node.duration)
-        return self._now + so_far if so_far >= _LATE * node.duration else node.end
+        return self._now + so_far if overdue(so_far, node.duration) else node.end
 
     @staticmethod
     def _fits_before(reserved: _Reservation, node: _TaskNode) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,16 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
             yield f"{before}{_encode(name)}: {_encode(part)}"
         before = ","
     yield "}"
+
+
+def first_parts(path: Path, number: int) -> dict[str, Any] | None:
+    """The first parts of an object in a file of `json_lines`, none of them a list of lines. Of a long file little is read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            data = json.loads("".join(islice(file, number)) + "}")
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def object_text(data: Mapping[str, Json], **texts: str) -> str:

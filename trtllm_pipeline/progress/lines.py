@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId, StageStatus
@@ -14,6 +15,8 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.loop import Nodes, Observer
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.progress import events
+from trtllm_pipeline.progress.left import TimeLeft
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
 from trtllm_pipeline.progress.views import failure, infeasible, node_change, retries, told, who
 from trtllm_pipeline.terminal import clean
@@ -25,8 +28,10 @@ _REMIND_EVERY_S: Final = 60.0
 
 
 class QuietObserver(Observer):
-    """Reports failures only."""
+    """Reports failures only. As every other, it keeps the time left where `pipeline status` finds it."""
 
+    _run: str | None = None
+    _time_left: TimeLeft | None = None
     _tracker: Tracker
 
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
@@ -35,8 +40,35 @@ class QuietObserver(Observer):
         self.told: set[str] = set()
         """Reasons that people were given: nothing after the run needs to repeat them."""
 
+    def enter(self, folder: Path) -> None:
+        """From now on the time left can be kept."""
+        self._run, self._time_left = folder.name, TimeLeft(folder)
+
+    def leave(self, forecast: Mapping[str, Json] | None) -> None:  # noqa: ARG002  reports have it
+        """Nobody has any time left."""
+        if self._time_left is not None:
+            self._time_left.close()
+        self._run = self._time_left = None
+
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Nodes = tuple,
+    ) -> None:
+        """From now on there is something to know."""
+        self._tracker = Tracker(plan, statuses, durations, self._clock, nodes)
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  nobody is told
+        """Keep the time left."""
+        if self._tracker.estimate() and self._time_left is not None and (left := self._tracker.left()) is not None:
+            with suppress(OSError):  # the run's own files will tell of a disk that is full
+                self._time_left.say(*left)
+
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Say what failed."""
+        self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             self._say(*self._failure(run, error, seconds))
 
@@ -81,7 +113,8 @@ class PlainObserver(QuietObserver):
         nodes: Nodes = tuple,
     ) -> None:
         """Say how much there is to do."""
-        self._tracker = tracker = Tracker(plan, statuses, durations, self._clock, nodes)
+        super().begin(plan, statuses, durations, nodes)
+        tracker = self._tracker
         self._reminded: dict[StageRunId, float] = {}
         """Seconds a stage run had been running when it was last mentioned."""
         self._silent: Counter[StageStatus] = Counter()
@@ -113,6 +146,7 @@ class PlainObserver(QuietObserver):
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """Mention what has been running for long."""
+        super().tick(progress)
         self._say_silent()
         for run, seconds in self._tracker.running():
             last = self._reminded.get(run.id)
@@ -150,13 +184,16 @@ class JsonObserver(QuietObserver):
     """One JSON object per line, each with `event` and `time_s` (Unix time).
 
     pulling    message, wrong: whether it cannot be pulled; before `begin`
-    begin      cells, infeasible: {id: reason}, stage_runs, to_do
-    changed    stage_run, stage, cells, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log, line, setting
-    waiting    stage_run, stage, cells, why
-    progress   stage_run, stage, cells, done, total, unit; at most one a second for each stage run
+    begin      schema, run, cells, infeasible: {id: reason}, stage_runs, to_do
+    changed    stage_run, stage, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log, line, setting
+    waiting    stage_run, stage, why
+    progress   stage_run, stage, done, total, unit; at most one a second for each stage run
     left       seconds until the end as expected, complete: False where that is mostly guessed; once a minute
     retrying   cell, changes: [{setting, old, new, stage_run, why}], all so far; another `begin` follows
     end        seconds, counts: {status: number of stage runs}
+    forecast   expected_s, took_s, stages, as `run.forecast` of a report: the last, where anything ran
+
+    The first of the three that are about a stage run also has its cells.
     """
 
     def begin(
@@ -167,17 +204,19 @@ class JsonObserver(QuietObserver):
         nodes: Nodes = tuple,
     ) -> None:
         """The event `begin`."""
-        self._tracker = Tracker(plan, statuses, durations, self._clock, nodes)
+        super().begin(plan, statuses, durations, nodes)
         self._told: dict[StageRunId, float] = {}
+        self._stage_runs = events.StageRuns()
         never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
         cells: list[Json] = [cell.id for cell in plan.cells]
-        self._event("begin", cells=cells, infeasible=never, stage_runs=len(statuses), to_do=self._tracker.to_do)
+        amounts: dict[str, Json] = {"stage_runs": len(statuses), "to_do": self._tracker.to_do}
+        self._event("begin", schema=events.SCHEMA, run=self._run, cells=cells, infeasible=never, **amounts)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """The event `changed`."""
         self._tracker.changed(run, status, seconds)
         self._told.pop(run.id, None)
-        fields: dict[str, Json] = {**_named(run), "status": status.value, "seconds": seconds}
+        fields: dict[str, Json] = {**self._named(run), "status": status.value, "seconds": seconds}
         if error is not None:
             fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
             fields["log"] = None if error.log is None else str(error.log)
@@ -186,18 +225,18 @@ class JsonObserver(QuietObserver):
 
     def waiting(self, run: StageRun, why: str) -> None:
         """The event `waiting`."""
-        self._event("waiting", **_named(run), why=why)
+        self._event("waiting", **self._named(run), why=why)
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """The events `progress` and `left`."""
+        super().tick(progress)
         now = self._clock()
         for run_id, values in progress.items():
             if now - self._told.get(run_id, float("-inf")) >= 1.0:
                 self._told[run_id] = now
-                self._event("progress", **_named(self._tracker.plan.stage_runs[run_id]), **values)
-        if self._tracker.is_due(_REMIND_EVERY_S):
-            seconds, complete = self._tracker.left()
-            self._event("left", seconds=round(seconds), complete=complete)
+                self._event("progress", **self._named(self._tracker.plan.stage_runs[run_id]), **values)
+        if self._tracker.is_due(_REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
+            self._event("left", **events.left(*left))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
         """The events `pulling`."""
@@ -217,9 +256,14 @@ class JsonObserver(QuietObserver):
         counts: dict[str, Json] = {status.value: number for status, number in self._tracker.counts.items() if number}
         self._event("end", seconds=round(self._tracker.elapsed_s, 3), counts=counts)
 
+    def leave(self, forecast: Mapping[str, Json] | None) -> None:
+        """The event `forecast`."""
+        super().leave(forecast)
+        if forecast is not None:
+            self._event("forecast", **forecast)
+
     def _event(self, event: str, **fields: Json) -> None:
-        self._say(json.dumps({"event": event, "time_s": round(time.time(), 3), **fields}, ensure_ascii=False))
+        self._say(events.event(event, **fields))
 
-
-def _named(run: StageRun) -> dict[str, Json]:
-    return {"stage_run": run.id, "stage": run.stage.name, "cells": list(run.cells)}
+    def _named(self, run: StageRun) -> dict[str, Json]:
+        return self._stage_runs.named(run.id, run.stage.name, run.cells)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -19,13 +18,14 @@ from trtllm_pipeline.execution.loop import Nodes
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker, growing
+from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Tracker
 from trtllm_pipeline.progress.views import (
     LOOKS,
     bar,
     failure,
     flow,
     grid,
+    growing,
     infeasible,
     legend,
     node_change,
@@ -65,23 +65,23 @@ class LiveObserver(QuietObserver):
         """Draw the first picture."""
         from rich.live import Live
 
+        super().begin(plan, statuses, durations, nodes)
         self._console = terminal.console(self._stream, soft_wrap=False)
-        tracker = Tracker(plan, statuses, durations, self._clock, nodes)
-        self._picture = Picture(tracker, self._clock, ascii_only=self._console.options.ascii_only)
+        self._picture = Picture(self._tracker, ascii_only=self._console.options.ascii_only)
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
         self._above(infeasible(plan.cells, self.told))
-        if not tracker.to_do:
+        if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         # stdout may be a pipe that reports go to: leave it alone.
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop")
         self._live.start()
-        return self._draw()
+        return self.tick({})
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Note it for the next picture; print what failed."""
-        self._picture.tracker.changed(run, status, seconds)
+        self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             first, *rest = failure(run, error, seconds, self.told)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
@@ -100,10 +100,11 @@ class LiveObserver(QuietObserver):
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Show why a stage run waits."""
-        self._picture.tracker.waits(run, " ".join(terminal.clean(why).split()))
+        self._tracker.waits(run, " ".join(terminal.clean(why).split()))
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """Draw, a few times a second."""
+        super().tick(progress)
         self._picture.progress = progress
         if self._clock() - self._drawn_s >= _REDRAW_S:
             self._draw()
@@ -155,8 +156,7 @@ class LiveObserver(QuietObserver):
 class Picture:
     """Draws a run as lines of text that fit a given size."""
 
-    def __init__(self, tracker: Tracker, clock: Clock = time.monotonic, *, ascii_only: bool = False) -> None:
-        self._clock = clock
+    def __init__(self, tracker: Tracker, *, ascii_only: bool = False) -> None:
         self.ascii_only = ascii_only
         self.tracker = tracker
         self.progress: Mapping[StageRunId, Mapping[str, Json]] = {}

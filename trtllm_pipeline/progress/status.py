@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import in_brackets
@@ -31,6 +31,14 @@ DONE: Final = (StageStatus.UP_TO_DATE, StageStatus.SKIPPED)
 _TOLD: Final = (StageStatus.RUNNING, StageStatus.FAILED)
 
 
+class Took(NamedTuple):
+    """What was expected of a run beside what it took."""
+
+    line: str
+    forecast: dict[str, Json]
+    """As in its report."""
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixStatus:
     """How far the cells of a matrix are."""
@@ -45,10 +53,21 @@ class MatrixStatus:
     """Of what is there without the artifacts."""
     artifacts_dir: Path
     """Where these are."""
+    left: tuple[float, bool] | None = None
+    """Seconds until the end of a run that goes on, as it expects them itself, and whether they are known."""
+    took: Took | None = None
+    """Of the newest run, where it has ended."""
 
 
 def status_of(
-    store: Store, outline: Outline, title: str, run: str | None = None, cells: Sequence[str] = ()
+    store: Store,
+    outline: Outline,
+    title: str,
+    run: str | None = None,
+    cells: Sequence[str] = (),
+    *,
+    left: tuple[float, bool] | None = None,
+    took: Took | None = None,
 ) -> MatrixStatus:
     """How far the cells of `outline` are that fit the patterns `cells`. Raises UsageError where none does."""
     shown: Sequence[OutlineCell] = outline.cells
@@ -57,7 +76,7 @@ def status_of(
 
         shown = select(outline.cells, cells)
     states = stage_states(outline, store, artifacts=False)
-    return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir)
+    return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir, left, took)
 
 
 def to_json(status: MatrixStatus) -> dict[str, Json]:
@@ -79,6 +98,9 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
     return {
         "schema": 1,
         "run": status.run,
+        "left_s": None if status.left is None else round(status.left[0], 3),
+        "left_complete": None if status.left is None else status.left[1],
+        "forecast": None if status.took is None else status.took.forecast,
         "cells": [
             {
                 "id": cell.id,
@@ -98,7 +120,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     before what failed.
     """
     from trtllm_pipeline.planning.names import shared_parts, shorten, without
-    from trtllm_pipeline.progress.views import grid, infeasible, legend, retries, styled
+    from trtllm_pipeline.progress.views import grid, infeasible, legend, retries, styled, time_left
 
     states = status.states
     known = status.outline.stage_runs
@@ -127,6 +149,8 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     if height is not None:  # nothing but one line each, what runs first
         below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
         below = [shorten(line, width - 1) for line in below]
+    if height is None:
+        below[:0] = [time_left(*status.left)] if status.left else [status.took.line] if status.took else []
     lines = (title, *styled(drawn, sys.stdout), *map(clean, below))
     return "".join(f"{line}\n" for line in lines[:height])
 

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.execution.forecast import Durations, capacities, simulate
+from trtllm_pipeline.execution.forecast import Durations, capacities, simulating
 from trtllm_pipeline.execution.loop import Nodes
-from trtllm_pipeline.planning.names import count, duration
+from trtllm_pipeline.execution.order import at_once
+from trtllm_pipeline.execution.scheduler import overdue
+from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.progress.views import GOOD
+from trtllm_pipeline.progress.views import GOOD, time_left
 
 Clock = Callable[[], float]
 _S = StageStatus
 NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
 _ESTIMATE_S: Final = 1.0
 """How often to estimate the time left."""
-_ESTIMATES: Final = 0.02
-"""The share of the time that this may take: of many stage runs it is done less often."""
+_PIECE_S: Final = 0.02
+"""The run stands still for so long: of many stage runs the time left is estimated in pieces."""
+_ESTIMATES: Final = 0.01
+"""The share of the time that this may take, once something is known."""
+_FIRST_ESTIMATE: Final = 0.5
+_PLAYED: Final = 1_000
+"""Stage runs up to which the scheduler is played. Of more it takes 1 to 4 % longer than no schedule can undercut, and making one
+as long as a piece."""
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 
 
@@ -51,7 +59,10 @@ class Tracker:
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
         self._estimate_at = float("-inf")
-        self._end_s, self._complete = 0.0, False
+        self._estimating: Generator[None, None, tuple[float, bool]] | None = None
+        self._asked_s = 0.0
+        """When that began."""
+        self._expected: tuple[float, bool] | None = None
         """When the run is expected to end, by the clock, and whether that is known."""
         self._took_s = self._guessed_s = 0.0
         """What has ended took, and was guessed to take."""
@@ -137,14 +148,19 @@ class Tracker:
     def left_s(self) -> tuple[float, bool]:
         """Expected seconds until the end, and whether they are known: False when work is left whose like never ran.
 
-        The scheduler's own, played over what has not ended, less the time for which it has run. What never ran takes as long as a
-        formula guesses, by which what has ended took so much more or less.
+        The scheduler's own, played over what has not ended, less the time for which it has run; what is overdue takes as long
+        again, as for the scheduler. What never ran takes as long as a formula guesses, by which what has ended took so much more or less.
         """
+        return at_once(self._left_s())
+
+    def _left_s(self) -> Generator[None, None, tuple[float, bool]]:
+        """The same in pieces. What ends meanwhile, at any of them, is not waited for by what has not been looked at."""
         off = self._took_s / self._guessed_s if self._guessed_s else 1.0
         now = self._clock()
         rest: dict[StageRunId, float] = {}
         complete = True
         for run in self.plan.stage_runs.values():
+            yield
             # What another invocation works on may be there when the service that it was for has ended.
             if self.statuses[run.id] in ENDED or self.statuses[run.inputs.get("service", run.id)] in ENDED:
                 continue
@@ -153,24 +169,44 @@ class Tracker:
                 # How long a server takes to start is learnt with the first, and is little beside what runs in it.
                 complete = complete and run.stage.scope is Scope.SERVICE
                 expected = off * self._durations.guess(run)
-            so_far = now - self.started.get(run.id, now)
-            rest[run.id] = 0.0 if run.id in self._ready else max(0.0, expected - so_far)
+            so_far = max(0.0, now - self.started.get(run.id, now))
+            rest_s = so_far if overdue(so_far, expected) else max(0.0, expected - so_far)
+            rest[run.id] = 0.0 if run.id in self._ready else rest_s
         nodes = self._nodes() or capacities(self.plan.machine)
-        return simulate(self.plan, rest, nodes, rest, running=self.started), complete
+        seconds = yield from simulating(self.plan, rest, nodes, rest, running=self.started, most=_PLAYED)
+        return seconds, complete
 
-    def left(self) -> tuple[float, bool]:
-        """As `left_s`, counted down from what that said a moment ago."""
-        now = self._clock()
-        if now >= self._estimate_at:
-            seconds, self._complete = self.left_s()
-            self._end_s = now + seconds
-            self._estimate_at = now + max(_ESTIMATE_S, (self._clock() - now) / _ESTIMATES)
-        return max(0.0, self._end_s - now), self._complete
+    def estimate(self) -> bool:
+        """Go on with the next estimate of the time left, if it is due, for a moment. Whether `left` tells anything new."""
+        began = now = self._clock()
+        if now < self._estimate_at:
+            return False
+        if self._estimating is None:
+            self._estimating, self._asked_s = self._left_s(), now
+        try:
+            while now < began + _PIECE_S:
+                next(self._estimating)
+                now = self._clock()
+        except StopIteration as end:
+            seconds, complete = end.value
+            self._estimating, self._expected = None, (self._asked_s + seconds, complete)
+            now = self._clock()
+        share = _FIRST_ESTIMATE if self._expected is None else _ESTIMATES
+        pause_s = (now - began) / share
+        self._estimate_at = now + (max(_ESTIMATE_S, pause_s) if self._estimating is None else pause_s)
+        return self._estimating is None
+
+    def left(self) -> tuple[float, bool] | None:
+        """As `left_s`, counted down from what the last estimate said; None before the first."""
+        if self._expected is None:
+            return None
+        end_s, complete = self._expected
+        return max(0.0, end_s - self._clock()), complete
 
     def left_text(self) -> str:
         """The same in words, empty for less than a second."""
-        seconds, complete = self.left()
-        return f"{'about' if complete else 'perhaps'} {growing(seconds)} left" if seconds >= 1.0 else ""
+        left = self.left()
+        return "" if left is None else time_left(*left)
 
     def summary(self) -> list[str]:
         """Counts in words, of what had to be done."""
@@ -178,8 +214,3 @@ class Tracker:
         words[_S.CANCELLED] = "not finished"
         others = [f"{self.counts[status]} {word}" for status, word in words.items() if self.counts[status]]
         return [f"{self.done} of {count(self.to_do, 'stage run')} done", *others]
-
-
-def growing(seconds: float) -> str:
-    """A duration that is still growing, or getting less, without the tenths that would flicker."""
-    return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"

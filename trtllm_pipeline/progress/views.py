@@ -199,6 +199,16 @@ def failure(run: StageRun, error: StageError | None, seconds: float | None, told
     return lines
 
 
+def time_left(seconds: float, complete: bool) -> str:
+    """The time left of a run, and whether it is known, in words; empty for less than a second."""
+    return f"{'about' if complete else 'perhaps'} {growing(seconds)} left" if seconds >= 1.0 else ""
+
+
+def growing(seconds: float) -> str:
+    """A duration that is still growing, or getting less, without the tenths that would flicker."""
+    return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"
+
+
 def told(progress: Mapping[str, Json] | None) -> str | None:
     """A stage's own progress in words, "12.3/270.1 MB (5 %)"; None when it told nothing that can be shown."""
     done, total = _numbers(progress)

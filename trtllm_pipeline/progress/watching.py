@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -16,8 +15,9 @@ from trtllm_pipeline.domain import Json, StageStatus
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState
-from trtllm_pipeline.progress.status import DONE, MatrixStatus, to_text
-from trtllm_pipeline.progress.views import LOOKS
+from trtllm_pipeline.progress import events
+from trtllm_pipeline.progress.status import DONE, MatrixStatus, Took, to_text
+from trtllm_pipeline.progress.views import LOOKS, time_left
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _EVERY_S: Final = 1.0
 _SHARE: Final = 5
 """It looks again after this many times what looking took, where that is longer."""
+_REMIND_EVERY_S: Final = 60.0
+"""The time left, where it is a line."""
 _QUIET_S: Final = 3.0
 """How long nothing must run: between two stage runs there is a moment without any."""
 
@@ -38,15 +40,17 @@ def watch(look: Look, stream: TextIO, *, as_json: bool = False) -> None:
     On a terminal a picture that fits it, and the whole status at the end. Elsewhere a line for each stage run of which the
     status changed, as JSON:
 
-    begin      stage_runs: {status: number of stage runs}
-    changed    stage_run, stage, cells, status; of a failure also failure, message, hint
+    begin      schema, stage_runs: {status: number of stage runs}
+    changed    stage_run, status, the first time also stage, cells; of a failure also failure, message, hint
+    left       seconds, complete; once a minute
+    forecast   as in the report of the run, when that has ended
     """
     drawn = stream.isatty() and not as_json
     with suppress(KeyboardInterrupt):
         if drawn:
             _draw(look, stream)
         else:
-            _tell(look, stream, _as_json if as_json else _as_text)
+            _tell(look, stream, _Json() if as_json else _Text())
     if drawn:
         stream.write(to_text(look()))
 
@@ -81,15 +85,26 @@ def _picture(status: MatrixStatus, height: int) -> Text:
     text = Text.from_ansi(to_text(status, height=height - 1).rstrip("\n"), no_wrap=True, overflow="crop", end="")
     there = sum(state.status in DONE for state in status.states.values())
     done = f"{there} of {count(len(status.states), 'stage run')} done"
-    return text.append(f"\n{done} at {datetime.now().astimezone():%H:%M:%S}; Ctrl-C ends", "dim")
+    left = f", {text_left}," if status.left and (text_left := time_left(*status.left)) else ""
+    return text.append(f"\n{done}{left} at {datetime.now().astimezone():%H:%M:%S}; Ctrl-C ends", "dim")
 
 
-def _tell(look: Look, stream: TextIO, lines: Callable[[MatrixStatus | None, MatrixStatus], Iterator[str]]) -> None:
-    before = None
-    for status in _looks(look):
-        stream.writelines(f"{line}\n" for line in lines(before, status))
+def _tell(look: Look, stream: TextIO, lines: _Text | _Json) -> None:
+    def say(*said: str) -> None:
+        stream.writelines(f"{line}\n" for line in said)
         stream.flush()
+
+    before, said_s = None, time.monotonic()
+    for status in _looks(look):
+        if before is None:
+            say(lines.begin(status))
+        say(*(lines.changed(run, state) for run, state in changes(before, status)))
+        if status.left is not None and time.monotonic() - said_s >= _REMIND_EVERY_S:
+            said_s = time.monotonic()
+            say(*lines.left(*status.left))
         before = status
+    if before is not None and before.took is not None:
+        say(lines.took(before.took))
 
 
 def changes(before: MatrixStatus | None, now: MatrixStatus) -> Iterator[Change]:
@@ -104,33 +119,48 @@ def changes(before: MatrixStatus | None, now: MatrixStatus) -> Iterator[Change]:
             yield now.outline.stage_runs[run_id], state
 
 
-def _as_text(before: MatrixStatus | None, now: MatrixStatus) -> Iterator[str]:
-    counts = _counts(now)
-    told = ", ".join(f"{number} {LOOKS[StageStatus(status)].word}" for status, number in counts.items())
-    if before is None:
-        yield f"{now.title}: {told}"
-    for run, state in changes(before, now):
+class _Text:
+    """Lines for people."""
+
+    def begin(self, status: MatrixStatus) -> str:
+        counts = (f"{number} {LOOKS[StageStatus(status)].word}" for status, number in _counts(status).items())
+        return f"{status.title}: {', '.join(counts)}"
+
+    def changed(self, run: OutlineRun, state: StageState) -> str:
         many = f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else ""
         why = "" if state.message is None else f": {state.message}"
-        yield terminal.clean(f"{LOOKS[state.status].word}: {run.stage}, {run.cells[0]}{many}{why}")
+        return terminal.clean(f"{LOOKS[state.status].word}: {run.stage}, {run.cells[0]}{many}{why}")
+
+    def left(self, seconds: float, complete: bool) -> list[str]:
+        return [text] if (text := time_left(seconds, complete)) else []
+
+    def took(self, took: Took) -> str:
+        return took.line
 
 
-def _as_json(before: MatrixStatus | None, now: MatrixStatus) -> Iterator[str]:
-    if before is None:
-        yield _event("begin", stage_runs=_counts(now))
-    for run, state in changes(before, now):
+class _Json:
+    """The same as JSON."""
+
+    def __init__(self) -> None:
+        self._stage_runs = events.StageRuns()
+
+    def begin(self, status: MatrixStatus) -> str:
+        return events.event("begin", schema=events.SCHEMA, stage_runs=_counts(status))
+
+    def changed(self, run: OutlineRun, state: StageState) -> str:
         why = {
             name: getattr(state, name) for name in ("failure", "message", "hint") if getattr(state, name) is not None
         }
-        yield _event(
-            "changed", stage_run=run.id, stage=run.stage, cells=list(run.cells), status=state.status.value, **why
-        )
+        named = self._stage_runs.named(run.id, run.stage, run.cells)
+        return events.event("changed", **named, status=state.status.value, **why)
+
+    def left(self, seconds: float, complete: bool) -> list[str]:
+        return [events.event("left", **events.left(seconds, complete))]
+
+    def took(self, took: Took) -> str:
+        return events.event("forecast", **took.forecast)
 
 
 def _counts(status: MatrixStatus) -> dict[str, Json]:
     counts = Counter(state.status for state in status.states.values())
     return {each.value: counts[each] for each in LOOKS if counts[each]}
-
-
-def _event(event: str, **fields: Json) -> str:
-    return json.dumps({"event": event, "time_s": round(time.time(), 3), **fields}, ensure_ascii=False)

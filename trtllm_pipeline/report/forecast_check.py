@@ -1,20 +1,26 @@
 """What a run was expected to take beside what it took: how far the forecast can be trusted here.
 
 checked(plan, seen, taken)     at the end of a run, from its forecast and what the index has of it
+of_report(path)                later, from its report
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.execution.forecast import Forecast
+from trtllm_pipeline.files.writing import first_parts
 from trtllm_pipeline.planning.names import duration, size
 from trtllm_pipeline.planning.needs import KINDS, SHARED, TIME, of_run
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.records import dataclass
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.execution.forecast import Forecast
 
 _TIMES: Final = 3
 """From there on a share is no longer said in percent."""
@@ -107,6 +113,13 @@ def _off_by(expected: float, taken: float) -> str:
     if 1 / _TIMES < ratio < _TIMES:
         return f"{ratio - 1:+.0%}"
     return f"{ratio:.0f} times too much" if ratio > 1 else f"{1 / ratio:.0f} times too little"
+
+
+def of_report(path: Path) -> ForecastCheck | None:
+    """That in the head of a run's own report; nothing else of it is read. None where there is none."""
+    with suppress(KeyError, TypeError, ValueError):
+        return ForecastCheck.from_json((first_parts(path, 2) or {})["run"]["forecast"])
+    return None
 
 
 def checked(

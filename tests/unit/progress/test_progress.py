@@ -94,8 +94,8 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines(stream) == [f"[0/13] {place}  running for 5.0 s, 1.0/4.0 MB (25%)"]
     clock.now += 61
     plain.tick({convert.id: {"done": "much", "total": None}})
-    # Builds and repositories side by side, then the two servers.
-    left = duration(2 + 1 + 2 * (guess_s(run("launch"), PLAN.machine) + 26))
+    # Convert is overdue: as long again. Then builds and repositories side by side, then the two servers.
+    left = duration(66 + 2 + 1 + 2 * (guess_s(run("launch"), PLAN.machine) + 26))
     assert lines(stream) == [f"[0/13] {place}  running for 1:06", f"[0/13] about {left} left"]
     plain.tick({})
     assert lines(stream) == [], "in a minute again"
@@ -131,6 +131,7 @@ def test_plain_lines(tmp_path: Path) -> None:
 def test_a_failure_that_is_explained_needs_no_end_of_a_log(tmp_path: Path) -> None:
     stream = io.StringIO()
     quiet = QuietObserver(stream)
+    quiet.begin(PLAN, PENDING, {})
     log = tmp_path / "log"
     log.write_text("loading\nno memory\n")
     error = StageError("build: no memory", failure=FailureClass.OUT_OF_MEMORY, hint="buy some", log=log)
@@ -205,10 +206,13 @@ def test_json_events() -> None:
     assert all(abs(event["time_s"] - time.time()) < 60 for event in events)
     assert events[0]["infeasible"] == {NEVER.id: "precision fp8: not here"}
     assert events[0]["to_do"] == 14
-    assert {"done": 1, "total": 2, "unit": "layers", "stage": "build", "cells": [FP16.id]}.items() <= events[2].items()
-    # Download and convert first; the build is overdue.
-    left = 10 + 4 + 2 + 1 + 2 * (guess_s(run("launch"), PLAN.machine) + 26)
-    assert {"seconds": left, "complete": True}.items() <= events[5].items()
+    assert (events[0]["schema"], events[0]["run"]) == (2, None)
+    assert {"stage_run": build.id, "stage": "build", "cells": [FP16.id]}.items() <= events[1].items()
+    assert {"done": 1, "total": 2, "unit": "layers", "stage_run": build.id}.items() <= events[2].items()
+    assert not any("cells" in event for event in events[2:]), "they are said once"
+    # Download and convert first; the build has run for 62.5 s, is overdue, and takes as long again.
+    left = 10 + 4 + 62.5 + 1 + 2 * (guess_s(run("launch"), PLAN.machine) + 26)
+    assert {"seconds": round(left), "complete": True}.items() <= events[5].items()
     failure = {"status": "failed", "failure": "bug", "message": "bad", "hint": "do", "log": None, "seconds": 2.5}
     assert {"node": "n1", "gone": True}.items() <= events[7].items()
     assert failure.items() <= events[8].items()
@@ -229,8 +233,13 @@ def test_what_is_left_is_what_the_scheduler_makes_of_it() -> None:
     tracker.changed(run("download"), S.RUNNING, None)
     clock.now += 4
     assert tracker.left_s() == (6 + then, True)
-    clock.now += 100
-    assert tracker.left_s()[0] == then, "overdue is not negative"
+    clock.now += 7
+    assert tracker.left_s()[0] == then, "late is not negative"
+    clock.now += 2
+    assert tracker.left_s()[0] == 13 + then, "overdue: as long again, by the scheduler's rule"
+    clock.now += 87
+    assert tracker.left_s()[0] == 100 + then
+    tracker.changed(run("download"), S.UP_TO_DATE, None)
     tracker.changed(run("smoke"), S.ELSEWHERE, None)
     tracker.changed(run("launch"), S.FAILED, None)
     for stage in ("perf", "accuracy"):
@@ -241,6 +250,51 @@ def test_what_is_left_is_what_the_scheduler_makes_of_it() -> None:
     assert tracker.left_s()[0] == 10 + 4 + 2 + 1 + served, "one on each"
     nodes.pop()
     assert tracker.left_s()[0] == 10 + then
+
+
+class Ticking(Clock):
+    """Looking at it takes a millisecond."""
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def test_the_time_left_of_many_stage_runs_is_estimated_in_pieces() -> None:
+    plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(200)))
+    clock = Ticking()
+    tracker = Tracker(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT, clock)
+    assert tracker.left() is None, "nobody knows yet"
+    began = clock.now
+    while not tracker.estimate():
+        pass
+    first_s = clock.now - began
+    assert first_s == pytest.approx(3 * 2 * len(plan.stage_runs) * 0.001, rel=0.3), (
+        "a third of the time: looking at all, twice"
+    )
+    left, whole = tracker.left(), tracker.left_s()
+    assert left is not None
+    assert (left[0] + clock.now - began, left[1]) == (pytest.approx(whole[0], abs=0.1), whole[1])
+    clock.now += 1.0
+    began = clock.now
+    while not tracker.estimate():
+        pass
+    assert clock.now - began == pytest.approx(first_s / 3 * 100, rel=0.1), "once something is known, a hundredth"
+
+
+def test_a_run_of_ten_thousand_stage_runs_never_stands_still_for_its_estimate() -> None:
+    plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(1650)))
+    assert 9_900 < len(plan.stage_runs) < 10_000
+    tracker = Tracker(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT)
+    longest, done = 0.0, False
+    while not done:
+        began = time.thread_time()
+        done = tracker.estimate()
+        longest = max(longest, time.thread_time() - began)
+    assert longest < 0.1, "20 ms, and 20 more where the scheduler is made of a thousand"
+    left, whole = tracker.left(), tracker.left_s()[0]
+    assert left is not None
+    assert left[0] == pytest.approx(whole, rel=0.01)
 
 
 def _errors(plan: Plan, times: float) -> list[float]:
@@ -335,7 +389,7 @@ def test_counts() -> None:
 
 
 def picture(plan: Plan, clock: Clock, **statuses: S) -> Picture:
-    drawn = Picture(Tracker(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT, clock), clock)
+    drawn = Picture(Tracker(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT, clock))
     for stage, status in statuses.items():
         drawn.tracker.changed(run(stage, plan), status, 1.0)
     return drawn
@@ -348,13 +402,14 @@ def test_the_picture_of_two_cells() -> None:
     drawn.tracker.changed(other, S.RUNNING, None)
     drawn.progress = {other.id: {"done": 3, "total": 4, "unit": "layers"}}
     clock.now += 12
+    drawn.tracker.estimate()
     assert [line.plain for line in drawn.draw(79, 24)] == [
         "all cells: smollm2 fp16 tp1pp1 isl128-osl64",
         "    download convert build repository launch smoke perf accuracy",
         "bs4    ✓        ✓      ✗       #        ·      ·    ·      ·",
         "bs8    ✓        ✓      ▶       ·        ·      ·    ·      ·",
         "▶ build       bs8  ━━━━━━━─── 3/4 layers (75%), 12 s",
-        "2 of 14 stage runs done  1 running  1 failed  1 blocked  12 s  about 1:03 left",
+        "2 of 14 stage runs done  1 running  1 failed  1 blocked  12 s  about 1:15 left",
         "· to do   ▶ running   ✓ done   ✗ failed   # blocked",
     ]
 

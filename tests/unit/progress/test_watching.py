@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from trtllm_pipeline.domain import CellId, Fingerprint, Scope, StageRunId, Stage
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState
 from trtllm_pipeline.progress import watching
-from trtllm_pipeline.progress.status import MatrixStatus, to_text
+from trtllm_pipeline.progress.status import MatrixStatus, Took, to_text
 
 S = StageStatus
 STAGES = ("build", "perf")
@@ -78,15 +79,46 @@ def test_a_program_gets_an_object_for_each_change(look: Callable[[], MatrixStatu
         ("perf-0", "failed"),
         ("build-1", "up_to_date"),
     ]
-    told = {name: changed[4][name] for name in ("event", "stage", "cells", "failure", "message", "hint")}
+    assert (begin["schema"], changed[2]["cells"]) == (2, ["m/c0"])
+    told = {name: value for name, value in changed[4].items() if name not in ("time_s", "stage_run", "status")}
     assert told == {
         "event": "changed",
         "stage": "perf",
-        "cells": ["m/c0"],
         "failure": "timeout",
         "message": "took too long",
         "hint": "wait",
     }
+
+
+def test_the_time_left_is_said_once_a_minute_and_its_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    went_on, forecast = status(2, {("build", 0): RUNNING}), {"expected_s": 100.0, "took_s": 131.0, "stages": []}
+    ended = replace(status(2, {}), took=Took("Expected 1:40, took 2:11 (-24%)", forecast))
+
+    def look() -> MatrixStatus:
+        return replace(went_on, left=(130.0 - clock[0], True)) if clock[0] < 130.0 else ended
+
+    stream = io.StringIO()
+    watching.watch(look, stream)
+    said = stream.getvalue().splitlines()
+    assert said[2:] == ["about 1:10 left", "about 10 s left", "to do: build, m/c0", "Expected 1:40, took 2:11 (-24%)"]
+    clock[0], stream = 0.0, io.StringIO()
+    watching.watch(look, stream, as_json=True)
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [each["event"] for each in told] == ["begin", "changed", "left", "left", "changed", "forecast"]
+    assert {"seconds": 70, "complete": True}.items() <= told[2].items()
+    assert forecast.items() <= told[-1].items()
+
+
+def test_the_picture_has_the_time_left_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = replace(status(2, {("build", 0): RUNNING}), left=(70.0, False))
+    *_, last = watching._picture(found, 24).plain.splitlines()
+    assert last.startswith("0 of 4 stage runs done, perhaps 1:10 left, at ")
+    assert "left" not in to_text(found, height=24), "nor twice"
+    assert "perhaps 1:10 left" in to_text(found).splitlines()
 
 
 @pytest.mark.parametrize("cells", [3, 30, 3000])
