@@ -25,6 +25,19 @@ def without(cell: str, parts: Sequence[str]) -> str:
     return "/".join(part for part in cell.split("/") if part not in parts) or cell
 
 
+def groups(ids: Sequence[str], most: int) -> list[str] | None:
+    """The group of each id: its first segments, as many as make no more than `most` groups; None where there are no such groups."""
+    split = [each.split("/") for each in ids]
+    found: list[str] | None = None
+    for depth in range(1, max(map(len, split), default=0)):
+        named = ["/".join(parts[:depth]) for parts in split]
+        number = len(set(named))
+        if number > most or number == len(ids):
+            break
+        found = named if number > 1 else None
+    return found
+
+
 def never_works(refused: Iterable[tuple[str, str]], all_by: str | None) -> list[str]:
     """What to say of cells that can never work, given as (id, reason): each reason once, with its cells.
 

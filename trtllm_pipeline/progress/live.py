@@ -15,7 +15,7 @@ from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.loop import Nodes
-from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
+from trtllm_pipeline.planning.names import count, duration, groups, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Tracker
@@ -25,6 +25,7 @@ from trtllm_pipeline.progress.views import (
     failure,
     flow,
     grid,
+    group_line,
     growing,
     infeasible,
     legend,
@@ -163,15 +164,20 @@ class Picture:
         self._shared = shared_parts([cell.id for cell in tracker.plan.feasible])
         self._totals = Counter(run.stage.name for run in tracker.plan.stage_runs.values())
         self._stages = tuple(self._totals)
+        self._known_groups: dict[int, Counter[str]] = {}
+        """By how many there may be, as it was asked last."""
+        self._screen, self._most_groups = (0, 0), 0
+        self._names: dict[StageRunId, str] = {}
 
     def draw(self, width: int, height: int, *, final: bool = False) -> list[Text]:
         """The picture, in at most `height` lines of at most `width` characters."""
         from rich.text import Text
 
         cells = self.tracker.plan.feasible
-        below = [] if final else list(self._active(width, max(1, min(_MAX_ACTIVE, height // 4))))
+        most = max(1, min(_MAX_ACTIVE, height // 4))
         statuses = (status for status, number in self.tracker.counts.items() if number)
-        below += [*self._summary(width, final=final), *legend(statuses, width=width, ascii_only=self.ascii_only)]
+        last = [*self._summary(width, final=final), *legend(statuses, width=width, ascii_only=self.ascii_only)]
+        below = last if final else [*self._active(width, most), *last]
         head = [Text("all cells: " + " ".join(self._shared), "dim")] if self._shared else []
         room = height - len(head) - len(below)
         if len(cells) + 1 <= room:
@@ -179,7 +185,13 @@ class Picture:
         else:
             middle = [self._stage(stage, width) for stage in self._stages][: max(0, room)]
             room -= len(middle)
-            if room >= 2 and (eventful := list(self._eventful())):
+            # Whatever runs now, as few as ever fitted on this screen: else they would change all the time.
+            if self._screen != (width, height):
+                self._screen, self._most_groups = (width, height), height
+            self._most_groups = min(self._most_groups, height - len(head) - len(self._stages) - most - len(last) - 1)
+            if found := self._grouped(self._most_groups):
+                middle += self._groups(found, width)
+            elif room >= 2 and (eventful := list(self._eventful())):
                 middle += self._grid(eventful[: room - 1], width)
         lines = [*head, *middle, *below][-height:]
         for line in lines:
@@ -194,6 +206,28 @@ class Picture:
         for cell in cells:
             runs = (tracker.plan.stage_runs[run] for run in tracker.plan.by_cell[cell])
             lines.append((without(cell, self._shared), {run.stage.name: tracker.statuses[run.id] for run in runs}))
+        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
+
+    def _grouped(self, most: int) -> dict[str, int]:
+        """Groups of cells, at most so many, with their numbers of cells; none where cells make no such groups."""
+        if most not in self._known_groups:
+            plan = self.tracker.plan
+            cells = [cell.id for cell in plan.feasible]
+            named = groups([without(cell, self._shared) for cell in cells], most) or []
+            one = {group: (group,) for group in named}
+            of_runs: dict[StageRunId, tuple[str, ...]] = {}
+            for cell, group in zip(cells, named, strict=False):
+                for run in plan.by_cell[cell]:
+                    known = of_runs.get(run, ())
+                    if group not in known:
+                        of_runs[run] = (*known, group) if known else one[group]
+            self._known_groups = {most: Counter(named)}
+            self.tracker.group(of_runs)
+        return self._known_groups[most]
+
+    def _groups(self, found: Mapping[str, int], width: int) -> list[Text]:
+        counts = self.tracker.by_group
+        lines = [group_line(group, number, self._stages, counts) for group, number in found.items()]
         return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
 
     def _eventful(self) -> Iterator[CellId]:
@@ -224,18 +258,33 @@ class Picture:
             yield Text(f"  and {len(lines) - most + 1} more", "dim")
             lines = lines[: most - 1]
         stage_width = max(map(len, self._stages), default=0)
-        for run, status, doing in lines:
-            many = f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else ""
+        names = [self._named(run) for run, _, _ in lines]
+        longest = max(map(len, names), default=0)
+        for (run, status, doing), name in zip(lines, names, strict=True):
             text = Text(f"{symbol(status, ascii_only=self.ascii_only)} ", LOOKS[status].style)
             text.append(f"{run.stage.name:<{stage_width}}  ", "bold")
-            own_line = len(text) + _LEAST_NAME + len(many) + 2 + len(doing) > width
-            name_width = width - len(text) - len(many) - (0 if own_line else len(doing) + 2)
-            text.append(shorten(without(run.first_cell.id, self._shared), max(_LEAST_NAME, name_width)) + many)
+            own_line = len(text) + _LEAST_NAME + 2 + len(doing) > width
+            name_width = max(_LEAST_NAME, width - len(text) - (0 if own_line else len(doing) + 2))
+            text.append(shorten(name, name_width))
             if own_line:
                 yield text
                 yield from (Text(f"    {line}", "cyan") for line in textwrap.wrap(doing, width - 4)[:_MAX_WHY])
             else:
+                text.append(" " * (min(longest, name_width) - min(len(name), name_width)))
                 yield text.append(f"  {doing}", "cyan")
+
+    def _named(self, run: StageRun) -> str:
+        """What the cells that a stage run is for have in common, and how many these are."""
+        if run.id not in self._names:
+            number = len(run.cells)
+            common = shared_parts(run.cells) if number > 1 else run.first_cell.id.split("/")
+            own = "/".join(each for each in common if each not in self._shared)
+            if number == len(self.tracker.plan.feasible) > 1:
+                self._names[run.id] = f"all {number} cells"
+            else:
+                own = own or without(run.first_cell.id, self._shared)
+                self._names[run.id] = f"{own} ({count(number, 'cell')})" if number > 1 else own
+        return self._names[run.id]
 
     def _doing(self, run: StageRun, seconds: float, width: int) -> str:
         progress = self.progress.get(run.id)

@@ -133,13 +133,14 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     ]
     width = shutil.get_terminal_size((120, 0)).columns
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-    stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
-    if height is None or len(rows) + _BESIDE_CELLS <= height:
+    shown: Iterable[StageStatus] = (status for _, of_cell in rows for status in of_cell.values())
+    if height is None or len(feasible) + _BESIDE_CELLS <= height:
+        stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
         drawn = grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
     else:
-        drawn = _by_stage(stages, runs.values(), states, width=width, ascii_only=ascii_only)
-        rest = ""  # each is in a line of its stage
-    drawn += legend((status for _, of_cell in rows for status in of_cell.values()), width=width, ascii_only=ascii_only)
+        drawn = _counted(feasible, parts, runs, states, height, width=width, ascii_only=ascii_only)
+        shown, rest = (states[run].status for run in runs), ""  # each is in a line of its stage
+    drawn += legend(shown, width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
     below = [rest] if rest else []
     told = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
@@ -155,25 +156,36 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     return "".join(f"{line}\n" for line in lines[:height])
 
 
-def _by_stage(
-    stages: Sequence[str],
-    runs: Iterable[OutlineRun],
+def _counted(
+    cells: Sequence[OutlineCell],
+    shared: Sequence[str],
+    runs: Mapping[StageRunId, OutlineRun],
     states: Mapping[StageRunId, StageState],
+    height: int,
     *,
     width: int,
     ascii_only: bool,
 ) -> list[Text]:
-    from trtllm_pipeline.progress.views import stage_line
+    """A line for each stage, then one for each group of cells, where there are groups that fit."""
+    from trtllm_pipeline.planning.names import groups, without
+    from trtllm_pipeline.progress.views import grid, group_line, stage_line
 
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
-    for run in runs:
+    for run in runs.values():
         counts[run.stage][states[run.id].status] += 1
-    name_width = max(map(len, stages), default=0)
-    most = max((counts[stage].total() for stage in stages), default=0)
-    return [
+    name_width = max(map(len, counts), default=0)
+    most = max((each.total() for each in counts.values()), default=0)
+    drawn = [
         stage_line(stage, counts[stage], name_width=name_width, most=most, width=width, ascii_only=ascii_only)
-        for stage in stages
+        for stage in counts
     ]
+    named = groups([without(cell.id, shared) for cell in cells], height - _BESIDE_CELLS - len(counts))
+    if named:
+        of_groups = {(group, run) for cell, group in zip(cells, named, strict=True) for run in cell.stage_runs}
+        by_group = Counter((group, runs[run].stage, states[run].status) for group, run in of_groups)
+        rows = [group_line(group, number, list(counts), by_group) for group, number in Counter(named).items()]
+        drawn += grid(rows, list(counts), width=width, ascii_only=ascii_only)
+    return drawn
 
 
 def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState]) -> tuple[Sequence[OutlineCell], str]:

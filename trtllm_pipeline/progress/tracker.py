@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
@@ -53,6 +53,9 @@ class Tracker:
         """In the order in which they failed."""
         self.counts = Counter(statuses.values())
         self.by_stage = Counter((plan.stage_runs[run].stage.name, status) for run, status in statuses.items())
+        self.by_group: Counter[tuple[str, str, StageStatus]] = Counter()
+        """The same of groups of cells, once there are any."""
+        self._groups: Mapping[StageRunId, Collection[str]] = {}
         self._clock = clock
         self._began = self._due_since = clock()
         self._nodes = nodes
@@ -77,6 +80,8 @@ class Tracker:
         for each, change in ((self.statuses[run.id], -1), (status, 1)):
             self.counts[each] += change
             self.by_stage[run.stage.name, each] += change
+            for group in self._groups.get(run.id, ()):
+                self.by_group[group, run.stage.name, each] += change
         self.statuses[run.id] = status
         if status in ENDED:
             self._why.pop(run.id, None)
@@ -98,6 +103,14 @@ class Tracker:
             self._guessed_s += self._durations.guess(run)
         if status is _S.FAILED:
             self.failed[run.id] = None
+
+    def group(self, groups: Mapping[StageRunId, Collection[str]]) -> None:
+        """Count by these groups from now on: of each stage run, those that it is for."""
+        self._groups = groups
+        stages = {run: self.plan.stage_runs[run].stage.name for run in groups}
+        self.by_group = Counter(
+            (group, stages[run], self.statuses[run]) for run, of_run in groups.items() for group in of_run
+        )
 
     def waits(self, run: StageRun, why: str) -> None:
         """A stage run waits: for a retry, or, where it was about to run, for another invocation."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, StageStatus, in_words
 from trtllm_pipeline.errors import StageError, in_brackets
-from trtllm_pipeline.planning.names import amount, duration, never_works, shorten
+from trtllm_pipeline.planning.names import amount, count, duration, never_works, shorten
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.plan_file import OutlineCell
 from trtllm_pipeline.planning.stage_status import StageState
@@ -43,8 +43,10 @@ LOOKS: Final = {
     _S.BLOCKED: Look("#", "#", "red", "blocked"),
     _S.CANCELLED: Look("!", "!", "yellow", "interrupted"),
 }
+_TELLING: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.BLOCKED, _S.CANCELLED, _S.PENDING)
+"""Statuses of which one is worth more than any number of others."""
 _MIN_NAME: Final = 12
-_HEAD_WIDTHS: Final = (10, 5, 4, 3, 2)
+_HEAD_WIDTHS: Final = (10, 8, 7, 6, 5, 4, 3, 2)
 """Widths to cut stage names to, the widest that fits; below the last, one symbol each and no heads."""
 
 
@@ -53,8 +55,40 @@ def symbol(status: StageStatus, *, ascii_only: bool) -> str:
     return LOOKS[status].ascii if ascii_only else LOOKS[status].symbol
 
 
+class Part(NamedTuple):
+    """Where several stage runs of a stage stand."""
+
+    status: StageStatus
+    """That which says most."""
+    percent: int | None
+    """How many of them are there, where not all stand like this."""
+
+    def mark(self, width: int, *, ascii_only: bool) -> str:
+        """Its symbol, and how much is there, where that has room."""
+        sign = symbol(self.status, ascii_only=ascii_only)
+        whole = sign if self.percent is None else f"{sign}{self.percent:>2}%"
+        return whole if len(whole) <= width else sign
+
+
+def group_line(
+    group: str, cells: int, stages: Iterable[str], counts: Mapping[tuple[str, str, StageStatus], int]
+) -> tuple[str, dict[str, Part]]:
+    """A group of cells for `grid`, from the numbers of its stage runs by stage and status."""
+    parts = ((stage, _part({each: counts.get((group, stage, each), 0) for each in LOOKS})) for stage in stages)
+    return f"{group} ({count(cells, 'cell')})", {stage: part for stage, part in parts if part is not None}
+
+
+def _part(counts: Mapping[StageStatus, int]) -> Part | None:
+    """Stage runs by status, as one; None where there are none."""
+    status = next((each for each in (*_TELLING, *LOOKS) if counts.get(each)), None)
+    if status is None:
+        return None
+    total, done = sum(counts.values()), sum(counts.get(each, 0) for each in GOOD)
+    return Part(status, None if done == total or counts[status] == total else 100 * done // total)
+
+
 def grid(
-    lines: Sequence[tuple[str, Mapping[str, StageStatus]]],
+    lines: Sequence[tuple[str, Mapping[str, StageStatus] | Mapping[str, Part]]],
     stages: Sequence[str],
     *,
     width: int,
@@ -77,9 +111,12 @@ def grid(
         text = Text(f"{shorten(name, name_width):<{name_width}}")
         for stage, head in zip(stages, heads, strict=True):
             status = statuses.get(stage)
-            mark, style = (" ", "") if status is None else styles[status]
-            left = (len(head) - 1) // 2
-            text.append(f" {' ' * left}{mark}{' ' * (len(head) - 1 - left)}", style)
+            if isinstance(status, Part):
+                mark, style = status.mark(len(head), ascii_only=ascii_only), LOOKS[status.status].style
+            else:
+                mark, style = (" ", "") if status is None else styles[status]
+            left = min((len(head) - 1) // 2, len(head) - len(mark))
+            text.append(f" {' ' * left}{mark}{' ' * (len(head) - len(mark) - left)}", style)
         text.rstrip()
         text.truncate(width)
         drawn.append(text)

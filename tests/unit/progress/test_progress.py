@@ -466,10 +466,44 @@ def test_of_many_cells_stages_are_counted_and_the_eventful_ones_shown() -> None:
     assert cells == ["bs42", "bs0"]
 
 
+def test_many_cells_are_shown_in_groups_where_these_fit() -> None:
+    cells = [
+        fabricated.cell(precision, batch, model=model)
+        for model in ("qwen2", "smollm2")
+        for precision in ("fp16", "int8_wo")
+        for batch in range(50)
+    ]
+    plan = fabricated.plan(*cells)
+    drawn = picture(plan, Clock(), download=S.SUCCEEDED, convert=S.SUCCEEDED)
+    builds = [fabricated.stage_run(plan, cell, "build") for cell in cells]
+    for build in builds[:51]:
+        drawn.tracker.changed(build, S.SUCCEEDED, 1.0)
+    drawn.tracker.changed(builds[51], S.FAILED, None)
+    drawn.tracker.changed(builds[52], S.RUNNING, None)
+
+    def shown(height: int, width: int = 99) -> list[str]:
+        return [line.plain for line in drawn.draw(width, height)]
+
+    heads = shown(24).index("                           download convert build repository launch smoke perf accuracy")
+    assert shown(24)[heads + 1 : heads + 5] == [
+        "qwen2/fp16 (50 cells)         ✓        ✓      ✓       ·        ·      ·    ·      ·",
+        "qwen2/int8_wo (50 cells)      ✓        ·     ✗ 2%     ·        ·      ·    ·      ·",
+        "smollm2/fp16 (50 cells)       ·        ·      ·       ·        ·      ·    ·      ·",
+        "smollm2/int8_wo (50 cells)    ·        ·      ·       ·        ·      ·    ·      ·",
+    ]
+    assert "▶ build       qwen2/int8_wo/bs2  0 s" in shown(24)
+    drawn.tracker.changed(fabricated.stage_run(plan, cells[50], "convert"), S.RUNNING, None)
+    assert "▶ convert     qwen2/int8_wo (50 cells)  0 s" in shown(24)
+    assert any(line.startswith("qwen2 (100 cells)") and "▶50%" in line and "✗51%" in line for line in shown(20))
+    assert not any(line.startswith("qwen2 ") for line in shown(12)), "there is no room for two"
+    assert "✗   " in next(line for line in shown(24, 64) if line.startswith("qwen2/int8")), "nor for percents"
+
+
 def test_ten_thousand_stage_runs_do_not_slow_the_picture() -> None:
-    plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(1000)))
+    cells = (fabricated.cell("fp16", batch, model=model) for batch in range(500) for model in ("qwen2", "smollm2"))
+    plan = fabricated.plan(*cells)
     drawn = picture(plan, Clock(), convert=S.RUNNING)
-    drawn.draw(159, 49)
+    assert any("(500 cells)" in line.plain for line in drawn.draw(159, 49))
     start = time.process_time()
     for _ in range(10):
         drawn.draw(159, 49)
