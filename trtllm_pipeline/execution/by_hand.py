@@ -27,7 +27,7 @@ from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
-from trtllm_pipeline.store.claims import enter_beside_standing, enter_standing, lease_machine, machine_users
+from trtllm_pipeline.store.claims import Place, enter_beside_standing, enter_standing, lease_machine, machine_users
 from trtllm_pipeline.worker import run_program, write_job
 
 _POLL_S: Final = 0.1
@@ -109,13 +109,17 @@ def _leased(
     wanted = tuple(known[:gpus])
     told, service = False, scope is Scope.SERVICE
     rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, enter_beside_standing)
-    while (leased := lease_machine(wanted, exclusive=rule, others=known, enter=enter)) is None:
-        if not told:
-            users = machine_users(known, exclusive=rule, beside_standing=True)
-            who = " and ".join(users) or "another invocation or a kept server"
-            print(f"{stage} waits: {who} is using {'these GPUs' if known else 'this machine'}", file=sys.stderr)  # noqa: T201
-            told = True
-        time.sleep(_POLL_S)
+    place = Place()
+    try:
+        while (leased := lease_machine(wanted, exclusive=rule, others=known, enter=enter, place=place)) is None:
+            if not told:
+                users = machine_users(known, exclusive=rule, beside_standing=True, place=place)
+                who = " and ".join(users) or "another invocation or a kept server"
+                print(f"{stage} waits: {who} is using {'these GPUs' if known else 'this machine'}", file=sys.stderr)  # noqa: T201
+                told = True
+            time.sleep(_POLL_S)
+    finally:
+        place.leave()
     claims, names = leased
     try:
         shown = {MASK_VARIABLE: ",".join(names)} if names else {}

@@ -34,7 +34,7 @@ from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
-from trtllm_pipeline.store.claims import Claim, SharedEntry, lease_machine, machine_users
+from trtllm_pipeline.store.claims import Claim, Place, SharedEntry, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak, Published
 from trtllm_pipeline.store.manifest import Manifest, read
 from trtllm_pipeline.store.store import Attempt, Store
@@ -47,12 +47,17 @@ _GROUP_S: Final = 0.05
 _GROUP: Final = 100
 """Stage runs of a group, at most: the claim of each is an open file, and there may be two groups."""
 _SYNC_POLL_S: Final = 0.01
+_WAITING: Final = (StageStatus.PENDING, StageStatus.ELSEWHERE)
 _CAUSE_PATIENCE_S: Final = 1.0
 """How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
 
 
 Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
 """Those that there are when it is asked; none stand for the plan's machine."""
+
+
+_Lease: TypeAlias = tuple[Exclusive, int]
+"""Kind of a lease of the machine: what may run beside it, and how many GPUs."""
 
 
 class Observer:
@@ -199,8 +204,13 @@ class _Execution:
     _expected: Mapping[StageRunId, float]
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
+    _unleased: dict[_Lease, dict[StageRunId, None]] = field(default_factory=dict)
+    """Those that wait for leases: of each kind one asks for all."""
+    _refused: dict[_Lease, str] = field(default_factory=dict)
+    """Why, since we looked last."""
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _enter: SharedEntry = field(default_factory=SharedEntry)
+    _place: Place = field(default_factory=Place)
     _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _unsynced: dict[StageRunId, tuple[_Running, Published]] = field(default_factory=dict)
@@ -310,6 +320,7 @@ class _Execution:
         for held in (*self._running.values(), *(held for held, _ in published)):
             _release(held)
         self._enter.let_go()
+        self._place.leave()
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
         """Of all stage runs of the plan; what is not to run is there, or nobody needs it."""
@@ -336,6 +347,8 @@ class _Execution:
         elif self._unsynced:
             patience = min(patience, _GROUP_S)
         self._enter.let_go()
+        if (waits := self._place.by) and self._scheduler.status(StageRunId(waits)) not in _WAITING:
+            self._place.leave()  # it is done elsewhere, or was cancelled
         events = []
         for event in self._with_causes(self._executor.wait(patience)):
             if isinstance(event, Ready):
@@ -415,15 +428,19 @@ class _Execution:
                 hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
             )
             return [_ended_event(run, remembered)]
+        kind = self._plan.resources(run).exclusive, len(start.gpus)
+        leases_here = not start.node and run.stage.scope is not Scope.IN_SERVICE
+        if leases_here and kind in self._refused and kind in self._unleased:
+            return self._busy(run, self._refused[kind], self._unleased[kind])
         claim = self._store.claim(run.fingerprint)
         if claim is None:
             who = " and ".join(self._store.claimants(run.fingerprint)) or "another invocation"
-            return self._busy(run, f"{who} works on it")
+            return self._busy(run, f"{who} works on it", self._elsewhere)
         leases, gpus = list[Claim](), start.gpus
         done = self._done_elsewhere(run)
         if done:
             claim.release()
-            return done
+            return [*done, *self._may_ask(kind)]
         cpus: tuple[int, ...] = ()
         if start.node:  # a node of a cluster leases, and names, its own
             gpus = ()
@@ -432,15 +449,18 @@ class _Execution:
             gpus, cpus = service.gpus, service.cpus
         else:
             machine = self._plan.machine
-            exclusive = self._plan.resources(run).exclusive
+            exclusive, _ = kind
             others = [gpu.uuid for gpu in machine.gpus]
-            leased = lease_machine(gpus, exclusive=exclusive, others=others, enter=self._enter)
+            leased = lease_machine(
+                gpus, exclusive=exclusive, others=others, enter=self._enter, place=self._place, by=run.id
+            )
             if leased is None:
                 claim.release()
-                users = machine_users(others if gpus else (), exclusive=exclusive)
+                users = machine_users(others if gpus else (), exclusive=exclusive, place=self._place)
                 who = " and ".join(users) or "another invocation or a kept server"
                 what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
-                return self._busy(run, f"{what} in use by {who}")
+                self._refused[kind] = f"{what} in use by {who}"
+                return self._busy(run, self._refused[kind], self._unleased.setdefault(kind, {}))
             leases, gpus = leased
             if exclusive.pinned:
                 cpus = cpus_near(gpus)
@@ -458,7 +478,11 @@ class _Execution:
             self._store.index.commit()
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
         self._executor.submit(job, [each.fd for each in (claim, *leases)])
-        return []
+        return self._may_ask(kind) if leases_here else []
+
+    def _may_ask(self, kind: _Lease) -> list[scheduling.Event]:
+        """All that wait for such a lease, when one of them does not any more."""
+        return [scheduling.Freed(each, done=False) for each in self._unleased.pop(kind, ())]
 
     def _done_elsewhere(self, run: StageRun) -> list[scheduling.Event]:
         """What another invocation published since we looked."""
@@ -482,11 +506,11 @@ class _Execution:
         self._present[run.fingerprint] = found
         return True
 
-    def _busy(self, run: StageRun, why: str) -> list[scheduling.Event]:
+    def _busy(self, run: StageRun, why: str, among: dict[StageRunId, None]) -> list[scheduling.Event]:
         if (run.id, why) not in self._waits:
             self._waits.add((run.id, why))
             self._observer.waiting(run, why)
-        self._elsewhere[run.id] = None
+        among[run.id] = None
         return [scheduling.Busy(run.id)]
 
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
@@ -676,6 +700,10 @@ class _Execution:
                 events.append(scheduling.Freed(run_id, done=False))
             else:
                 events.append(scheduling.Freed(run_id, done=self._look(run)))
+        self._refused.clear()
+        for waiting in filter(None, self._unleased.values()):
+            del waiting[asks := next(iter(waiting))]
+            events.append(scheduling.Freed(asks, done=False))
         return events
 
     # Telling.

@@ -13,10 +13,10 @@ import stat
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import StateError
@@ -120,24 +120,45 @@ def lease_machine(
     exclusive: Exclusive = Exclusive.NONE,
     others: Sequence[str] = (),
     enter: Entry | None = None,
+    place: Place | None = None,
+    by: str = "",
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
     """Claims on the machine, as `exclusive` says, and on as many GPUs as in `gpus`, with the GPUs' names.
 
     GPUs that another invocation holds are replaced by `others`; None if too few are left. So two invocations, also on
     different workspaces, never share a GPU, and nothing runs beside a measurement but what may.
+
+    With a `place` it is also None as long as others wait whose way it would be in. Then it waits itself, in the name of
+    `by`, and is to be asked for again, or left.
     """
-    held = (enter or _enter)(exclusive)
+    wanted = tuple(dict.fromkeys((*gpus, *others))) if gpus else ()
+    asked = Asked(exclusive, len(gpus), frozenset(wanted))
+    if place is not None and place.is_behind(asked):
+        leased = None
+    else:
+        leased = _lease(wanted, len(gpus), exclusive, enter or _enter)
+    if place is not None:
+        place.settle(asked, by, got_it=leased is not None, beside_standing=enter is enter_beside_standing)
+    return leased
+
+
+def _lease(
+    wanted: tuple[str, ...], count: int, exclusive: Exclusive, enter: Entry
+) -> tuple[list[Claim], tuple[str, ...]] | None:
+    held = enter(exclusive)
     if held is None:
         return None
     names = list[str]()
-    for gpu in dict.fromkeys((*gpus, *others)):
-        if len(names) == len(gpus):
+    for gpu in wanted:
+        if len(names) == count:
             break
         claim = take(machine_leases() / f"gpu-{gpu}", remove=False)
         if claim is not None:
             held.append(claim)
             names.append(gpu)
-    if len(names) < len(gpus):
+            if enter is enter_standing and (mark := _take_soon(_standing(gpu), shared=False)) is not None:
+                held.append(mark)
+    if len(names) < count:
         for other in held:
             other.release()
         return None
@@ -147,7 +168,7 @@ def lease_machine(
 _WORK: Final = "machine"
 _MEASURING: Final = "measuring"
 _STANDING: Final = "standing"
-"""The claim of servers that stand by themselves, besides that of those that work."""
+"""The claim of servers that stand by themselves, besides that of those that work; and, with a GPU's name, on each of their GPUs."""
 _SHARED: Final = {Exclusive.NONE: _WORK, Exclusive.GPU: _MEASURING}
 """The claim that those of one kind share. Who must be alone takes both for itself."""
 _LOOKS: Final = 4
@@ -175,9 +196,13 @@ def _enter(exclusive: Exclusive) -> list[Claim] | None:
 def enter_standing(exclusive: Exclusive) -> list[Claim] | None:
     """The `Entry` of a server that stands by itself, whoever asks it."""
     held = _enter(exclusive)
-    if held is not None and (claim := take(machine_leases() / _STANDING, shared=True, remove=False)) is not None:
+    if held is not None and (claim := _take_soon(machine_leases() / _STANDING, shared=True)) is not None:
         held.append(claim)
     return held
+
+
+def _standing(gpu: str) -> Path:
+    return machine_leases() / f"{_STANDING}-{gpu}"
 
 
 def enter_beside_standing(exclusive: Exclusive) -> list[Claim] | None:
@@ -253,14 +278,140 @@ class _Part(Claim):
             self._leave()
 
 
+class Asked(NamedTuple):
+    """What somebody asks `lease_machine` for."""
+
+    exclusive: Exclusive
+    gpus: int
+    among: frozenset[str]
+    """The GPUs that would do."""
+
+    def is_in_the_way_of(self, waiter: Asked) -> bool:
+        """Whether the other might come to it later, or never, if this began before."""
+        beside = self.exclusive is waiter.exclusive and self.exclusive in _SHARED
+        return not beside or not self.among.isdisjoint(waiter.among)
+
+
+class Place:
+    """The place of one invocation among those that wait: who came later begins nothing that would be in its way.
+
+    Else those that share a claim could follow one another without end, and whoever must be alone would never come to it. A place
+    is a claim on a file of its own, whose name says since when and whose text says for what. So it is gone with its
+    process, and as nobody waits for who came later, there is no circle. Who waits for a server that stands by itself has
+    no place: that ends when a person says so.
+
+    An invocation has one place. What else it would begin waits behind it as well: its scheduler knows what comes first.
+    """
+
+    def __init__(self) -> None:
+        self._folder = ""
+        self._claim: Claim | None = None
+        self._asked: Asked | None = None
+        self.by: str | None = None
+        """Who waits in it; None where nobody does."""
+
+    def is_behind(self, asked: Asked) -> bool:
+        """Whether others come first. It is one system call where nobody waits."""
+        return self._in_own_way(asked) or next(self._before(asked), None) is not None
+
+    def settle(self, asked: Asked, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
+        """Wait, or wait no longer, now that this was asked for."""
+        if self._asked is not None and asked != self._asked:
+            return
+        if got_it or self._never_ends(asked, beside_standing=beside_standing):
+            self.leave()
+            return
+        if self._claim is None:
+            self._take(asked)
+        self.by = by if self._claim is not None else None
+
+    def leave(self) -> None:
+        """Wait no longer; may be called twice."""
+        if self._claim is None:
+            return
+        self._claim.release()
+        self._claim = self._asked = self.by = None
+        with suppress(OSError):  # others wait as well
+            Path(self._waiting).rmdir()
+
+    def said(self, gpus: Sequence[str], exclusive: Exclusive) -> tuple[Sequence[str], Exclusive, tuple[str, ...]]:
+        """Whom `machine_users` is to look for, and who is told besides: those that come first."""
+        asked = Asked(exclusive, len(gpus), frozenset(gpus))
+        if self._asked is not None and self._in_own_way(asked):
+            gpus, exclusive, asked = tuple(self._asked.among), self._asked.exclusive, self._asked
+        before = dict.fromkeys(pid for path in self._before(asked) for pid in _holders(path))
+        return gpus, exclusive, tuple(f"{each}, which waits as well and came first" for each in _said(before))
+
+    def _in_own_way(self, asked: Asked) -> bool:
+        return self._asked is not None and asked != self._asked and asked.is_in_the_way_of(self._asked)
+
+    @property
+    def _waiting(self) -> str:
+        if not self._folder:
+            self._folder = str(machine_leases() / _WAITING)
+        return self._folder
+
+    def _before(self, asked: Asked) -> Iterator[Path]:
+        try:
+            names = os.listdir(self._waiting)
+        except OSError:  # nobody waits
+            return
+        ours = os.path.basename(self._claim.path) if self._claim is not None and asked == self._asked else None
+        for path in (Path(self._waiting, name) for name in names if ours is None or name < ours):
+            if (waits := _waits_for(path)) is not None and asked.is_in_the_way_of(waits):
+                yield path
+
+    def _never_ends(self, asked: Asked, *, beside_standing: bool) -> bool:
+        """Whether servers that stand by themselves hold what is waited for: until a person stops them."""
+        if asked.exclusive is not Exclusive.NONE and not beside_standing:
+            path = machine_leases() / _STANDING
+            # A place that is there is not to be lost by others' looks.
+            looked = take(path, remove=False) if self._claim is None else _take_soon(path, shared=False)
+            if looked is None:
+                return True
+            looked.release()
+        return len(asked.among) - sum(is_held(_standing(gpu)) for gpu in asked.among) < asked.gpus
+
+    def _take(self, asked: Asked) -> None:
+        with suppress(OSError):  # where there is no room for it, it is waited without
+            Path(self._waiting).mkdir(exist_ok=True)
+            claim = take(f"{self._waiting}/{time.monotonic_ns():020}-{os.getpid()}")
+            if claim is not None:
+                self._claim, self._asked = claim, asked
+                os.write(claim.fd, " ".join((asked.exclusive.value, str(asked.gpus), *asked.among)).encode())
+
+
+_WAITING: Final = "waiting"
+"""Folder of places, which is there only as long as somebody waits: who does not, looks for nothing more."""
+
+
+def _waits_for(path: Path) -> Asked | None:
+    """What is waited for in a place; None where nobody does. What a killed process left is removed."""
+    with suppress(OSError, ValueError):  # left meanwhile, or just being taken
+        left = take(path)
+        if left is None:
+            exclusive, gpus, *among = path.read_text(encoding="utf-8").split()
+            return Asked(Exclusive(exclusive), int(gpus), frozenset(among))
+        left.release()
+        path.parent.rmdir()
+    return None
+
+
 def machine_users(
-    gpus: Sequence[str], *, exclusive: Exclusive = Exclusive.NONE, beside_standing: bool = False
+    gpus: Sequence[str],
+    *,
+    exclusive: Exclusive = Exclusive.NONE,
+    beside_standing: bool = False,
+    place: Place | None = None,
 ) -> tuple[str, ...]:
     """The processes that `lease_machine` waits for: id, workspace, command line; those that the kernel tells of, perhaps none.
 
-    `beside_standing`: it was asked to `enter_beside_standing`.
+    `gpus` are all that would do. `beside_standing`: it was asked to `enter_beside_standing`.
     """
     folder = machine_leases()
+    first: tuple[str, ...] = ()
+    if place is not None:
+        gpus, exclusive, first = place.said(gpus, exclusive)
     found: dict[int, None] = {}
     standing = _holders(folder / _STANDING) if beside_standing else {}
     for name in (_WORK, _MEASURING, *(f"gpu-{gpu}" for gpu in gpus)):
@@ -270,7 +421,7 @@ def machine_users(
         found |= dict.fromkeys(
             pid for pid, shared in holders if not ((shares and shared) or (name == _WORK and pid in standing))
         )
-    return _said(found)
+    return (*_said(found), *first)
 
 
 def users(path: Path) -> tuple[str, ...]:
