@@ -113,10 +113,12 @@ def test_who_measures_by_hand_comes_to_it_as_well(invoke: Invoke) -> None:
 
 
 def test_first_come_first_served(invoke: Invoke, leases: Path) -> None:
+    for built in [invoke(name, "builds", "1") for name in "abc"]:
+        assert built.process.wait(TURN_S) == 0
     held, _ = claims.lease_machine((), exclusive=Exclusive.MACHINE) or ([], ())
     every = list[Invocation]()
-    for name, kind in {"a": "measures", "b": "builds", "c": "measures"}.items():
-        every.append(invoke(name, kind, "1"))
+    for words in ("a", "measures", "1"), ("b", "builds", "2"), ("c", "measures", "1"):
+        every.append(invoke(*words))
         until(lambda: (leases / "waiting").exists() and len(list((leases / "waiting").iterdir())) == len(every))
     for claim in held:
         claim.release()
