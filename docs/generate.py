@@ -9,12 +9,15 @@ A table stands between `<!-- generated: KIND NAME -->` and `<!-- end -->`; every
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from typer.main import get_command
@@ -437,6 +440,21 @@ def _numbers(release: str) -> list[int]:
     return [int(number) for number in release.split(".")]
 
 
+@cache
+def _screens() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("screens", FOLDER / "screens.py")
+    assert spec is not None
+    assert spec.loader is not None
+    screens = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(screens)
+    return screens
+
+
+def screen(name: str) -> Iterator[str]:
+    """What a terminal shows while a run goes on."""
+    yield from _screens().screen(name)
+
+
 def failures(_name: str) -> Iterator[str]:
     """The table of words in logs that say what failed."""
     yield "| words in a log | what | class | what to do |"
@@ -468,6 +486,7 @@ _KINDS: Final = {
     "refusals": refusals,
     "families": families,
     "failures": failures,
+    "screen": screen,
 }
 
 

@@ -25,6 +25,20 @@ def without(cell: str, parts: Sequence[str]) -> str:
     return "/".join(part for part in cell.split("/") if part not in parts) or cell
 
 
+def merged(sequences: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Names in an order that fits all of several: what is new in one comes after what is before it there."""
+    order: list[str] = []
+    for sequence in sequences:
+        place = 0
+        for name in sequence:
+            if name in order:
+                place = order.index(name) + 1
+            else:
+                order.insert(place, name)
+                place += 1
+    return tuple(order)
+
+
 def groups(ids: Sequence[str], most: int) -> list[str] | None:
     """The group of each id: its first segments, as many as make no more than `most` groups; None where there are no such groups."""
     split = [each.split("/") for each in ids]

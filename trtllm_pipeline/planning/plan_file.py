@@ -21,6 +21,7 @@ from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines, write_lines
+from trtllm_pipeline.planning.names import merged
 from trtllm_pipeline.planning.needs import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.records import dataclass
@@ -71,7 +72,13 @@ class Outline:
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of all stages, in the order of the flow."""
-        return tuple(dict.fromkeys(run.stage for run in self.stage_runs.values()))
+        first: dict[str, CellId] = {}
+        for run in self.stage_runs.values():
+            if run.stage not in first:
+                first[run.stage] = run.cells[0]
+        cells = set(first.values())
+        runs = (cell.stage_runs for cell in self.cells if cell.id in cells)
+        return merged([self.stage_runs[run].stage for run in of_cell] for of_cell in runs)
 
 
 def axes(cell: Cell) -> dict[str, Json]:

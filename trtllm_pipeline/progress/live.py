@@ -15,11 +15,12 @@ from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.loop import Nodes
-from trtllm_pipeline.planning.names import count, duration, groups, shared_parts, shorten, without
+from trtllm_pipeline.planning.names import count, duration, groups, merged, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Tracker
 from trtllm_pipeline.progress.views import (
+    GROUPS,
     LOOKS,
     bar,
     failure,
@@ -163,7 +164,9 @@ class Picture:
         self.progress: Mapping[StageRunId, Mapping[str, Json]] = {}
         self._shared = shared_parts([cell.id for cell in tracker.plan.feasible])
         self._totals = Counter(run.stage.name for run in tracker.plan.stage_runs.values())
-        self._stages = tuple(self._totals)
+        firsts = {run.stage.name: run.cells[0] for run in reversed(list(tracker.plan.stage_runs.values()))}
+        of_cells = (tracker.plan.by_cell[cell] for cell in dict.fromkeys(firsts.values()))
+        self._stages = merged([tracker.plan.stage_runs[run].stage.name for run in runs] for runs in of_cells)
         self._known_groups: dict[int, Counter[str]] = {}
         """By how many there may be, as it was asked last."""
         self._screen, self._most_groups = (0, 0), 0
@@ -228,7 +231,7 @@ class Picture:
     def _groups(self, found: Mapping[str, int], width: int) -> list[Text]:
         counts = self.tracker.by_group
         lines = [group_line(group, number, self._stages, counts) for group, number in found.items()]
-        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
+        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only, title=GROUPS)
 
     def _eventful(self) -> Iterator[CellId]:
         """Cells where something runs, then those where something failed, the latest first; one for each stage run."""
@@ -254,9 +257,8 @@ class Picture:
         tracker = self.tracker
         lines = [(run, _S.RUNNING, self._doing(run, seconds, width)) for run, seconds in tracker.running()]
         lines += [(tracker.plan.stage_runs[run], _S.ELSEWHERE, why) for run, why in tracker.waiting.items()]
-        if len(lines) > most:
-            yield Text(f"  and {len(lines) - most + 1} more", "dim")
-            lines = lines[: most - 1]
+        more = len(lines) - most + 1 if len(lines) > most else 0
+        lines = lines[: most - 1] if more else lines
         stage_width = max(map(len, self._stages), default=0)
         names = [self._named(run) for run, _, _ in lines]
         longest = max(map(len, names), default=0)
@@ -272,6 +274,8 @@ class Picture:
             else:
                 text.append(" " * (min(longest, name_width) - min(len(name), name_width)))
                 yield text.append(f"  {doing}", "cyan")
+        if more:
+            yield Text(f"  and {more} more", "dim")
 
     def _named(self, run: StageRun) -> str:
         """What the cells that a stage run is for have in common, and how many these are."""

@@ -138,7 +138,9 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
         drawn = grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
     else:
-        drawn = _counted(feasible, parts, runs, states, height, width=width, ascii_only=ascii_only)
+        drawn = _counted(
+            status.outline.stages, feasible, parts, runs, states, height, width=width, ascii_only=ascii_only
+        )
         shown, rest = (states[run].status for run in runs), ""  # each is in a line of its stage
     drawn += legend(shown, width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
@@ -157,6 +159,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
 
 
 def _counted(
+    order: Sequence[str],
     cells: Sequence[OutlineCell],
     shared: Sequence[str],
     runs: Mapping[StageRunId, OutlineRun],
@@ -168,23 +171,24 @@ def _counted(
 ) -> list[Text]:
     """A line for each stage, then one for each group of cells, where there are groups that fit."""
     from trtllm_pipeline.planning.names import groups, without
-    from trtllm_pipeline.progress.views import grid, group_line, stage_line
+    from trtllm_pipeline.progress.views import GROUPS, grid, group_line, stage_line
 
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
     for run in runs.values():
         counts[run.stage][states[run.id].status] += 1
-    name_width = max(map(len, counts), default=0)
+    stages = [stage for stage in order if stage in counts]
+    name_width = max(map(len, stages), default=0)
     most = max((each.total() for each in counts.values()), default=0)
     drawn = [
         stage_line(stage, counts[stage], name_width=name_width, most=most, width=width, ascii_only=ascii_only)
-        for stage in counts
+        for stage in stages
     ]
     named = groups([without(cell.id, shared) for cell in cells], height - _BESIDE_CELLS - len(counts))
     if named:
         of_groups = {(group, run) for cell, group in zip(cells, named, strict=True) for run in cell.stage_runs}
         by_group = Counter((group, runs[run].stage, states[run].status) for group, run in of_groups)
-        rows = [group_line(group, number, list(counts), by_group) for group, number in Counter(named).items()]
-        drawn += grid(rows, list(counts), width=width, ascii_only=ascii_only)
+        rows = [group_line(group, number, stages, by_group) for group, number in Counter(named).items()]
+        drawn += grid(rows, stages, width=width, ascii_only=ascii_only, title=GROUPS)
     return drawn
 
 

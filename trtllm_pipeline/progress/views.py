@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, StageStatus, in_words
 from trtllm_pipeline.errors import StageError, in_brackets
-from trtllm_pipeline.planning.names import amount, count, duration, never_works, shorten
+from trtllm_pipeline.planning.names import amount, duration, never_works, shorten
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.plan_file import OutlineCell
 from trtllm_pipeline.planning.stage_status import StageState
@@ -43,7 +43,7 @@ LOOKS: Final = {
     _S.BLOCKED: Look("#", "#", "red", "blocked"),
     _S.CANCELLED: Look("!", "!", "yellow", "interrupted"),
 }
-_TELLING: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.BLOCKED, _S.CANCELLED, _S.PENDING)
+_TELLING: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.CANCELLED, _S.PENDING, _S.BLOCKED)
 """Statuses of which one is worth more than any number of others."""
 _MIN_NAME: Final = 12
 _HEAD_WIDTHS: Final = (10, 8, 7, 6, 5, 4, 3, 2)
@@ -70,12 +70,16 @@ class Part(NamedTuple):
         return whole if len(whole) <= width else sign
 
 
+GROUPS: Final = "group (cells)"
+"""Title of the names that `group_line` makes."""
+
+
 def group_line(
     group: str, cells: int, stages: Iterable[str], counts: Mapping[tuple[str, str, StageStatus], int]
 ) -> tuple[str, dict[str, Part]]:
     """A group of cells for `grid`, from the numbers of its stage runs by stage and status."""
     parts = ((stage, _part({each: counts.get((group, stage, each), 0) for each in LOOKS})) for stage in stages)
-    return f"{group} ({count(cells, 'cell')})", {stage: part for stage, part in parts if part is not None}
+    return f"{group} ({cells})", {stage: part for stage, part in parts if part is not None}
 
 
 def _part(counts: Mapping[StageStatus, int]) -> Part | None:
@@ -93,19 +97,20 @@ def grid(
     *,
     width: int,
     ascii_only: bool,
+    title: str = "",
 ) -> list[Text]:
-    """Lines of text no wider than `width`: heads, then one line for each (name, stage -> status)."""
+    """Lines of text no wider than `width`: heads, that of the names a `title`; then one line for each (name, stage -> status)."""
     from rich.text import Text
 
-    longest = max((len(name) for name, _ in lines), default=0)
+    longest = max(map(len, (title, *(name for name, _ in lines))))
     cut = next((cut for cut in _HEAD_WIDTHS if width - _columns(stages, cut) >= min(longest, 40)), None)
     if cut is None:
         cut = next((cut for cut in _HEAD_WIDTHS if width - _columns(stages, cut) >= _MIN_NAME), 0)
-    heads = [stage[:cut] for stage in stages]
+    heads = [stage if len(stage) <= cut else f"{stage[: cut - 1]}…" if cut > 4 else stage[:cut] for stage in stages]
     name_width = max(1, min(longest, width - _columns(stages, cut)))
     drawn = []
     if cut:
-        drawn.append(Text(" " * name_width + "".join(f" {head}" for head in heads), "dim"))
+        drawn.append(Text(f"{title[:name_width]:<{name_width}}" + "".join(f" {head}" for head in heads), "dim"))
     styles = {status: (symbol(status, ascii_only=ascii_only), look.style) for status, look in LOOKS.items()}
     for name, statuses in lines:
         text = Text(f"{shorten(name, name_width):<{name_width}}")

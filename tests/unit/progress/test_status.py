@@ -39,3 +39,26 @@ def test_of_very_many_cells_those_are_listed_that_are_not_done(tmp_path: Path, m
         make(cell)
     assert said()[1:] == ["and 4 cells done: --cells PATTERN or --format json shows them"]
     store.close()
+
+
+def test_a_picture_has_groups_of_cells_and_all_stages_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    plan = fabricated.plan(
+        *(fabricated.cell(precision, batch) for precision in ("fp16", "int8_wo") for batch in range(200))
+    )
+    store = Store(tmp_path)
+    for cell in plan.cells[:100]:
+        for stage in ("download", "convert", "build"):
+            if store.get(stage, fabricated.stage_run(plan, cell, stage).fingerprint) is None:
+                fabricated.publish(store, fabricated.stage_run(plan, cell, stage), {"model": b"x"})
+    lines = to_text(status_of(store, outline(plan), "run"), height=23).splitlines()
+    stages = ["download", "convert", "build", "repository", "launch", "smoke", "perf", "accuracy"]
+    assert [line.split()[0] for line in lines[1:9]] == stages
+    assert lines[9].split() == ["group", "(cells)", *stages]
+    assert [line.split() for line in lines[10:12]] == [
+        ["fp16", "(200)", "=", "=", "·50%", *"·····"],
+        ["int8_wo", "(200)", "=", *"·······"],
+    ]
+    store.close()

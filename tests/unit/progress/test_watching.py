@@ -131,6 +131,8 @@ def test_a_picture_fits_the_screen(monkeypatch: pytest.MonkeyPatch, cells: int, 
     assert len(lines) <= 23
     assert max(map(len, lines)) <= columns
     assert lines[0] == "run r, all cells: m"
+    if cells == 3000:
+        assert not any(line.startswith("group") for line in lines), "they have one segment"
     by_stage = any("build" in line and f"1/{cells}" in line.replace(" ", "") for line in lines)
     assert by_stage == (cells > 17)
     assert any(line.startswith("running: build, m/c1") for line in lines), "what runs comes before what failed"

@@ -16,7 +16,7 @@ from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import Goodput, LevelResult
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.planning.names import amount, duration, groups, shared_parts, shorten, without
+from trtllm_pipeline.planning.names import amount, duration, groups, merged, shared_parts, shorten, without
 from trtllm_pipeline.progress.views import LOOKS, grid
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.rows import CellResult, CellStatus
@@ -315,6 +315,12 @@ def test_of_very_many_rows_those_are_listed_that_something_has_come_of(monkeypat
 def test_short_names() -> None:
     assert shared_parts(["m/fp16/tp1/bs4", "m/int8/tp1/bs8"]) == ("m", "tp1")
     assert shared_parts(["m/fp16"]) == ()
+    flow = (
+        ("get", "convert", "build", "serve"),
+        ("get", "quantize", "build", "check", "serve"),
+        ("get", "serve", "score"),
+    )
+    assert merged(flow) == ("get", "quantize", "convert", "build", "check", "serve", "score")
     cells = ["m/fp16/bs1", "m/fp16/bs2", "m/fp8/bs1", "m/fp8/bs2", "n/fp8/bs1"]
     assert groups(cells, 4) == ["m/fp16", "m/fp16", "m/fp8", "m/fp8", "n/fp8"]
     assert groups(cells, 2) == ["m", "m", "m", "m", "n"]
