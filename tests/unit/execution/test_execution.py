@@ -376,6 +376,39 @@ def test_the_machine_is_waited_for_while_another_invocation_measures(store: Stor
     assert run(plan_of(until="make"), store, executor).exit_code == 0
 
 
+def test_of_those_that_wait_for_the_same_lease_one_asks_for_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    precisions = [f"p{each}" for each in range(30)]
+    assert run(plan_of("p0", until="get"), store, PretendExecutor()).exit_code == 0
+    lease = claims.lease_machine((), exclusive=Exclusive.MACHINE)
+    assert lease is not None
+    asked: list[bool] = []
+    polls: list[int] = []
+    ask = claims.lease_machine
+
+    def counted(*gpus: Any, **options: Any) -> Any:
+        leased = ask(*gpus, **options)
+        asked.append(leased is not None)
+        return leased
+
+    monkeypatch.setattr(loop, "lease_machine", counted)
+    executor, observer = PretendExecutor(), Silent()
+    wait = executor.wait
+
+    def polled(timeout_s: float) -> list[ExecutorEvent]:
+        polls.append(len(asked))
+        if len(polls) == 10:
+            assert len(observer.waits) == 30, "each is said to wait"
+            assert len(asked) == 10
+            for claim in lease[0]:
+                claim.release()
+        return wait(timeout_s)
+
+    monkeypatch.setattr(executor, "wait", polled)
+    assert run(plan_of(*precisions, until="make"), store, executor, observer).exit_code == 0
+    assert asked == [False] * 10 + [True] * 30
+    assert polls.index(40) < 20, "and when it is let in, all are"
+
+
 def plan_of_servers(*precisions: str) -> Plan:
     """Servers of known memory; in each, `look` measures, and `count` does not and comes after it."""
     toolchain = make_toolchain()
