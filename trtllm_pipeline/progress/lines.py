@@ -30,6 +30,7 @@ _REMIND_EVERY_S: Final = 60.0
 class QuietObserver(Observer):
     """Reports failures only. As every other, it keeps the time left where `pipeline status` finds it."""
 
+    _quiet_s = _ANNOUNCE_AFTER_S
     _run: str | None = None
     _time_left: TimeLeft | None = None
     _tracker: Tracker
@@ -58,7 +59,7 @@ class QuietObserver(Observer):
         nodes: Nodes = tuple,
     ) -> None:
         """From now on there is something to know."""
-        self._tracker = Tracker(plan, statuses, durations, self._clock, nodes)
+        self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  nobody is told
         """Keep the time left."""

@@ -56,6 +56,7 @@ class LiveObserver(QuietObserver):
     """Draws the picture. What failed is printed above it and stays in the terminal's history."""
 
     _live: Live | None = None
+    _quiet_s = 0.0
 
     def begin(
         self,

@@ -143,18 +143,20 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         )
         shown, rest = (states[run].status for run in runs), ""  # each is in a line of its stage
     drawn += legend(shown, width=width, ascii_only=ascii_only)
-    title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
+    titles = [status.title, *([f"all cells: {' '.join(parts)}"] if parts else ())]
+    if len(together := ", ".join(titles)) <= width:
+        titles = [together]
     below = [rest] if rest else []
     told = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
     below += [line for run, state in told for line in _events(run, state)]
     for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []
-    if height is not None:  # nothing but one line each, what runs first
-        below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
-        below = [shorten(line, width - 1) for line in below]
     if height is None:
         below[:0] = [time_left(*status.left)] if status.left else [status.took.line] if status.took else []
-    lines = (title, *styled(drawn, sys.stdout), *map(clean, below))
+    else:  # nothing but one line each, what runs first
+        below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
+        below = [shorten(line, width - 1) for line in below]
+    lines = (*map(clean, titles), *styled(drawn, sys.stdout), *map(clean, below))
     return "".join(f"{line}\n" for line in lines[:height])
 
 

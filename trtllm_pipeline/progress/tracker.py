@@ -42,7 +42,10 @@ class Tracker:
         durations: Mapping[str, float],
         clock: Clock = time.monotonic,
         nodes: Nodes = tuple,
+        *,
+        quiet_s: float = 0.0,
     ) -> None:
+        """Of a plan that begins now. The time left is estimated after `quiet_s`: what ends sooner need not pay for it."""
         self.plan = plan
         self.statuses = dict(statuses)
         self.started: dict[StageRunId, float] = {}
@@ -61,7 +64,7 @@ class Tracker:
         self._nodes = nodes
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
-        self._estimate_at = float("-inf")
+        self._estimate_at = self._began + quiet_s
         self._estimating: Generator[None, None, tuple[float, bool]] | None = None
         self._asked_s = 0.0
         """When that began."""

@@ -43,9 +43,13 @@ def test_a_damaged_file_says_nothing(tmp_path: Path, damaged: str) -> None:
 
 def test_every_observer_keeps_it_and_the_last_line_has_its_error(tmp_path: Path) -> None:
     for observer, stream in ((QuietObserver, io.StringIO()), (JsonObserver, io.StringIO())):
-        told = observer(stream, Clock())
+        clock = Clock()
+        told = observer(stream, clock)
         told.enter(tmp_path)
         told.begin(PLAN, PENDING, LEARNT)
+        told.tick({})
+        assert read(tmp_path) is None, "a run that ends soon pays nothing for it"
+        clock.now += 3.0
         told.tick({})
         found = read(tmp_path)
         assert found is not None

@@ -140,6 +140,13 @@ def test_a_picture_fits_the_screen(monkeypatch: pytest.MonkeyPatch, cells: int, 
     assert len(to_text(found).splitlines()) > cells
 
 
+def test_a_title_that_does_not_fit_has_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "19")
+    assert to_text(status(2, {})).splitlines()[:2] == ["run r, all cells: m", "   build perf"]
+    monkeypatch.setenv("COLUMNS", "18")
+    assert to_text(status(2, {})).splitlines()[:2] == ["run r", "all cells: m"]
+
+
 def test_a_moment_without_work_is_not_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     idle, busy = status(1, {}), status(1, {("build", 0): RUNNING})
     left = [idle, idle, busy, idle, idle, idle, idle, idle]
