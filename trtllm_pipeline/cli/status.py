@@ -27,7 +27,7 @@ def status(
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Show the progress of each cell, what is running in any invocation, and why something failed.
+    """Show the progress of each cell, what is running in any invocation, the time left, and why something failed.
 
     The cells are all of the latest run's matrix, including those that this run left out.
 

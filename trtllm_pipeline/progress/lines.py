@@ -43,7 +43,9 @@ class QuietObserver(Observer):
 
     def enter(self, folder: Path) -> None:
         """From now on the time left can be kept."""
-        self._run, self._time_left = folder.name, TimeLeft(folder)
+        self._run = folder.name
+        with suppress(OSError):  # the run's own files will tell of a disk that is full
+            self._time_left = TimeLeft(folder)
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:  # noqa: ARG002  reports have it
         """Nobody has any time left."""
@@ -64,7 +66,7 @@ class QuietObserver(Observer):
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  nobody is told
         """Keep the time left."""
         if self._tracker.estimate() and self._time_left is not None and (left := self._tracker.left()) is not None:
-            with suppress(OSError):  # the run's own files will tell of a disk that is full
+            with suppress(OSError):
                 self._time_left.say(*left)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:

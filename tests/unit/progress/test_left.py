@@ -60,3 +60,13 @@ def test_every_observer_keeps_it_and_the_last_line_has_its_error(tmp_path: Path)
         assert read(tmp_path) is None
     first, *_, last = map(json.loads, stream.getvalue().splitlines())
     assert (first["run"], last["event"], last["took_s"]) == (tmp_path.name, "forecast", 6.0)
+
+
+def test_a_run_goes_on_where_it_cannot_be_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    told = QuietObserver(io.StringIO(), clock)
+    told.enter(tmp_path / "gone")
+    told.begin(PLAN, PENDING, LEARNT)
+    clock.now += 3.0
+    told.tick({})
+    told.leave(None)
