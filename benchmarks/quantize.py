@@ -442,7 +442,7 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
         with worker.timed(times, "calibrate"):
             quantization.quantize(model, configuration, forward_loop=loop)
         with worker.timed(times, "export"), torch.inference_mode():
-            family = FAMILIES[model.config.architectures[0]]
+            family = FAMILIES[model.config.architectures[0]].decoder
             export_tensorrt_llm_checkpoint(
                 model, family, torch.bfloat16, export_dir=out, inference_tensor_parallel=run.tp
             )

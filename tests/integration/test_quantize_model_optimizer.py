@@ -717,6 +717,17 @@ except ImportError as error:
     assert done.stdout.splitlines()[-1] == "scipy.stats.entropy is left out of the quantization worker's imports"
 
 
+def test_the_benchmark_measures_ours_and_a_plain_script(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "quantize.py"
+    runs = ("--process", "fp8", "--runs", "fp8", "--by-hand", "fp8")
+    command = (script, "--shape", "toy", "--samples", "2", "--length", "16", *runs, "--json", "out.json")
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["runs"]
+    assert [(run["run"], run["by"]) for run in told] == [("fp8", "process"), ("fp8", "ours"), ("fp8", "hand")]
+    assert len({round(run["written_gb"], 3) for run in told}) == 1
+
+
 def test_a_model_optimizer_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import modelopt.torch.quantization as mtq
 
