@@ -152,12 +152,18 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []
     if height is None:
-        below[:0] = [time_left(*status.left)] if status.left else [status.took.line] if status.took else []
+        below[:0] = [time_left(*status.left)] if status.left else _wrapped(status.took, width)
     else:  # nothing but one line each, what runs first
         below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
         below = [shorten(line, width - 1) for line in below]
     lines = (*map(clean, titles), *styled(drawn, sys.stdout), *map(clean, below))
     return "".join(f"{line}\n" for line in lines[:height])
+
+
+def _wrapped(took: Took | None, width: int) -> list[str]:
+    from textwrap import wrap
+
+    return [] if took is None else wrap(took.line, width)
 
 
 def _counted(
