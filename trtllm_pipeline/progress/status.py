@@ -161,9 +161,11 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
 
 
 def _wrapped(took: Took | None, width: int) -> list[str]:
+    if took is None:
+        return []
     from textwrap import wrap
 
-    return [] if took is None else wrap(took.line, width)
+    return wrap(took.line, width)
 
 
 def _counted(
