@@ -1,13 +1,14 @@
 """How long plans take under the scheduler, beside a lower bound, first come first served, and one after another.
 
-    python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold] [--tries 60] [--gpus 1 2 4 8] [--exclusive gpu] [--no-search] [--format json]
+    python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold [stage | precision]] [--tries 60] [--gpus 1 2 4 8] [--exclusive gpu] [--no-search] [--format json]
 
 Random plans in the shape of matrices: a few models, precisions and batch sizes; downloads, quantizing, builds of one to
 all GPUs, and servers, which seven of ten plans measure as `--exclusive` says, `settings.perf.exclusive` of a matrix: alone on
 the machine, or side by side on GPUs of their own; `over_machine` is the time of these plans over that with their servers alone,
 `within_5_percent_exclusive` the share of them that takes at most 5 % more than the bound. With `--cold` durations are wrongly expected, as in a first
-run: each stage by a factor of its own (log-normal, median 1.35, a third of them beyond 3.3 or below 0.55), each stage run
-by a little more. Without, all take exactly as long as expected.
+run: each stage, or each stage of each precision, by a factor of its own (log-normal, median 1.35, a third of them beyond 3.3 or below
+0.55), each stage run by a little more; `over_told` is the time over that where the scheduler knows these factors from the beginning, which
+is more than it could learn. Without, all take exactly as long as expected.
 
 The lower bound is explained at `bound`; the shortest schedule lies between it and the best of `--tries` random ones.
 First come first served starts, in the order of the matrix, whatever is ready and fits. One after another is what a shell
@@ -269,6 +270,12 @@ def wrong(rng: random.Random, middle: float, spread: float) -> float:
     return min(12.0, max(1 / 12, rng.lognormvariate(middle, spread)))
 
 
+def kind(task: StageRunId, fine: bool) -> str:
+    """The stage of a task, with the number of its precision where that is wanted."""
+    stage, _, key = task.partition("/")
+    return f"{stage}/{key.split('.')[1]}" if fine and "." in key else stage
+
+
 def best_found(
     tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, rng: random.Random, tries: int
 ) -> float:
@@ -293,14 +300,14 @@ def measure(
     seed: int,
     gpus: int,
     *,
-    cold: bool = False,
+    cold: str | None = None,
     tries: int = 0,
     rule: Exclusive = Exclusive.MACHINE,
     search: bool = False,
 ) -> dict[str, float]:
     """Ratios over `number` random plans on a machine of `gpus`."""
     names = tuple(f"GPU-{index}" for index in range(gpus))
-    rows, times, near = [], [], []
+    rows, times, near, told = [], [], [], []
     for index in range(number):
         rng = random.Random(seed * 1_000_003 + index)
         machine = Capacity(4 + 4 * gpus, names)
@@ -308,11 +315,14 @@ def measure(
         alone = plan(rng, gpus)
         rng.setstate(state)
         tasks = plan(rng, gpus, rule)
-        kinds = {task.id: task.id.partition("/")[0] for task in tasks}
+        kinds = {task.id: kind(task.id, cold == "precision") for task in tasks}
         of_kind = {kind: wrong(rng, 0.3, 0.9) for kind in dict.fromkeys(kinds.values())}
         factor = {task.id: of_kind[kinds[task.id]] * wrong(rng, 0.0, 0.3) if cold else 1.0 for task in tasks}
         takes = {task.id: task.expected_s * factor[task.id] for task in tasks}
         made = ours(tasks, takes, machine, search=search)
+        if cold:
+            known = [replace(task, expected_s=task.expected_s * of_kind[kinds[task.id]]) for task in tasks]
+            told.append((made, ours(known, takes, machine, search=search)))
         first = first_come(tasks, takes, machine, blocks=False)
         best = min(made, best_found(tasks, takes, machine, rng, tries))
         rows.append((made / bound(tasks, takes, machine), made / first, sum(takes.values()) / made, made / best))
@@ -324,6 +334,7 @@ def measure(
     def at(column: Sequence[float], share: float) -> float:
         return column[min(len(column) - 1, int(share * len(column)))]
 
+    over_told = sorted(made / known for made, known in told)
     return {
         "gpus": gpus,
         "plans": number,
@@ -337,6 +348,16 @@ def measure(
         "over_first_come_p95": at(first_ratio, 0.95),
         "over_first_come_worst": first_ratio[-1],
         "over_first_come_by_5_percent": sum(each > 1.05 for each in first_ratio) / number,
+        **(
+            {
+                "over_told_total": sum(made for made, _ in told) / sum(known for _, known in told),
+                "over_told_least": over_told[0],
+                "over_told_p95": at(over_told, 0.95),
+                "over_told_worst": over_told[-1],
+            }
+            if told
+            else {}
+        ),
         "one_after_another_median": statistics.median(serial),
         "over_machine_total": sum(made for made, _ in times) / sum(alone for _, alone in times),
         "over_machine_median": statistics.median(made / alone for made, alone in times),
@@ -377,7 +398,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cold", action="store_true", help="durations are wrongly expected")
+    parser.add_argument(
+        "--cold", nargs="?", const="stage", choices=("stage", "precision"), help="durations are wrongly expected"
+    )
     parser.add_argument("--tries", type=int, default=60, help="random schedules that the best of is compared with")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
     rules = [

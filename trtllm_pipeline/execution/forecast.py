@@ -47,6 +47,8 @@ _KNOWN_ERROR: Final = 0.3
 _MOST_SIMULATED: Final = 10_000
 """Stage runs that are played on a simulated clock. Of more, the scheduler comes to what no schedule can undercut within less
 than their durations are known by (docs/performance.md)."""
+_ALL: Final = ""
+"""The label of everything."""
 
 
 class Durations:
@@ -67,7 +69,7 @@ class Durations:
     def learn(self, run: StageRun, seconds: float) -> None:
         """Take in what a stage run took."""
         self._estimates.clear()
-        for label in _labels(run):
+        for label in (*_labels(run), _ALL):
             took_s, guessed_s = self._here.get(label, (0.0, 0.0))
             self._here[label] = (took_s + seconds, guessed_s + self.guess(run))
 
@@ -87,6 +89,14 @@ class Durations:
             if label in self._learnt:
                 return self._learnt[label]
         return None
+
+    def guessed(self, run: StageRun) -> float:
+        """By the formula, and by what was shown now of it: for what is like this, else for all."""
+        for label in (*_labels(run), _ALL):
+            took_s, guessed_s = self._here.get(label, (0.0, 0.0))
+            if guessed_s:
+                return self.guess(run) * took_s / guessed_s
+        return self.guess(run)
 
     def estimate(self, run: StageRun) -> Estimate:
         """The formula in milliseconds, corrected by what was measured on systems like this; else what is known, or the formula."""

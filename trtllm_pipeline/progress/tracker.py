@@ -70,8 +70,6 @@ class Tracker:
         """When that began."""
         self._expected: tuple[float, bool] | None = None
         """When the run is expected to end, by the clock, and whether that is known."""
-        self._took_s = self._guessed_s = 0.0
-        """What has ended took, and was guessed to take."""
         self._ready: set[StageRunId] = set()
         self._good_before = sum(self.counts[status] for status in GOOD)
         self.to_do = len(statuses) - self._good_before
@@ -100,10 +98,7 @@ class Tracker:
             and status is _S.SUCCEEDED
             and run.stage.scope is not Scope.SERVICE
         ):
-            took_s = now - began if seconds is None else seconds
-            self._durations.learn(run, took_s)
-            self._took_s += took_s
-            self._guessed_s += self._durations.guess(run)
+            self._durations.learn(run, now - began if seconds is None else seconds)
         if status is _S.FAILED:
             self.failed[run.id] = None
 
@@ -165,13 +160,13 @@ class Tracker:
         """Expected seconds until the end, and whether they are known: False when work is left whose like never ran.
 
         The scheduler's own, played over what has not ended, less the time for which it has run; what is overdue takes as long
-        again, as for the scheduler. What never ran takes as long as a formula guesses, by which what has ended took so much more or less.
+        again, as for the scheduler. What never ran takes as long as a formula guesses, times what
+        the like of it, or else all that has ended, took over that.
         """
         return at_once(self._left_s())
 
     def _left_s(self) -> Generator[None, None, tuple[float, bool]]:
         """The same in pieces. What ends meanwhile, at any of them, is not waited for by what has not been looked at."""
-        off = self._took_s / self._guessed_s if self._guessed_s else 1.0
         now = self._clock()
         rest: dict[StageRunId, float] = {}
         complete = True
@@ -184,7 +179,7 @@ class Tracker:
             if expected is None:
                 # How long a server takes to start is learnt with the first, and is little beside what runs in it.
                 complete = complete and run.stage.scope is Scope.SERVICE
-                expected = off * self._durations.guess(run)
+                expected = self._durations.guessed(run)
             so_far = max(0.0, now - self.started.get(run.id, now))
             rest_s = so_far if overdue(so_far, expected) else max(0.0, expected - so_far)
             rest[run.id] = 0.0 if run.id in self._ready else rest_s

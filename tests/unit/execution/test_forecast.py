@@ -78,6 +78,26 @@ def test_what_another_model_took_says_nothing_where_size_matters() -> None:
     assert (durations.of(runs["download"]), durations.of(runs["repository"])) == (None, 0.5)
 
 
+def test_what_one_took_corrects_the_guesses_of_what_is_like_it_most() -> None:
+    plan = fabricated.plan(cell(), cell("other", times=50))
+    durations = Durations({}, MACHINE)
+    build, other = (fabricated.stage_run(plan, each, "build") for each in plan.cells)
+    perf = fabricated.stage_run(plan, plan.cells[0], "perf")
+
+    def off() -> list[float]:
+        return [round(durations.guessed(run) / guess_s(run, MACHINE), 3) for run in (build, other, perf)]
+
+    assert off() == [1, 1, 1]
+    durations.learn(build, 3 * guess_s(build, MACHINE))
+    assert off() == [3, 3, 3], "nothing else is known of the others"
+    durations.learn(other, 2 * guess_s(other, MACHINE))
+    by_all = off()[2]
+    assert off() == [3, 2, by_all]
+    assert 2 < by_all < 3
+    durations.learn(perf, 1 * guess_s(perf, MACHINE))
+    assert off() == [3, 2, 1]
+
+
 def measured(label: str, expected_ms: int, taken_ms: int, machine: Machine = MACHINE) -> Peak:
     return Peak(label, needs.system(machine), {"ms": expected_ms}, {"ms": taken_ms})
 

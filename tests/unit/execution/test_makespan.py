@@ -42,9 +42,10 @@ def test_nine_of_ten_plans_that_measure_alone_take_at_most_a_twentieth_more_than
 
 @pytest.mark.parametrize("gpus", [2, 8])
 def test_wrong_guesses_cost_little_beside_first_come_first_served(makespan: ModuleType, gpus: int) -> None:
-    found = makespan.measure(24, 7, gpus, cold=True)
+    found = makespan.measure(24, 7, gpus, cold="stage")
     assert found["over_first_come_p95"] <= 1.01
     assert found["over_first_come_worst"] <= 1.05
+    assert found["over_told_total"] <= 1.005, "by how much each stage is off matters little, so nothing is learnt of it"
 
 
 @pytest.mark.parametrize("rule", Exclusive)
