@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, field, replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeAlias
@@ -144,7 +145,7 @@ class _Running:
     attempt: Attempt
     claim: Claim
     leases: list[Claim]
-    """Of the machine and its GPUs."""
+    """Of the machine, then of its GPUs."""
     gpus: tuple[str, ...]
     """Those it has: where another invocation holds what the scheduler named, others."""
     cpus: tuple[int, ...]
@@ -211,7 +212,10 @@ class _Execution:
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _enter: SharedEntry = field(default_factory=SharedEntry)
     _place: Place = field(default_factory=Place)
+    _unsealed: dict[StageRunId, Callable[[], Manifest]] = field(default_factory=dict)
+    """How to digest what little has just been left: after what can have its place has started."""
     _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
+    """What is being digested in a thread."""
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _unsynced: dict[StageRunId, tuple[_Running, Published]] = field(default_factory=dict)
     """What is published, and may not have reached the disk: nobody has been told of it."""
@@ -336,9 +340,10 @@ class _Execution:
 
     def _collect(self) -> list[scheduling.Event]:
         """What happened, waiting a moment if nothing has."""
-        if self._queued:
+        if self._queued or self._unsealed:
             events, self._queued = self._queued, []
-            return events
+            unsealed, self._unsealed = self._unsealed, {}
+            return [*events, *starmap(self._publish, unsealed.items())]
         self._settle()
         due = self._scheduler.wake_at
         patience = _POLL_S if due is None else min(_POLL_S, max(0.0, due - time.monotonic()))
@@ -564,10 +569,13 @@ class _Execution:
             written = self._store.written(attempt)
             held.peak = self._peak(held, event.usage, written.size_bytes)
             seal = partial(self._store.seal, attempt, run.key, run.label, self._provenance(held, event), written)
-            if written.size_bytes <= _SEAL_IN_THREAD_BYTES:
+            if written.size_bytes > _SEAL_IN_THREAD_BYTES:
+                self._sealing[run.id] = self._sealer.submit(seal)
+            elif run.stage.scope is Scope.IN_SERVICE:
                 return [self._publish(run.id, seal)]
-            self._sealing[run.id] = self._sealer.submit(seal)
-            return []
+            else:
+                self._unsealed[run.id] = seal
+            return self._vacated(held)
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
         if (
@@ -580,6 +588,14 @@ class _Execution:
         if error is None:
             return [_ended_event(run, None)]
         return [self._failure(run, error)]
+
+    def _vacated(self, held: _Running) -> list[scheduling.Event]:
+        """What others may have of a stage run whose processes have ended; its service keeps that of one inside it."""
+        if held.run.stage.scope is Scope.IN_SERVICE:
+            return []
+        for lease in held.leases[len(held.leases) - len(held.gpus) :]:  # the machine's keeps measurements away
+            lease.release()
+        return [scheduling.Vacated(held.run.id)]
 
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
         """What a stage run took beside what was expected of it: kept, so that later plans know better."""

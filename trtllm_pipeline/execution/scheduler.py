@@ -12,6 +12,8 @@ scheduling system", 1995). What is overdue is expected to run as long again as i
 meanwhile. A reservation for everything that does not fit would leave GPUs idle for durations that were wrongly expected
 (`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits does not.
 
+What only remains to be kept gives its place to others, but to no measurement (`Vacated`).
+
 There may be several nodes, which come and go. A task runs on one of them, of the type of GPU that it asks for: where the fewest GPUs, then CPUs, are left free, so
 that whole nodes stay free for what needs one. A reservation holds a place on one node. What no node that is left could run
 waits `NODE_PATIENCE_S` for another one, then it has failed.
@@ -117,6 +119,13 @@ class Finished(_End):
     """An ARTIFACT or IN_SERVICE task came to its end; also the answer to `Cancel`."""
 
 
+class Vacated(_OfTask):
+    """The processes of an ARTIFACT task have ended, and what they left is being digested: `Finished` follows.
+
+    Others may have its CPUs and GPUs. Nothing is measured meanwhile.
+    """
+
+
 class ServiceReady(_OfTask):
     """A service answers."""
 
@@ -158,7 +167,7 @@ class Interrupt:
     """Start nothing more and cancel what runs."""
 
 
-Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | NodeGone | NodeCame | Interrupt
+Event: TypeAlias = Finished | Vacated | ServiceReady | ServiceEnded | Busy | Freed | NodeGone | NodeCame | Interrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,6 +502,8 @@ class Scheduler:
             self._move(node, _S.ELSEWHERE if self._open else _S.CANCELLED)
         elif isinstance(event, Finished):
             self._finished(node, event.failure)
+        elif isinstance(event, Vacated):
+            self._vacate(node)
         elif not isinstance(node, _Service):
             raise TypeError(f"{event} for a task that is no service")
         elif isinstance(event, ServiceEnded):
@@ -1041,13 +1052,23 @@ class Scheduler:
         if isinstance(node, _Service):
             node.phase = _Phase.OFF
         del self._running[node]
-        self._room = True
         if node.alone:  # what is to be measured may have waited for its end
             self._stirred |= {other: None for other in self._running if isinstance(other, _Service)}
+        self._give_back(node)
+
+    def _vacate(self, node: _TaskNode) -> None:
+        """Give back all that `node` occupied but its slots, which keep measurements away."""
+        if node.task.scope is not Scope.ARTIFACT:
+            raise TypeError(f"{node.task.id} occupies nothing itself, or until it ends")
+        self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
+
+    def _give_back(self, node: _TaskNode, kept: _Amounts = _NOTHING) -> None:
         self._hold(node, -1)
         for gpu in node.gpus:
             heappush(self._free_gpus[node.node], gpu)
-        node.amounts, node.gpus = _NOTHING, ()
+        node.amounts, node.gpus = kept, ()
+        self._hold(node, 1)
+        self._room = True
 
     def _hold(self, node: _TaskNode, sign: int) -> None:
         held = self._held[node.node]

@@ -36,7 +36,7 @@ from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.store.store import Attempt, Store
 
 USAGE = Usage(0.1, 0.1, 1000)
 
@@ -617,6 +617,41 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     assert outcome.exit_code == 0
     seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
     assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"
+
+
+@pytest.mark.parametrize("most_bytes", [-1, 1 << 20], ids=["large, in a thread", "small"])
+def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digested(
+    store: Store, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    monkeypatch.setattr("trtllm_pipeline.execution.loop._SEAL_IN_THREAD_BYTES", most_bytes)
+    toolchain = make_toolchain()
+    stages = tuple(
+        replace(stage, resources=lambda _cell, _machine: Resources(gpus=1)) if stage.name == "make" else stage
+        for stage in toolchain.stages
+    )
+    plan = make_plan(
+        [make_cell("fp16"), make_cell("fp8")],
+        {"toy": replace(toolchain, stages=stages)},
+        replace(MACHINE, gpus=(machines.Gpu(0, "GPU-a", "GPU", 1 << 30, 90),)),
+        digest=lambda name, _cell: (name, "d"),
+        until="make",
+    )
+    executor, seal = PretendExecutor(), store.seal
+    made_when_sealed: list[int] = []
+
+    def slowly(attempt: Attempt, *rest: Any) -> manifest.Manifest:
+        if attempt.stage == "make":
+            deadline = time.monotonic() + 10.0
+            while most_bytes < 0 and len(executor.stages()) < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            made_when_sealed.append(executor.stages().count("make"))
+        return seal(attempt, *rest)
+
+    monkeypatch.setattr(store, "seal", slowly)
+    on = Capacity(cpus=1, gpus=("GPU-a",))
+    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    assert made_when_sealed == [2, 2]
+    assert [job.gpus for job in executor.jobs if job.stage == "make"] == [("GPU-a",), ("GPU-a",)]
 
 
 @pytest.mark.parametrize("rule", Exclusive)

@@ -38,6 +38,7 @@ from trtllm_pipeline.execution.scheduler import (
     Start,
     Stop,
     Task,
+    Vacated,
     backoff_s,
 )
 
@@ -318,6 +319,16 @@ def test_gpus_go_out_by_name_and_come_back() -> None:
     assert scheduler.advance(0) == [Start(sid("a"), ("GPU-0", "GPU-1"), 1), Start(sid("b"), ("GPU-2",), 1)]
     assert scheduler.advance(1, Finished(sid("b"))) == []  # one GPU is free; a gang takes all of its own or none
     assert scheduler.advance(2, Finished(sid("a"))) == [Start(sid("c"), ("GPU-0", "GPU-1"), 1)]
+
+
+def test_what_is_being_kept_gives_its_gpus_back_and_keeps_measurements_away() -> None:
+    tasks = [task("a", gpus=2, s=9.0), task("b", gpus=2, s=5.0), task("after", "a"), task("m", exclusive=True)]
+    scheduler = Scheduler(tasks, Capacity(8, ("A", "B")))
+    assert started(scheduler, 0.0) == ["a"]
+    assert started(scheduler, 9.0, Vacated(sid("a"))) == ["b"]
+    assert started(scheduler, 14.0, Finished(sid("b"))) == []
+    assert started(scheduler, 15.0, Finished(sid("a"))) == ["after"]
+    assert started(scheduler, 16.0, Finished(sid("after"))) == ["m"]
 
 
 def test_downloads_have_slots_of_their_own() -> None:
@@ -995,6 +1006,7 @@ class Simulation:
         self.elsewhere: set[StageRunId] = set()
         self.starts: dict[StageRunId, int] = {}
         self.attempt: dict[StageRunId, int] = {}
+        self.vacated: set[StageRunId] = set()  # tasks of which only the result is still to be kept
         self.busy_left = 2 * len(ids)
         self.gone: set[str] = set()
         self.interrupted = False
@@ -1105,9 +1117,13 @@ class Simulation:
         for name, node in self.nodes.items():
             units = [self.tasks[one] for one in self.held if self.tasks[one].service is None and self.on[one] == name]
             gpus = [gpu for one in units for gpu in self.held[one.id]]
+            taken = [one.resources for one in units if one.id not in self.vacated]
             assert len(gpus) == len(set(gpus))
             assert set(gpus) <= set(node.gpus)
             self.check_alone(units, node)
+            assert sum(one.cpus for one in taken if not one.exclusive.alone) <= node.cpus
+            assert sum(one.downloads for one in taken if not one.exclusive.alone) <= node.downloads
+            self.happened["something ran beside what was being kept"] += 0 < len(taken) < len(units)
             assert {one.resources.accelerator for one in units} <= {None, node.accelerator}
             self.happened["asked for a type"] += any(one.resources.accelerator for one in units)
             rules = {one.resources.exclusive for one in units}
@@ -1119,8 +1135,6 @@ class Simulation:
     def check_alone(self, units: list[Task], node: Capacity) -> None:
         """That what is alone is, and beside what is measured nothing is, also no server that loads, waits or is stopped."""
         if not any(one.resources.exclusive.alone for one in units) or len(units) == 1:
-            assert sum(one.resources.cpus for one in units) <= node.cpus
-            assert sum(one.resources.downloads for one in units) <= node.downloads
             return
         assert all(one.resources.exclusive.alone for one in units)
         first, second = units  # as they were started
@@ -1146,6 +1160,7 @@ class Simulation:
         del self.held[task_id]
         self.phase.pop(task_id, None)
         self.asked.discard(task_id)
+        self.vacated.discard(task_id)
 
     def happen(self) -> Event | None:
         """Something that could happen now, or None if nothing can."""
@@ -1168,7 +1183,11 @@ class Simulation:
             self.elsewhere.remove(task_id)
             return Freed(task_id, done=rng.random() < 0.5)
         about = self.tasks[task_id]
-        fresh = self.phase.get(task_id, "starting") == "starting" and task_id not in self.asked
+        fresh = self.phase.get(task_id, "starting") == "starting" and task_id not in self.asked | self.vacated
+        if fresh and about.scope is Scope.ARTIFACT and rng.random() < 0.3:
+            self.vacated.add(task_id)
+            self.held[task_id] = ()
+            return Vacated(task_id)
         if fresh and self.busy_left and rng.random() < 0.15:
             self.busy_left -= 1
             self.leave(task_id)
@@ -1260,7 +1279,7 @@ def test_the_simulation_has_every_fault() -> None:
         happened += simulation.happened
     kinds = {kind.value for kind in FailureClass}
     others = {"measured side by side", "taken elsewhere", "done elsewhere", "a service died after it was ready"}
-    others.add("a server was there beside the one before")
+    others |= {"a server was there beside the one before", "something ran beside what was being kept"}
     assert set(happened) == kinds | others | {"a node has gone", "asked for a type"}
     assert min(happened.values()) >= 5, happened
 
