@@ -43,15 +43,11 @@ class TimeLeft:
 def read(folder: Path) -> tuple[float, bool] | None:
     """Seconds until the end of the run in `folder` as it expects them, and whether they are known; None if nobody says so."""
     path = folder / NAME
-    told = read_object(path) if claims.is_held(path) else None
+    if not claims.is_held(path):
+        return None
+    told = read_object(path) or {}
     try:
-        return (
-            None
-            if told is None
-            else (
-                max(0.0, float(told["left_s"]) - max(0.0, time.time() - float(told["time_s"]))),
-                bool(told["complete"]),
-            )
-        )
+        since_s = max(0.0, time.time() - float(told["time_s"]))
+        return max(0.0, float(told["left_s"]) - since_s), bool(told["complete"])
     except (KeyError, TypeError, ValueError):
         return None
