@@ -33,7 +33,7 @@ from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine import gpus, probe
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import JOB
-from trtllm_pipeline.store.claims import Claim, Place, lease_machine
+from trtllm_pipeline.store.claims import Claim, WaitingPlace, lease_machine
 from trtllm_pipeline.store.store import CLUSTER
 
 ORDERS: Final = "orders.json"
@@ -89,7 +89,7 @@ class _NodeAttempt:
         need = self.job.resources
         devices = gpus.look().devices if need.gpus else ()
         named = tuple(device.gpu.uuid for device in devices)[: need.gpus]
-        place = Place()
+        place = WaitingPlace()
         try:
             while (leased := lease_machine(named, exclusive=need.exclusive, place=place)) is None:
                 if self.job.id in self._orders().get("stop", {}) or self._alone:

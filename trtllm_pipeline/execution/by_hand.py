@@ -27,7 +27,13 @@ from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
-from trtllm_pipeline.store.claims import Place, enter_beside_standing, enter_standing, lease_machine, machine_users
+from trtllm_pipeline.store.claims import (
+    WaitingPlace,
+    enter_beside_standing,
+    enter_standing,
+    lease_machine,
+    machine_users,
+)
 from trtllm_pipeline.worker import run_program, write_job
 
 _POLL_S: Final = 0.1
@@ -109,7 +115,7 @@ def _leased(
     wanted = tuple(known[:gpus])
     told, service = False, scope is Scope.SERVICE
     rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, enter_beside_standing)
-    place = Place()
+    place = WaitingPlace()
     try:
         while (leased := lease_machine(wanted, exclusive=rule, others=known, enter=enter, place=place)) is None:
             if not told:

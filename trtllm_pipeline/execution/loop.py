@@ -35,7 +35,7 @@ from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
-from trtllm_pipeline.store.claims import Claim, Place, SharedEntry, lease_machine, machine_users
+from trtllm_pipeline.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak, Published
 from trtllm_pipeline.store.manifest import Manifest, read
 from trtllm_pipeline.store.store import Attempt, Store
@@ -211,7 +211,7 @@ class _Execution:
     """Why, since we looked last."""
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _enter: SharedEntry = field(default_factory=SharedEntry)
-    _place: Place = field(default_factory=Place)
+    _place: WaitingPlace = field(default_factory=WaitingPlace)
     _unsealed: dict[StageRunId, Callable[[], Manifest]] = field(default_factory=dict)
     """How to digest what little has just been left: after what can have its place has started."""
     _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)

@@ -120,7 +120,7 @@ def lease_machine(
     exclusive: Exclusive = Exclusive.NONE,
     others: Sequence[str] = (),
     enter: Entry | None = None,
-    place: Place | None = None,
+    place: WaitingPlace | None = None,
     by: str = "",
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
     """Claims on the machine, as `exclusive` says, and on as many GPUs as in `gpus`, with the GPUs' names.
@@ -132,7 +132,7 @@ def lease_machine(
     `by`, and is to be asked for again, or left.
     """
     wanted = tuple(dict.fromkeys((*gpus, *others))) if gpus else ()
-    asked = Asked(exclusive, len(gpus), frozenset(wanted))
+    asked = LeaseWanted(exclusive, len(gpus), frozenset(wanted))
     if place is not None and place.is_behind(asked):
         leased = None
     else:
@@ -278,7 +278,7 @@ class _Part(Claim):
             self._leave()
 
 
-class Asked(NamedTuple):
+class LeaseWanted(NamedTuple):
     """What somebody asks `lease_machine` for."""
 
     exclusive: Exclusive
@@ -286,13 +286,13 @@ class Asked(NamedTuple):
     among: frozenset[str]
     """The GPUs that would do."""
 
-    def is_in_the_way_of(self, waiter: Asked) -> bool:
+    def is_in_the_way_of(self, waiter: LeaseWanted) -> bool:
         """Whether the other might come to it later, or never, if this began before."""
         beside = self.exclusive is waiter.exclusive and self.exclusive in _SHARED
         return not beside or not self.among.isdisjoint(waiter.among)
 
 
-class Place:
+class WaitingPlace:
     """The place of one invocation among those that wait: who came later begins nothing that would be in its way.
 
     Else those that share a claim could follow one another without end, and whoever must be alone would never come to it. A place
@@ -306,15 +306,15 @@ class Place:
     def __init__(self) -> None:
         self._folder = ""
         self._claim: Claim | None = None
-        self._asked: Asked | None = None
+        self._asked: LeaseWanted | None = None
         self.by: str | None = None
         """Who waits in it; None where nobody does."""
 
-    def is_behind(self, asked: Asked) -> bool:
+    def is_behind(self, asked: LeaseWanted) -> bool:
         """Whether others come first. It is one system call where nobody waits."""
         return self._in_own_way(asked) or next(self._before(asked), None) is not None
 
-    def settle(self, asked: Asked, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
+    def settle(self, asked: LeaseWanted, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
         """Wait, or wait no longer, now that this was asked for."""
         if self._asked is not None and asked != self._asked:
             return
@@ -336,13 +336,13 @@ class Place:
 
     def said(self, gpus: Sequence[str], exclusive: Exclusive) -> tuple[Sequence[str], Exclusive, tuple[str, ...]]:
         """Whom `machine_users` is to look for, and who is told besides: those that come first."""
-        asked = Asked(exclusive, len(gpus), frozenset(gpus))
+        asked = LeaseWanted(exclusive, len(gpus), frozenset(gpus))
         if self._asked is not None and self._in_own_way(asked):
             gpus, exclusive, asked = tuple(self._asked.among), self._asked.exclusive, self._asked
         before = dict.fromkeys(pid for path in self._before(asked) for pid in _holders(path))
         return gpus, exclusive, tuple(f"{each}, which waits as well and came first" for each in _said(before))
 
-    def _in_own_way(self, asked: Asked) -> bool:
+    def _in_own_way(self, asked: LeaseWanted) -> bool:
         return self._asked is not None and asked != self._asked and asked.is_in_the_way_of(self._asked)
 
     @property
@@ -351,7 +351,7 @@ class Place:
             self._folder = str(machine_leases() / _WAITING)
         return self._folder
 
-    def _before(self, asked: Asked) -> Iterator[Path]:
+    def _before(self, asked: LeaseWanted) -> Iterator[Path]:
         try:
             names = os.listdir(self._waiting)
         except OSError:  # nobody waits
@@ -361,7 +361,7 @@ class Place:
             if (waits := _waits_for(path)) is not None and asked.is_in_the_way_of(waits):
                 yield path
 
-    def _never_ends(self, asked: Asked, *, beside_standing: bool) -> bool:
+    def _never_ends(self, asked: LeaseWanted, *, beside_standing: bool) -> bool:
         """Whether servers that stand by themselves hold what is waited for: until a person stops them."""
         if asked.exclusive is not Exclusive.NONE and not beside_standing:
             path = machine_leases() / _STANDING
@@ -372,7 +372,7 @@ class Place:
             looked.release()
         return len(asked.among) - sum(is_held(_standing(gpu)) for gpu in asked.among) < asked.gpus
 
-    def _take(self, asked: Asked) -> None:
+    def _take(self, asked: LeaseWanted) -> None:
         with suppress(OSError):  # where there is no room for it, it is waited without
             Path(self._waiting).mkdir(exist_ok=True)
             claim = take(f"{self._waiting}/{time.monotonic_ns():020}-{os.getpid()}")
@@ -385,13 +385,13 @@ _WAITING: Final = "waiting"
 """Folder of places, which is there only as long as somebody waits: who does not, looks for nothing more."""
 
 
-def _waits_for(path: Path) -> Asked | None:
+def _waits_for(path: Path) -> LeaseWanted | None:
     """What is waited for in a place; None where nobody does. What a killed process left is removed."""
     with suppress(OSError, ValueError):  # left meanwhile, or just being taken
         left = take(path)
         if left is None:
             exclusive, gpus, *among = path.read_text(encoding="utf-8").split()
-            return Asked(Exclusive(exclusive), int(gpus), frozenset(among))
+            return LeaseWanted(Exclusive(exclusive), int(gpus), frozenset(among))
         left.release()
         path.parent.rmdir()
     return None
@@ -402,7 +402,7 @@ def machine_users(
     *,
     exclusive: Exclusive = Exclusive.NONE,
     beside_standing: bool = False,
-    place: Place | None = None,
+    place: WaitingPlace | None = None,
 ) -> tuple[str, ...]:
     """The processes that `lease_machine` waits for: id, workspace, command line; those that the kernel tells of, perhaps none.
 
