@@ -10,7 +10,8 @@ reading the matrix to the printed report, with plan, lock file, manifests, index
     plan      what would run, nothing being there: `pipeline plan`, `ninja -n`, `make -n`, `doit list -s`, `snakemake -n`
     run       all of it
     no-op     the same command again: every output is looked at, nothing is run
-    status, explain    ours alone: of all cells, and why each stage of one cell would run
+    status, explain    ours alone: of all cells, as they were planned or, with --matrix, as they would be now; and why each
+              stage of one cell would run
 
 `unsynced` is ours without what makes it survive a power cut; no other tool survives one. snakemake runs graphs up to 100 cells.
 Above `--run-up-to` cells our artifacts are published through the store instead of running their jobs, and there is no
@@ -182,7 +183,11 @@ def tools() -> list[Tool]:
     run = ("run", *asked, "--progress", "quiet")
     starts = (sys.executable, "-m", "trtllm_pipeline", "--help")
     one = "m0000/fp16/tp1pp1/bs1/*"
-    questions = {"status": (*_TOY, "status", *asked), "explain": (*_TOY, "explain", one, *asked)}
+    questions = {
+        "status": (*_TOY, "status", "--workspace", "work"),
+        "status --matrix": (*_TOY, "status", *asked),
+        "explain": (*_TOY, "explain", one, *asked),
+    }
     found = [
         Tool(OURS, toy.write_matrix, starts, (*_TOY, "plan", *asked), (*_TOY, *run), ask=questions),
         Tool(UNSYNCED, toy.write_matrix, (), (), (*_TOY, UNSYNCED, *run)),
@@ -234,7 +239,7 @@ class Bench:
         jobs = len(edges(cells))
         wanted = [tool for tool in all_tools if cells <= tool.most_cells and (run or tool.name != UNSYNCED)]
         samples: dict[str, dict[str, list[Sample]]] = {
-            what: {} for what in ("plan", "run", "no-op", "status", "explain")
+            what: {} for what in ("plan", "run", "no-op", "status", "status --matrix", "explain")
         }
         for number in range(self.repeat):
             for tool in wanted:
