@@ -283,14 +283,9 @@ def simulate(
     on: Sequence[scheduling.Capacity],
     among: Collection[StageRunId],
     corrections: Corrections | None = None,
-    *,
-    running: Collection[StageRunId] = (),
 ) -> float:
-    """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds.
-
-    What is `running` already starts before all else.
-    """
-    return at_once(simulating(plan, takes, on, among, corrections, running=running, most=_MOST_SIMULATED))
+    """Wall-clock seconds that running `among` of `plan` on the nodes `on` will take, if each `takes` these seconds."""
+    return at_once(simulating(plan, takes, on, among, corrections, most=_MOST_SIMULATED))
 
 
 def simulating(
@@ -303,7 +298,10 @@ def simulating(
     running: Collection[StageRunId] = (),
     most: int,
 ) -> Generator[None, None, float]:
-    """As `simulate`, in pieces, none longer than making a scheduler of `most` stage runs. Of more, none is made."""
+    """As `simulate`, in pieces, none longer than making a scheduler of `most` stage runs. Of more, none is made.
+
+    What is `running` already starts before all else.
+    """
     if len(among) > most:
         return (yield from _least_s(plan, takes, on, among))
     known = []

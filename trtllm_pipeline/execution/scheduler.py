@@ -1027,11 +1027,11 @@ class Scheduler:
         return free
 
     def _start(self, node: _TaskNode, place: int) -> None:
-        node.amounts, _ = self._demand(node)
+        amounts, _ = self._demand(node)
         node.end = self._now + node.duration
         node.node = place
         node.gpus = tuple(heappop(self._free_gpus[place]) for _ in range(node.task.resources.gpus))
-        self._hold(node, 1)
+        self._hold(node, amounts)
         self._running[node] = None
         if isinstance(node, _Service):
             node.phase = _Phase.STARTING
@@ -1063,17 +1063,18 @@ class Scheduler:
         self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
 
     def _give_back(self, node: _TaskNode, kept: _Amounts = _NOTHING) -> None:
-        self._hold(node, -1)
         for gpu in node.gpus:
             heappush(self._free_gpus[node.node], gpu)
-        node.amounts, node.gpus = kept, ()
-        self._hold(node, 1)
+        node.gpus = ()
+        self._hold(node, kept)
         self._room = True
 
-    def _hold(self, node: _TaskNode, sign: int) -> None:
+    def _hold(self, node: _TaskNode, amounts: _Amounts) -> None:
+        """Let `node` occupy these, whatever it did before."""
         held = self._held[node.node]
-        for which, amount in enumerate(node.amounts):
-            held[which] += sign * amount
+        for which, (before, now) in enumerate(zip(node.amounts, amounts, strict=True)):
+            held[which] += now - before
+        node.amounts = amounts
         self._free[node.node] = self._beside(node.node, held)
 
     def _steer(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
+
+from trtllm_pipeline.domain import CellId
 
 MAX_REASONS: Final = 10
 MAX_CELLS: Final = 3
@@ -37,6 +39,18 @@ def merged(sequences: Iterable[Sequence[str]]) -> tuple[str, ...]:
                 order.insert(place, name)
                 place += 1
     return tuple(order)
+
+
+def in_flow_order(
+    first_cells: Iterable[tuple[str, CellId]], of_cell: Callable[[CellId], Sequence[str]]
+) -> tuple[str, ...]:
+    """All stages in the order of the flow, from the stages `of_cell` of the first cell that has each; a stage may come more
+    than once.
+    """
+    cells: dict[str, CellId] = {}
+    for stage, cell in first_cells:
+        cells.setdefault(stage, cell)
+    return merged(map(of_cell, dict.fromkeys(cells.values())))
 
 
 def groups(ids: Sequence[str], most: int) -> list[str] | None:

@@ -21,7 +21,7 @@ from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines, write_lines
-from trtllm_pipeline.planning.names import merged
+from trtllm_pipeline.planning.names import in_flow_order
 from trtllm_pipeline.planning.needs import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.records import dataclass
@@ -72,13 +72,11 @@ class Outline:
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of all stages, in the order of the flow."""
-        first: dict[str, CellId] = {}
-        for run in self.stage_runs.values():
-            if run.stage not in first:
-                first[run.stage] = run.cells[0]
-        cells = set(first.values())
-        runs = (cell.stage_runs for cell in self.cells if cell.id in cells)
-        return merged([self.stage_runs[run].stage for run in of_cell] for of_cell in runs)
+        of_cells = {cell.id: cell.stage_runs for cell in self.cells}
+        return in_flow_order(
+            ((run.stage, run.cells[0]) for run in self.stage_runs.values()),
+            lambda cell: [self.stage_runs[run].stage for run in of_cells.get(cell, ())],
+        )
 
 
 def axes(cell: Cell) -> dict[str, Json]:

@@ -18,13 +18,12 @@ from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress import events
 from trtllm_pipeline.progress.left import TimeLeft
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.progress.views import failure, infeasible, node_change, retries, told, who
+from trtllm_pipeline.progress.views import REMIND_EVERY_S, failure, infeasible, node_change, retries, told, who
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
 _ANNOUNCE_AFTER_S: Final = 3.0
 """What takes longer is announced while it runs."""
-_REMIND_EVERY_S: Final = 60.0
 
 
 class QuietObserver(Observer):
@@ -62,6 +61,10 @@ class QuietObserver(Observer):
     ) -> None:
         """From now on there is something to know."""
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
+        self._begun()
+
+    def _begun(self) -> None:
+        """Show what has just begun, which the tracker knows."""
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  nobody is told
         """Keep the time left."""
@@ -108,23 +111,17 @@ class PlainObserver(QuietObserver):
         """Say which node has gone, or has come."""
         self._say(node_change(name, gone=gone))
 
-    def begin(
-        self,
-        plan: Plan,
-        statuses: Mapping[StageRunId, StageStatus],
-        durations: Mapping[str, float],
-        nodes: Nodes = tuple,
-    ) -> None:
+    def _begun(self) -> None:
         """Say how much there is to do."""
-        super().begin(plan, statuses, durations, nodes)
         tracker = self._tracker
         self._reminded: dict[StageRunId, float] = {}
         """Seconds a stage run had been running when it was last mentioned."""
         self._silent: Counter[StageStatus] = Counter()
         """Changes that are said in one line together: one failed download may block thousands of stage runs."""
         there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
-        head = f"{count(len(plan.cells), 'cell')}, {count(len(statuses), 'stage run')}: {there}"
-        self._say(head, *infeasible(plan.cells, self.told))
+        cells = tracker.plan.cells
+        head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {there}"
+        self._say(head, *infeasible(cells, self.told))
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Say what ended."""
@@ -153,13 +150,13 @@ class PlainObserver(QuietObserver):
         self._say_silent()
         for run, seconds in self._tracker.running():
             last = self._reminded.get(run.id)
-            if seconds < (_ANNOUNCE_AFTER_S if last is None else last + _REMIND_EVERY_S):
+            if seconds < (_ANNOUNCE_AFTER_S if last is None else last + REMIND_EVERY_S):
                 continue
             self._reminded[run.id] = seconds
             parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
             parts += [text] if (text := told(progress.get(run.id))) else []
             self._say_of(run, ", ".join(parts))
-        if self._tracker.is_due(_REMIND_EVERY_S) and (left := self._tracker.left_text()):
+        if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left_text()):
             self._say(f"{self._place()} {left}")
 
     def end(self) -> None:
@@ -199,20 +196,14 @@ class JsonObserver(QuietObserver):
     The first of the three that are about a stage run also has its cells.
     """
 
-    def begin(
-        self,
-        plan: Plan,
-        statuses: Mapping[StageRunId, StageStatus],
-        durations: Mapping[str, float],
-        nodes: Nodes = tuple,
-    ) -> None:
+    def _begun(self) -> None:
         """The event `begin`."""
-        super().begin(plan, statuses, durations, nodes)
+        plan = self._tracker.plan
         self._told: dict[StageRunId, float] = {}
         self._stage_runs = events.StageRuns()
         never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
         cells: list[Json] = [cell.id for cell in plan.cells]
-        amounts: dict[str, Json] = {"stage_runs": len(statuses), "to_do": self._tracker.to_do}
+        amounts: dict[str, Json] = {"stage_runs": len(self._tracker.statuses), "to_do": self._tracker.to_do}
         self._event("begin", schema=events.SCHEMA, run=self._run, cells=cells, infeasible=never, **amounts)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
@@ -238,7 +229,7 @@ class JsonObserver(QuietObserver):
             if now - self._told.get(run_id, float("-inf")) >= 1.0:
                 self._told[run_id] = now
                 self._event("progress", **self._named(self._tracker.plan.stage_runs[run_id]), **values)
-        if self._tracker.is_due(_REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
+        if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
             self._event("left", **events.left(*left))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:

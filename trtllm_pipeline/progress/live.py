@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.execution.loop import Nodes
-from trtllm_pipeline.planning.names import count, duration, groups, merged, shared_parts, shorten, without
-from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.names import count, duration, groups, in_flow_order, shared_parts, shorten, without
+from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Tracker
 from trtllm_pipeline.progress.views import (
@@ -58,23 +57,16 @@ class LiveObserver(QuietObserver):
     _live: Live | None = None
     _quiet_s = 0.0
 
-    def begin(
-        self,
-        plan: Plan,
-        statuses: Mapping[StageRunId, StageStatus],
-        durations: Mapping[str, float],
-        nodes: Nodes = tuple,
-    ) -> None:
+    def _begun(self) -> None:
         """Draw the first picture."""
         from rich.live import Live
 
-        super().begin(plan, statuses, durations, nodes)
         self._console = terminal.console(self._stream, soft_wrap=False)
         self._picture = Picture(self._tracker, ascii_only=self._console.options.ascii_only)
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._above(infeasible(plan.cells, self.told))
+        self._above(infeasible(self._tracker.plan.cells, self.told))
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         # stdout may be a pipe that reports go to: leave it alone.
@@ -165,9 +157,11 @@ class Picture:
         self.progress: Mapping[StageRunId, Mapping[str, Json]] = {}
         self._shared = shared_parts([cell.id for cell in tracker.plan.feasible])
         self._totals = Counter(run.stage.name for run in tracker.plan.stage_runs.values())
-        firsts = {run.stage.name: run.cells[0] for run in reversed(list(tracker.plan.stage_runs.values()))}
-        of_cells = (tracker.plan.by_cell[cell] for cell in dict.fromkeys(firsts.values()))
-        self._stages = merged([tracker.plan.stage_runs[run].stage.name for run in runs] for runs in of_cells)
+        runs = tracker.plan.stage_runs
+        self._stages = in_flow_order(
+            ((run.stage.name, run.cells[0]) for run in runs.values()),
+            lambda cell: [runs[run].stage.name for run in tracker.plan.by_cell[cell]],
+        )
         self._known_groups: dict[int, Counter[str]] = {}
         """By how many there may be, as it was asked last."""
         self._screen, self._most_groups = (0, 0), 0

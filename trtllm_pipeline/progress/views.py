@@ -43,6 +43,8 @@ LOOKS: Final = {
     _S.BLOCKED: Look("#", "#", "red", "blocked"),
     _S.CANCELLED: Look("!", "!", "yellow", "interrupted"),
 }
+REMIND_EVERY_S: Final = 60.0
+"""How often lines say what a picture shows all the time."""
 _TELLING: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.CANCELLED, _S.PENDING, _S.BLOCKED)
 """Statuses of which one is worth more than any number of others."""
 _MIN_NAME: Final = 12

@@ -17,7 +17,7 @@ from trtllm_pipeline.planning.plan_file import OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState
 from trtllm_pipeline.progress import events
 from trtllm_pipeline.progress.status import DONE, MatrixStatus, Took, to_text
-from trtllm_pipeline.progress.views import LOOKS, time_left
+from trtllm_pipeline.progress.views import LOOKS, REMIND_EVERY_S, time_left
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _EVERY_S: Final = 1.0
 _SHARE: Final = 5
 """It looks again after this many times what looking took, where that is longer."""
-_REMIND_EVERY_S: Final = 60.0
-"""The time left, where it is a line."""
 _QUIET_S: Final = 3.0
 """How long nothing must run: between two stage runs there is a moment without any."""
 
@@ -99,7 +97,7 @@ def _tell(look: Look, stream: TextIO, lines: _Text | _Json) -> None:
         if before is None:
             say(lines.begin(status))
         say(*(lines.changed(run, state) for run, state in changes(before, status)))
-        if status.left is not None and time.monotonic() - said_s >= _REMIND_EVERY_S:
+        if status.left is not None and time.monotonic() - said_s >= REMIND_EVERY_S:
             said_s = time.monotonic()
             say(*lines.left(*status.left))
         before = status
