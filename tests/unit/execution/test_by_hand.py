@@ -162,7 +162,9 @@ def test_what_is_measured_by_hand_waits_for_work_but_for_no_server(
 ) -> None:
     with another_invocation() as builds:
         assert builds
-        other = subprocess.run(["pgrep", "-P", str(os.getpid())], check=True, capture_output=True, text=True).stdout
+        other = subprocess.run(
+            ["pgrep", "-n", "-P", str(os.getpid())], check=True, capture_output=True, text=True
+        ).stdout
         measured = threading.Event()
         monkeypatch.setattr(by_hand, "_POLL_S", 0.01)
         thread = threading.Thread(target=measure, args=(tmp_path, measured.set, monkeypatch, None))
