@@ -53,7 +53,6 @@ _STOP_S: Final = 30.0
 """What a stop may take beyond the time limits that the server has for it, before its keeper is killed."""
 _KILLED_S: Final = 20.0
 _WAKE_S: Final = 2.0
-_LAST_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     folder = servers.folder_of(workspace, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _take(folder)
+        lock = servers.take(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if lock is None:
@@ -144,16 +143,6 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
             raise _unwritable(folder, error) from error
         raise
     return servers.look(folder)
-
-
-def _take(folder: Path) -> claims.Claim | None:
-    """The lock of a server; None while it is kept. A keeper that has said its last word is waited for."""
-    deadline = time.monotonic() + _LAST_S
-    while True:
-        lock = claims.take(folder / LOCK, remove=False)
-        if lock is not None or servers.look(folder).state.alive or time.monotonic() > deadline:
-            return lock
-        time.sleep(_POLL_S)
 
 
 def _unwritable(folder: Path, error: OSError) -> StateError:
@@ -349,7 +338,7 @@ def _signal_all(folder: Path, signo: signal.Signals) -> None:
 def _recorded(server: KeptServer) -> KeptServer:
     """A server that was stopped, where its keeper could not say so: it was told too early, or killed."""
     record = server.record
-    if record is not None and record.state.alive and (lock := claims.take(server.folder / LOCK, remove=False)):
+    if record is not None and record.state.alive and (lock := servers.take(server.folder)):
         with suppress(OSError):  # a full disk keeps nobody from stopping
             servers.changed(record, State.STOPPED, STOPPED_REASON, None, time.time()).write(server.folder)
         lock.release()
@@ -384,7 +373,7 @@ def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: P
         server = stop(server)
     folder = server.folder
     try:
-        lock = _take(folder)
+        lock = servers.take(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if lock is None:
@@ -423,7 +412,7 @@ def remove(server: KeptServer) -> None:
     """Forget a server that has ended: its folder with all logs. Raises UsageError for one that is started just now."""
     folder, parent = server.folder, server.folder.parent
     try:
-        lock = claims.take(folder / LOCK, remove=False)
+        lock = servers.take(folder)
     except FileNotFoundError:
         return  # someone else has removed it
     if lock is None:

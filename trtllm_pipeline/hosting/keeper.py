@@ -504,7 +504,7 @@ def main(argv: Sequence[str]) -> int:
         lock: claims.Claim | None = claims.Claim(int(argv[1]), folder / LOCK, remove=False)
         os.set_inheritable(int(argv[1]), False)
     else:
-        lock = claims.take(folder / LOCK, remove=False)
+        lock = servers.take(folder)
     if lock is None:
         print(f"error: the server {folder.name} is kept already", file=sys.stderr)  # noqa: T201
         return 1

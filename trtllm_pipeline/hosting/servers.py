@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, field, fields, replace
@@ -51,6 +52,8 @@ _LATEST_S: Final = 1e11
 _IDENTITY_BYTES: Final = 4096
 _MOST_REASON_BYTES: Final = 600
 """So that it fits with every character escaped."""
+_POLL_S: Final = 0.1
+_LAST_S: Final = 5.0
 STOPPED_REASON: Final = "it was stopped"
 UNRESPONSIVE_S: Final = 60.0
 
@@ -376,6 +379,19 @@ def _said_in(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
         return Keeper(**data), last
     except (TypeError, ValueError, KeyError):
         return None, None
+
+
+def take(folder: Path) -> claims.Claim | None:
+    """The lock of the server in `folder`; None while it is kept. Raises OSError.
+
+    Waits for who only looks whether it is held, and for a keeper that has said its last word.
+    """
+    deadline = time.monotonic() + _LAST_S
+    while True:
+        lock = claims.take(folder / LOCK, remove=False)
+        if lock is not None or look(folder).state.alive or time.monotonic() > deadline:
+            return lock
+        time.sleep(_POLL_S)
 
 
 def is_held(folder: Path) -> bool:

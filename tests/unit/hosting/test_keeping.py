@@ -531,3 +531,36 @@ def test_no_gateway_stands_before_a_server_whose_questions_have_images(tmp_path:
     (tmp_path / "multimodal_encoders").mkdir()
     with pytest.raises(UsageError, match="each question to this server has an image"):
         require_text({"repository": tmp_path})
+
+
+def looked_at_for(folder: Path, seconds: float) -> threading.Timer:
+    """Somebody looks at the server in `folder` for as long as no `servers.look` takes."""
+    looks = claims.take(folder / "lock", shared=True, remove=False)
+    assert looks is not None
+    gone = threading.Timer(seconds, looks.release)
+    gone.start()
+    return gone
+
+
+def test_a_stop_is_recorded_although_somebody_looks_at_that_moment(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.STARTING).write(folder)
+    looks = looked_at_for(folder, 0.3)
+    try:
+        control.stop(look(folder))
+    finally:
+        looks.join()
+    assert (look(folder).state, look(folder).reason) == (State.STOPPED, "it was stopped")
+
+
+def test_a_server_is_removed_although_somebody_looks_at_that_moment(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.STOPPED).write(folder)
+    looks = looked_at_for(folder, 0.3)
+    try:
+        control.remove(look(folder))
+    finally:
+        looks.join()
+    assert not folder.exists()
