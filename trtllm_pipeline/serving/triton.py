@@ -30,7 +30,7 @@ from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText
-from trtllm_pipeline.processes.guardian import look_up, proc_file, process_table
+from trtllm_pipeline.processes.guardian import kill, look_up, proc_file, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving import links
@@ -57,6 +57,7 @@ EXIT_TIMEOUT_S: Final = 1
 """How long Triton waits for requests in flight when it is told to exit."""
 _HELP_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 3.0
+_KILLED_S: Final = 5.0
 """An open gRPC stream can keep Triton 2.51 from exiting, so it is killed after this time."""
 CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
 """Interfaces of Triton that no client needs; they would give clients access to files and memory of this user."""
@@ -324,17 +325,13 @@ class TritonProcess(RunningTriton):
         """
         deadline = time.monotonic() + timeout_s
         self._mark_folders()
-        stubs = {**self.stubs, **self._live_stubs()}
         if self.process.poll() is None:
             self.process.terminate()
             while self.process.poll() is None and time.monotonic() < deadline and self._live_stubs():
                 time.sleep(0.02)
             self.process.kill()
             self.process.wait()
-        for pid in stubs:
-            if _is_stub(pid, self.prefix):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        _kill_all(self.prefix)
         remove_leftovers(self.prefix)
         return self.process.returncode
 
@@ -484,6 +481,15 @@ def _lives(pid: int, parent: int) -> bool:
 def _is_stub(pid: int, prefix: str) -> bool:
     """Whether `pid` is still a stub of the server with this prefix: process ids are reused."""
     return prefix.encode() in proc_file(pid, "cmdline")
+
+
+def _kill_all(prefix: str) -> None:
+    """Kill what a server with this prefix has left: whose parent it was when, no listing of a busy system says for certain."""
+    deadline = time.monotonic() + _KILLED_S
+    while (left := [pid for pid in process_table() if _is_stub(pid, prefix)]) and time.monotonic() < deadline:
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def _prefix(pid: int) -> str:

@@ -341,6 +341,34 @@ def test_an_answer_of_another_program_is_no_crash(monkeypatch: pytest.MonkeyPatc
         process.wait()
 
 
+def test_a_stub_that_no_listing_has_shown_ends_with_its_server(tmp_path: Path) -> None:
+    prefix = triton.new_prefix()
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    left, others = (
+        subprocess.Popen([sys.executable, "-c", deaf, each], stdout=subprocess.PIPE)
+        for each in (prefix, triton.new_prefix())
+    )
+    try:
+        for each in (left, others):
+            assert each.stdout is not None
+            each.stdout.readline()
+        server = triton.TritonProcess(
+            process=subprocess.Popen(["sleep", "60"]),
+            ports=triton.Ports(http=8000, grpc=8001, metrics=8002),
+            output=tmp_path / "log",
+            prefix=prefix,
+            models=("m",),
+            loaded=("m",),
+        )
+        server.stop()
+        assert left.wait(5) == -signal.SIGKILL
+        assert others.poll() is None
+    finally:
+        for each in (left, others):
+            each.kill()
+            each.wait()
+
+
 def test_a_folder_of_the_python_backend_is_marked_once_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
