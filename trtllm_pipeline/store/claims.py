@@ -26,6 +26,9 @@ CLAIMS: Final = "work"
 SERVERS: Final = "serve"
 """Folder of a workspace's kept servers, each of which holds the claim `LOCK` in a folder of its own."""
 LOCK: Final = "lock"
+_LOOKS: Final = 4
+_LOOK_S: Final = 0.002
+"""How long others' looks at a claim, each of some microseconds, may be in the way."""
 
 
 class Claim:
@@ -52,7 +55,16 @@ class Claim:
 
 
 def take(path: str | Path, *, shared: bool = False, remove: bool = True) -> Claim | None:
-    """The claim on `path`, or None if another process holds it. Never waits."""
+    """The claim on `path`, or None if another process holds it. Waits only for others' looks, some milliseconds at most."""
+    for _ in range(_LOOKS - 1):
+        claim = _take(path, shared=shared, remove=remove)
+        if claim is not None or shared or is_held(path):
+            return claim
+        time.sleep(_LOOK_S)
+    return _take(path, shared=shared, remove=remove)
+
+
+def _take(path: str | Path, *, shared: bool, remove: bool) -> Claim | None:
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -77,7 +89,7 @@ def is_held(path: str | Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # Shared and for a moment: whoever wants it just then finds it busy once, and looks again.
+        # Shared and for a moment: whoever wants it just then finds it busy once, and `take` looks again.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -171,9 +183,6 @@ _STANDING: Final = "standing"
 """The claim of servers that stand by themselves, besides that of those that work; and, with a GPU's name, on each of their GPUs."""
 _SHARED: Final = {Exclusive.NONE: _WORK, Exclusive.GPU: _MEASURING}
 """The claim that those of one kind share. Who must be alone takes both for itself."""
-_LOOKS: Final = 4
-_LOOK_S: Final = 0.002
-"""How long others' looks at a claim, each of some microseconds, may be in the way."""
 
 
 def _enter(exclusive: Exclusive) -> list[Claim] | None:
@@ -221,7 +230,7 @@ def enter_beside_standing(exclusive: Exclusive) -> list[Claim] | None:
 
 def _take_soon(path: Path, *, shared: bool) -> Claim | None:
     for _ in range(_LOOKS):
-        claim = take(path, shared=shared, remove=False)
+        claim = _take(path, shared=shared, remove=False)
         if claim is not None:
             return claim
         time.sleep(_LOOK_S)

@@ -12,6 +12,7 @@ from tests.unit.progress.test_progress import LEARNT, PENDING, PLAN, Clock
 from trtllm_pipeline.progress import left
 from trtllm_pipeline.progress.left import TimeLeft, read
 from trtllm_pipeline.progress.lines import JsonObserver, QuietObserver
+from trtllm_pipeline.store import claims
 
 
 def test_it_counts_down_as_long_as_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +27,18 @@ def test_it_counts_down_as_long_as_the_run_goes_on(tmp_path: Path, monkeypatch: 
         assert read(tmp_path) == (pytest.approx(seconds), False)
     told.close()
     assert (read(tmp_path), list(tmp_path.iterdir())) == (None, [])
+
+
+def test_it_is_told_although_somebody_looked_at_the_moment_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = claims.take(tmp_path / left.NAME, shared=True, remove=False)
+    assert looks is not None
+    monkeypatch.setattr(claims.time, "sleep", lambda _seconds: looks.release())
+    told = TimeLeft(tmp_path)
+    told.say(90.0, True)
+    assert read(tmp_path) is not None
+    told.close()
 
 
 def test_of_a_run_that_was_killed_nothing_is_said(tmp_path: Path) -> None:

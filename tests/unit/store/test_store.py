@@ -949,6 +949,22 @@ def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(st
     claim.release()
 
 
+def test_who_only_looks_at_a_claim_does_not_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "claim"
+    looks = claims.take(path, shared=True, remove=False)
+    assert looks is not None
+    waited: list[float] = []
+    monkeypatch.setattr(claims.time, "sleep", waited.append)
+    assert claims.take(path) is None, "it is no look: it lasts"
+    assert 0 < sum(waited) < 0.1
+    monkeypatch.setattr(claims.time, "sleep", lambda _seconds: looks.release())
+    claim = claims.take(path)
+    assert claim is not None
+    monkeypatch.setattr(claims.time, "sleep", lambda _seconds: pytest.fail("whoever has it is not waited for"))
+    assert claims.take(path) is None
+    claim.release()
+
+
 def test_claims_exclude_pass_on_and_leave_no_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first = claims.take(path)
