@@ -118,19 +118,17 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         )
     fresh = not (folder / SERVER_FILE).exists()
     try:
-        remove_stale_leftovers()
         os.truncate(lock.fd, 0)
+        _record(target, wish, _ports_before(folder)).write(folder)  # first, for whoever looks: it is starting
+        remove_stale_leftovers()
         for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
             (folder / each).unlink(missing_ok=True)
-        ports = _ports_before(folder)
         shutil.rmtree(folder / OUT, ignore_errors=True)
         (folder / OUT).mkdir()
         repository = folder / "repository"
         shutil.rmtree(repository, ignore_errors=True)
         if "repository" not in target.inputs:
             repository.mkdir()
-        record = _record(target, wish, ports)
-        record.write(folder)
         _job(target, wish, write_repository(target, repository), folder).write(folder / JOB)
         if wish.gateway:
             _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)

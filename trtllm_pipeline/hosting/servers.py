@@ -286,7 +286,7 @@ def folder_of(workspace: Path, name: str) -> Path:
 
 
 def find(workspace: Path) -> list[KeptServer]:
-    """All kept servers of a workspace, by name. Damaged ones are among them, as failed."""
+    """All kept servers of a workspace, by name. Damaged ones are among them, as failed; one that is removed just now is not."""
     try:
         names = sorted(
             each.name
@@ -295,17 +295,22 @@ def find(workspace: Path) -> list[KeptServer]:
         )
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [look(folder_of(workspace, name)) for name in names]
+    found = [look(folder_of(workspace, name)) for name in names]
+    return [server for server in found if server.record is not None or (server.folder / SERVER_FILE).exists()]
 
 
 def look(folder: Path) -> KeptServer:
     """How the kept server in `folder` stands now. Reads only."""
     data = read_object(folder / SERVER_FILE) or {}
     while True:
-        held, stopping = is_held(folder), (folder / STOP).exists()
+        found = _seen(folder, data)
         before, data = data, read_object(folder / SERVER_FILE) or {}
         if data == before:  # what is seen is of a moment in which server.json said this
-            break
+            return found
+
+
+def _seen(folder: Path, data: Mapping[str, Any]) -> KeptServer:
+    held, stopping = is_held(folder), (folder / STOP).exists()
     named, last = _said_in(folder / LOCK)
     named = named if held else None
     living = named if named is not None and named.lives() else None
@@ -382,15 +387,18 @@ def _said_in(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
 
 
 def take(folder: Path) -> claims.Claim | None:
-    """The lock of the server in `folder`; None while it is kept. Raises OSError.
+    """The lock of the server in `folder`; None while it is kept, or started. Raises OSError.
 
-    Waits for who only looks whether it is held, and for a keeper that has said its last word.
+    Waits for a keeper that has said its last word, for what a killed one has left, and for a command that records an end.
     """
     deadline = time.monotonic() + _LAST_S
     while True:
         lock = claims.take(folder / LOCK, remove=False)
-        if lock is not None or look(folder).state.alive or time.monotonic() > deadline:
+        if lock is not None or time.monotonic() > deadline:
             return lock
+        server = look(folder)
+        if server.state is State.STARTING or (server.state.alive and server.keeper is not None):
+            return None
         time.sleep(_POLL_S)
 
 

@@ -564,3 +564,50 @@ def test_a_server_is_removed_although_somebody_looks_at_that_moment(tmp_path: Pa
     finally:
         looks.join()
     assert not folder.exists()
+
+
+DEAD = Keeper(2**22, 1, servers.boot_id())
+
+
+def test_a_server_is_removed_although_another_command_records_its_end_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.READY, keeper=DEAD).write(folder)
+    lock = claims.take(folder / "lock", remove=False)
+    assert lock is not None
+    monkeypatch.setattr(time, "sleep", lambda _seconds: lock.release())
+    control.remove(look(folder))
+    assert not folder.exists()
+
+
+def test_what_is_started_under_the_name_of_one_that_ended_is_starting_from_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.STOPPED, keeper=DEAD, ports={"http": 4711}).write(folder)
+    seen: list[Any] = []
+
+    def full() -> None:
+        seen.append(look(folder))
+        raise OSError("no room")
+
+    monkeypatch.setattr(control, "remove_stale_leftovers", full)
+    what: Any = SimpleNamespace(
+        toolchain="embedded",
+        cell="m/fp8",
+        folder=None,
+        artifacts={},
+        model="tiny",
+        model_folder=None,
+        folders=(),
+        gpus=0,
+        params=None,
+        inputs={},
+    )
+    with pytest.raises(StateError, match="no room"):
+        control.start(what, control.Wish(name="one"), tmp_path)
+    assert [(server.state, server.reason) for server in seen] == [(State.STARTING, None)]
+    assert servers.told(folder).ports == {"http": 4711}

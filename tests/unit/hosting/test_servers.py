@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,30 @@ def test_what_somebody_stops_was_not_interrupted(tmp_path: Path, keeper: Keeper 
     assert look(folder).state is State.FAILED
     (folder / "stop").touch()
     assert (look(folder).state, look(folder).reason) == (State.STOPPED, "it was stopped")
+
+
+def test_what_ends_while_it_is_looked_at_was_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kept(tmp_path, "one", record(State.STOPPING))
+    lock = claims.take(folder / "lock", remove=False)
+    assert lock is not None
+
+    def ends(_keeper: Keeper) -> bool:
+        record(State.STOPPED, reason="it was stopped").write(folder)
+        lock.release()
+        return False
+
+    monkeypatch.setattr(Keeper, "lives", ends)
+    assert (look(folder).state, look(folder).reason) == (State.STOPPED, "it was stopped")
+
+
+def test_what_is_removed_while_they_are_listed_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(tmp_path, "one", record())
+    kept(tmp_path, "two", record())
+
+    def removed(folder: Path) -> servers.KeptServer:
+        if folder.name == "one":
+            shutil.rmtree(folder)
+        return look(folder)
+
+    monkeypatch.setattr(servers, "look", removed)
+    assert [server.name for server in find(tmp_path)] == ["two"]
