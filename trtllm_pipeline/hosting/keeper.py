@@ -55,6 +55,9 @@ MOST_LOG_BYTES: Final = 64 << 20
 _POLL_S: Final = 0.2
 _LOOK_AT_LOGS_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
+_LEASE_S: Final = 0.5
+"""Who waits for more than is free holds some of it for a moment, ten times a second: such a moment ends no start."""
+_LEASE_POLL_S: Final = 0.02
 _OWN_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d keeper: ")
 _PORT: Final = re.compile(r":(\d+)/?$")
 
@@ -443,9 +446,14 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
             raise StateError(
                 f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"
             )
-    found = claims.lease_machine(tuple(known[:gpus]), others=known, enter=claims.enter_standing)
-    if found is not None:
-        return found
+    deadline = time.monotonic() + _LEASE_S
+    while True:
+        found = claims.lease_machine(tuple(known[:gpus]), others=known, enter=claims.enter_standing)
+        if found is not None:
+            return found
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_LEASE_POLL_S)
     folder = claims.machine_leases()
     held = sum(claims.is_held(folder / f"gpu-{gpu}") for gpu in known)
     if len(known) - held < gpus:

@@ -134,6 +134,25 @@ def test_a_lease_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
         claim.release()
 
 
+def test_a_lease_is_not_refused_for_what_waits_for_the_machine_and_has_a_part_of_it_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    waiting = claims.lease_machine((), exclusive=Exclusive.GPU)
+    assert waiting is not None
+    sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        if seconds > claims._LOOK_S:  # longer than claims themselves look again
+            for claim in waiting[0]:
+                claim.release()
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    for claim in keeper.lease(0)[0]:
+        claim.release()
+
+
 class _Guardian:
     """Takes orders."""
 
