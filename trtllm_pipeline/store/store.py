@@ -34,7 +34,7 @@ from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import Artifact, Index, Peak, Published
+from trtllm_pipeline.store.index import Artifact, AttemptRow, Index, Peak, Published
 from trtllm_pipeline.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
 
 logger = logging.getLogger(__name__)
@@ -576,13 +576,13 @@ class Store:
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})
         for name in folders:
             fingerprint = Fingerprint(name.split(".")[0])
-            row = latest.get(fingerprint)
             if (self.work_dir / f"{name}{CLUSTER}").is_dir():  # a cluster may work in it
                 continue
-            if row is not None and row.outcome is not None and row.folder.name == name:
+            if _is_log(latest.get(fingerprint), name) or (claim := self.claim(fingerprint)) is None:
                 continue
-            claim = self.claim(fingerprint)
-            if claim is not None:
+            if _is_log(self.index.attempts([fingerprint]).get(fingerprint), name):  # it has failed since
+                claim.release()
+            else:
                 yield self.work_dir / name, claim
 
     def stale(self) -> list[Path]:
@@ -605,6 +605,11 @@ class Store:
             if claim is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 claim.release()
+
+
+def _is_log(latest: AttemptRow | None, name: str) -> bool:
+    """Whether the folder called `name` is that of the latest attempt at a stage run, which has ended: it stays for the log."""
+    return latest is not None and latest.outcome is not None and latest.folder.name == name
 
 
 def _names(folder: Path) -> list[str]:

@@ -949,6 +949,20 @@ def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(st
     claim.release()
 
 
+def test_sweep_leaves_the_log_of_what_failed_while_it_looked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = store.begin("run", "build", Fingerprint("d" * 32))
+    others = Store(store.workspace)
+    claim = others.claim
+
+    def late(wanted: Fingerprint) -> claims.Claim | None:
+        store.fail(attempt, "failed", StageError("out of memory"))
+        return claim(wanted)
+
+    monkeypatch.setattr(others, "claim", late)
+    assert (others.sweep(), attempt.folder.is_dir()) == ([], True)
+    assert not list(store.work_dir.glob("*.lock"))
+
+
 def test_who_only_looks_at_a_claim_does_not_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "claim"
     looks = claims.take(path, shared=True, remove=False)
