@@ -142,10 +142,20 @@ def read_record(store: Store, folder: Path) -> Record:
     planned = {run["id"]: run for run in json.loads((folder / PLAN).read_bytes())["stage_runs"]}
     present = store.present({run.fingerprint: run.stage for run in outline.stage_runs.values()})
     attempts: dict[Fingerprint, list[AttemptRow]] = {}
+    working = store.claimed()
     for row in store.index.attempts_of(folder.name):
         attempts.setdefault(row.fingerprint, []).append(row)
+    working |= store.claimed()  # what ended or began meanwhile has not been interrupted
     stages = tuple(
-        _stage(run, planned[run.id], present.get(run.fingerprint), attempts.get(run.fingerprint, ()), outline, store)
+        _stage(
+            run,
+            planned[run.id],
+            present.get(run.fingerprint),
+            attempts.get(run.fingerprint, ()),
+            outline,
+            store,
+            working=run.fingerprint in working,
+        )
         for run in outline.stage_runs.values()
     )
     about = next((run for run in store.index.runs() if run.id == folder.name), None)
@@ -159,8 +169,10 @@ def _stage(
     attempts: Sequence[AttemptRow],
     outline: Outline,
     store: Store,
+    *,
+    working: bool,
 ) -> StageRecord:
-    ending = _ending(run, planned.get("action"), artifact, attempts, store)
+    ending = _ending(run, planned.get("action"), artifact, attempts, working=working)
     folder = _folder(artifact, attempts, store)
     job = {} if folder is None else read_object(folder / JOB) or {}
     made = _manifest(artifact)
@@ -206,12 +218,12 @@ _TRIED: Final = {"succeeded": Ending.MADE, "failed": Ending.FAILED}
 
 
 def _ending(
-    run: OutlineRun, action: object, artifact: Artifact | None, attempts: Sequence[AttemptRow], store: Store
+    run: OutlineRun, action: object, artifact: Artifact | None, attempts: Sequence[AttemptRow], *, working: bool
 ) -> Ending:
     if not attempts:
         return _NOT_TRIED.get(str(action), Ending.NOT_RUN if artifact is None else Ending.ELSEWHERE)
     outcome = attempts[-1].outcome
-    if outcome is None and store.is_claimed(run.fingerprint):
+    if outcome is None and working:
         return Ending.RUNNING
     if outcome == "stopped" and run.scope is Scope.SERVICE:
         return Ending.SERVED

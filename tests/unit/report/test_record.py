@@ -12,6 +12,7 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.report.record import Ending, StageRecord, read_record
 from trtllm_pipeline.stages.base import JOB
+from trtllm_pipeline.store.index import AttemptRow
 from trtllm_pipeline.store.store import Store
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
@@ -113,6 +114,22 @@ def test_a_killed_pipeline_leaves_interrupted_attempts(store: Store) -> None:
     later = stages(store)["convert", "int4_wo"]
     assert later.ending is Ending.INTERRUPTED
     assert later.attempts == ()
+
+
+def test_what_ends_while_the_record_is_read_was_not_interrupted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fabricated.stage_run(PLAN, LATER, "convert")
+    claim = store.claim(run.fingerprint)
+    assert claim is not None
+    store.begin("run-1", "convert", run.fingerprint)
+    attempts_of = store.index.attempts_of
+
+    def ends(of: str) -> tuple[AttemptRow, ...]:
+        found = attempts_of(of)
+        claim.release()
+        return found
+
+    monkeypatch.setattr(store.index, "attempts_of", ends)
+    assert stages(store)["convert", "int4_wo"].ending is Ending.RUNNING
 
 
 def test_html_goes_to_the_runs_folder_and_its_path_to_stdout(
