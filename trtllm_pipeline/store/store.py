@@ -220,7 +220,10 @@ class Store:
         if row is None or row.path != path or not whole(path, row.files, row.manifest_bytes):
             # The manifest decides: the index may not know it yet, or be damaged where nothing else shows it. What was
             # never recorded may not have reached the disk before a power cut: it is read.
-            damage = _damage(inspect(Path(path), contents=row is None))
+            findings = _inspected(Path(path), contents=row is None)
+            if findings is None:
+                return self._look(stage, fingerprint, row, there=False)
+            damage = _damage(findings)
             if damage is not None:
                 logger.warning("%s; %s", damage, self._set_aside(stage, fingerprint))
                 return None
@@ -445,9 +448,10 @@ class Store:
         lost = self.index.remake()
         count, done = 0, list[tuple[Discrepancy, str]]()
         for folder in self._artifact_folders():
-            findings = inspect(folder, contents=False)
-            done += self._put_right(folder, findings)
-            count += _damage(findings) is None
+            findings = _inspected(folder, contents=False)
+            if findings is not None:
+                done += self._put_right(folder, findings)
+                count += _damage(findings) is None
         return count, lost, done
 
     def _put_right(self, folder: Path, findings: tuple[Discrepancy, ...]) -> Iterator[tuple[Discrepancy, str]]:
@@ -488,7 +492,9 @@ class Store:
         wrote.
         """
         for folder in self._artifact_folders():
-            findings = inspect(folder, contents=True)
+            findings = _inspected(folder, contents=True)
+            if findings is None:
+                continue
             sound = _damage(findings) is None
             done = "left to `store repair`" if sound else self._set_aside(folder.parent.name, folder.name)
             judged = judge(folder) if sound else ()
@@ -627,6 +633,17 @@ def _obstacle(error: OSError, workspace: Path) -> str:
         path = Path(error.filename)
         return f"{path} is a link to nothing: {path.readlink()}" if path.is_symlink() else f"{path} is not a folder"
     return disk.no_room(error, workspace) or error.strerror or str(error)
+
+
+def _inspected(folder: Path, *, contents: bool) -> tuple[Discrepancy, ...] | None:
+    """What `inspect` finds; None of an artifact that is gone by now: others remove what nobody needs."""
+    try:
+        found = inspect(folder, contents=contents)
+    except StateError:
+        if folder.is_dir():
+            raise
+        return None
+    return found if folder.is_dir() else None
 
 
 def _damage(findings: tuple[Discrepancy, ...]) -> Discrepancy | None:

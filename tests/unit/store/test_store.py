@@ -17,7 +17,8 @@ from trtllm_pipeline.domain import Exclusive, Fingerprint
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import JOB
-from trtllm_pipeline.store import claims, index
+from trtllm_pipeline.store import claims, index, manifest
+from trtllm_pipeline.store import store as store_module
 from trtllm_pipeline.store.index import Artifact, Index, Peak
 from trtllm_pipeline.store.manifest import NAME, FileEntry, Kind, Manifest, inspect, read
 from trtllm_pipeline.store.store import Store
@@ -947,6 +948,31 @@ def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(st
     assert not dead.folder.exists()
     assert live.folder.exists()
     claim.release()
+
+
+def test_what_is_removed_while_it_is_verified_is_not_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact, others, digested = publish(store), Store(store.workspace), manifest.digest_file
+
+    def digest(path: Path) -> object:
+        others.remove([artifact])
+        return digested(path)
+
+    monkeypatch.setattr(manifest, "digest_file", digest)
+    assert list(store.verify()) == []
+
+
+def test_what_is_removed_while_it_is_looked_at_is_not_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact, others = publish(store), Store(store.workspace)
+
+    def whole(*_: object) -> bool:
+        others.remove([artifact])
+        return False
+
+    monkeypatch.setattr(store_module, "whole", whole)
+    assert store.get("build", artifact.fingerprint) is None
+    assert (caplog.messages, store.repair()[0], (store.workspace / "damaged").exists()) == ([], 0, False)
 
 
 def test_sweep_leaves_the_log_of_what_failed_while_it_looked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
