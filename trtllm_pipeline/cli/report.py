@@ -54,6 +54,7 @@ def report(
       pipeline report --format csv | cut -d, -f1,10
       pipeline report --format openmetrics | curl -T - -X POST http://127.0.0.1:9091/metrics/job/nightly
     """
+    from trtllm_pipeline.progress.left import goes_on
     from trtllm_pipeline.report.results import page_limits, read_results, write_results
 
     if slo is not None and format != "html":
@@ -62,16 +63,19 @@ def report(
     store = options.known_store(workspace)
     results = read_results(store, run)
     if not results.finished:
-        note(f"run {results.runs.newest.name} has not ended by itself: this is what is there now")
+        how = "is still running" if goes_on(results.runs.newest) else "has not ended by itself"
+        note(f"run {results.runs.newest.name} {how}: this is what is there now")
     if format in {"mlflow", "wandb"}:
         from trtllm_pipeline.report.tracking import track
 
         emit(track(format, results, None if output is None else Path(output)))
         return
-    if output is None and format == "html":
+    in_run = output is None and format == "html"
+    if in_run:
         output = str(results.runs.newest / "report.html")
-        emit(output)
     stream = sys.stdout if output in {None, "-"} else StringIO()
     write_results(results, store, format, stream, limits=limits, verbose=verbose)
     if output is not None and isinstance(stream, StringIO):
         write_output(output, stream.getvalue())
+    if in_run:
+        emit(str(output))

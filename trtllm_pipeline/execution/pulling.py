@@ -61,11 +61,11 @@ class RemoteSource:
 
     def offers(self, plan: Plan, present: Collection[Fingerprint]) -> Offers:
         """What of `plan` is pulled, where the workspace has the artifacts `present`."""
-        with closing(Remote(self._url)) as there:
-            try:
+        try:
+            with closing(Remote(self._url)) as there:
                 return self._offers(there, plan, present)
-            except RemoteError as error:
-                return Offers(there.url, fault=error.message)
+        except RemoteError as error:
+            return Offers(remote.shown(self._url), fault=error.message)
 
     def _offers(self, there: Remote, plan: Plan, present: Collection[Fingerprint]) -> Offers:
         runs = plan.stage_runs

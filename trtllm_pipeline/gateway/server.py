@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -125,8 +126,14 @@ def _listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
         return listener
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last of a name that cannot be one
         said = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"cannot listen on {host} port {port}: {said}", hint="choose another --port, or 0 for a free one"
-        ) from error
+        of_host = (
+            isinstance(error, socket.gaierror | UnicodeError) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        )
+        hint = (
+            "--host 127.0.0.1, or another address of this machine"
+            if of_host
+            else "choose another --port, or 0 for a free one"
+        )
+        raise UsageError(f"cannot listen on {host} port {port}: {said}", hint=hint) from error

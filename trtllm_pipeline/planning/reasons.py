@@ -43,7 +43,8 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
         if attempt is not None and attempt.outcome == "failed":
             found[run_id] = f"failed before: {textwrap.shorten(attempt.message or '', 120)}"
         elif attempt is not None and attempt.outcome in {None, "stopped", "interrupted"}:
-            found[run_id] = "was interrupted"
+            now = attempt.outcome is None and store is not None and store.is_claimed(run.fingerprint)
+            found[run_id] = "another process works on it now" if now else "was interrupted"
         elif before is None:
             found[run_id] = NEVER
         elif before[0] == run.fingerprint:

@@ -95,6 +95,9 @@ def _reasons(
     def asked(folder: Path) -> set[Fingerprint]:
         return {run.fingerprint for run in read_plan(folder / NAME).stage_runs.values()}
 
+    named = [
+        find_run(store, name) for name in roots.named
+    ]  # first: one that is misspelt is told also where all is needed
     yield f"kept (pipeline store keep, {KEPT})", _with_inputs(store, stages, kept(store))
     yield "a kept server serves it", _with_inputs(store, stages, _served(store))
     try:
@@ -103,8 +106,7 @@ def _reasons(
         runs = ()
     for folder in runs[:1]:
         yield f"the latest run, {folder.name}", asked(folder)
-    for name in roots.named:
-        folder = find_run(store, name)
+    for folder in named:
         yield f"run {folder.name}", asked(folder)
     for matrix, fingerprints in roots.matrices.items():
         yield f"matrix {matrix}", fingerprints

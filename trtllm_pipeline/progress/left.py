@@ -40,12 +40,16 @@ class TimeLeft:
             self._claim.release()
 
 
+def goes_on(folder: Path) -> bool:
+    """Whether the run in `folder` goes on."""
+    return claims.is_held(folder / NAME)
+
+
 def read(folder: Path) -> tuple[float, bool] | None:
     """Seconds until the end of the run in `folder` as it expects them, and whether they are known; None if nobody says so."""
-    path = folder / NAME
-    if not claims.is_held(path):
+    if not goes_on(folder):
         return None
-    told = read_object(path) or {}
+    told = read_object(folder / NAME) or {}
     try:
         since_s = max(0.0, time.time() - float(told["time_s"]))
         return max(0.0, float(told["left_s"]) - since_s), bool(told["complete"])

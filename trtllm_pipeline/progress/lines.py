@@ -200,6 +200,8 @@ class JsonObserver(QuietObserver):
         """The event `begin`."""
         plan = self._tracker.plan
         self._told: dict[StageRunId, float] = {}
+        self._retries: dict[StageRunId, list[str]] = {}
+        """Of what waits for another process, what happened since: it tries again five times a second, mostly in vain."""
         self._stage_runs = events.StageRuns()
         never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
         cells: list[Json] = [cell.id for cell in plan.cells]
@@ -215,7 +217,16 @@ class JsonObserver(QuietObserver):
             fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
             fields["log"] = None if error.log is None else str(error.log)
             fields |= {"line": error.line, "setting": error.setting}
-        self._event("changed", **fields)
+        event = events.event("changed", **fields)
+        retry = self._retries.get(run.id)
+        if retry is not None and status is _S.ELSEWHERE:
+            retry.clear()
+        elif retry is not None and status in {_S.PENDING, _S.RUNNING}:
+            retry.append(event)
+        else:
+            self._say(*self._retries.pop(run.id, ()), event)
+            if status is _S.ELSEWHERE:
+                self._retries[run.id] = []
 
     def waiting(self, run: StageRun, why: str) -> None:
         """The event `waiting`."""
@@ -224,6 +235,8 @@ class JsonObserver(QuietObserver):
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """The events `progress` and `left`."""
         super().tick(progress)
+        for run_id in [run_id for run_id, retry in self._retries.items() if retry]:
+            self._say(*self._retries.pop(run_id))
         now = self._clock()
         for run_id, values in progress.items():
             if now - self._told.get(run_id, float("-inf")) >= 1.0:

@@ -265,7 +265,8 @@ class Picture:
             text.append(shorten(name, name_width))
             if own_line:
                 yield text
-                yield from (Text(f"    {line}", "cyan") for line in textwrap.wrap(doing, width - 4)[:_MAX_WHY])
+                wrapped = textwrap.wrap(doing, width - 4, max_lines=_MAX_WHY, placeholder=" …")
+                yield from (Text(f"    {line}", "cyan") for line in wrapped)
             else:
                 text.append(" " * (min(longest, name_width) - min(len(name), name_width)))
                 yield text.append(f"  {doing}", "cyan")

@@ -101,6 +101,8 @@ class Tracker:
             self._durations.learn(run, now - began if seconds is None else seconds)
         if status is _S.FAILED:
             self.failed[run.id] = None
+        if status is _S.CANCELLED:  # what was expected had it in it
+            self._estimate_at, self._estimating, self._expected = now, None, None
 
     def group(self, groups: Mapping[StageRunId, Collection[str]]) -> None:
         """Count by these groups from now on: of each stage run, those that it is for."""

@@ -75,7 +75,9 @@ def log_of(store: Store, run: OutlineRun, *, server: bool) -> Path:
         return found
     if server and run.scope is not Scope.SERVICE:
         raise UsageError(f"{run.stage} starts no server", hint="--server is for the stage launch")
-    raise UsageError(f"{run.id} has no {name} here", hint="it has not run in this workspace; see pipeline status")
+    tried = run.fingerprint in store.index.attempts([run.fingerprint])
+    why = "it ran, and what it left was cleared away" if tried else "it has not run in this workspace"
+    raise UsageError(f"{run.id} has no {name} here", hint=f"{why}; see pipeline status")
 
 
 def find_log(store: Store, run: OutlineRun, name: str) -> Path | None:

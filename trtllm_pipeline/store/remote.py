@@ -120,7 +120,7 @@ class Remote:
     """The store at a URL of fsspec, or in a folder. To be closed.
 
     Credentials and endpoints are found as the URL's package finds them: in its variables and files. `thorough`: what is
-    there already counts only once it was read. Raises UsageError for a URL that cannot be one.
+    there already counts only once it was read. Raises UsageError for a URL that cannot be one, RemoteError where nobody is there.
     """
 
     def __init__(self, url: str, *, jobs: int = 8, thorough: bool = False) -> None:
@@ -447,6 +447,8 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UsageError(
             f"{shown(url)}: {error}", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a folder"
         ) from error
+    except Exception as error:  # each file system has its own, and some connect at once
+        raise RemoteError(f"{shown(url)}: {error}", hint="check the address and the credentials") from error
     return found, str(root)
 
 

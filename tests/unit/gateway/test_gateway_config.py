@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from trtllm_pipeline import gateway
 from trtllm_pipeline.errors import PipelineError, UsageError
+from trtllm_pipeline.gateway import server
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.served import ModelServer
@@ -135,6 +137,21 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UsageError, match="needs the package uvicorn") as caught:
         gateway.run(config, tmp_path, lambda _told: None)
     assert caught.value.hint == "pip install 'trtllm-pipeline[gateway]'"
+
+
+@pytest.mark.parametrize(
+    ("host", "said", "hint"),
+    [
+        ("127.0.0.1", "127.0.0.1 port .*: Address already in use", "--port"),
+        ("192.0.2.1", "192.0.2.1 port .*: Cannot assign", "--host"),
+        ("not.a.host.invalid", "not.a.host.invalid port", "--host"),
+        ("a..b", r"a\.\.b port", "--host"),
+    ],
+)
+def test_where_nobody_can_listen_the_option_to_change_is_named(host: str, said: str, hint: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(UsageError, match=said) as caught:
+        server._listen(host, other.getsockname()[1])
+    assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

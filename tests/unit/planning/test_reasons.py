@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
 from pathlib import Path
 
 from tests.helpers import fabricated
@@ -65,3 +66,15 @@ def test_an_older_release_s_keys_say_what_is_new_in_them() -> None:
     before = other
     assert why(convert, model="f" * 32) == "download (config.json) changed"
     assert why(smoke, **{**json.loads(smoke.key)["inputs"], "model": None}) == "download (not read before) changed"
+
+
+def test_what_runs_now_was_not_interrupted(tmp_path: Path) -> None:
+    now = fabricated.plan(CELL)
+    convert = fabricated.stage_run(now, CELL, "convert")
+    with closing(Store(tmp_path / "w")) as store:
+        claim = store.claim(convert.fingerprint)
+        assert claim is not None
+        fabricated.begin(store, convert)
+        assert reasons(now, [convert.id], store) == {convert.id: "another process works on it now"}
+        claim.release()
+        assert reasons(now, [convert.id], store) == {convert.id: "was interrupted"}

@@ -115,6 +115,8 @@ def test_the_latest_runs_named_ones_and_matrices_stay(store: Store) -> None:
     }
     with pytest.raises(UsageError, match=r"there is no run 'release-2\.0'"):
         left(store, named=("release-2.0",))
+    with pytest.raises(UsageError, match=r"there is no run 'release-2\.0'"):
+        left(store, named=("old", "release-1.0", "release-2.0"))  # all is needed
     (store.runs_dir / "20260101-000000-old" / "plan.json").write_text("{")
     with pytest.raises(StateError, match="not a plan"):
         left(store, runs=3)

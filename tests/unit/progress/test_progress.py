@@ -219,6 +219,25 @@ def test_json_events() -> None:
     assert events[-1]["counts"] == {"pending": 13, "failed": 1}
 
 
+def test_json_events_of_what_waits_for_another_process_are_not_repeated() -> None:
+    stream, clock = io.StringIO(), Clock()
+    told = JsonObserver(stream, clock)
+    told.begin(PLAN, PENDING, LEARNT)
+    download = run("download")
+    for _ in range(3):  # as the loop tries again
+        for status in (S.PENDING, S.RUNNING, S.ELSEWHERE):
+            told.changed(download, status, None, None)
+        told.tick({})
+    for status in (S.PENDING, S.RUNNING):
+        told.changed(download, status, None, None)
+    told.tick({download.id: {"done": 1, "total": 2, "unit": "files"}})
+    told.changed(download, S.SUCCEEDED, None, 1.0)
+    events = [json.loads(line) for line in lines(stream)]
+    assert [event.get("status", event["event"]) for event in events] == [
+        *("begin", "pending", "running", "elsewhere", "pending", "running", "progress", "succeeded")
+    ]
+
+
 # The tracker
 
 
@@ -374,6 +393,22 @@ def test_a_run_learns_how_long_its_servers_take_to_start() -> None:
     assert tracker.left_s()[0] == before - 2 * guess + 7, "the second server will take as long"
 
 
+def test_what_was_expected_is_not_said_of_a_run_that_is_interrupted() -> None:
+    clock = Clock()
+    tracker = Tracker(PLAN, PENDING, LEARNT, clock)
+    tracker.changed(run("download"), S.RUNNING, None)
+    assert tracker.estimate()
+    before = tracker.left()
+    for stage_run in PLAN.stage_runs.values():
+        if stage_run is not run("download"):
+            tracker.changed(stage_run, S.CANCELLED, None)
+    assert tracker.left_text() == ""
+    assert tracker.estimate()
+    assert before is not None
+    assert tracker.left() == (10, True), "what still runs"
+    assert before[0] > 10
+
+
 def test_counts() -> None:
     there = {run("download").id: S.UP_TO_DATE, run("convert").id: S.SKIPPED}
     tracker = Tracker(PLAN, {**PENDING, **there}, {}, Clock())
@@ -447,6 +482,10 @@ def test_why_another_invocation_is_waited_for_is_shown_as_long_as_it_is_so() -> 
         assert not told()
     tracker.changed(download, S.ELSEWHERE, None)
     assert told(), "it is said once, and holds"
+    tracker.changed(download, S.RUNNING, None)
+    tracker.waits(download, " and ".join([why] * 9))
+    tracker.changed(download, S.ELSEWHERE, None)
+    assert [line[-2:] == " …" for line in shown() if line.startswith("    ") and "build" not in line] == [False, True]
     tracker.changed(download, S.PENDING, None)
     tracker.waits(download, "a dropped connection; attempt 2 in 4 s")
     assert any("attempt 2 in 4 s" in line for line in shown())

@@ -15,6 +15,7 @@ from trtllm_pipeline.bench.result import levels_of
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
+from trtllm_pipeline.progress.left import TimeLeft
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows
 from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
@@ -56,6 +57,19 @@ def pipeline(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         return code, captured.out, captured.err
 
     return run
+
+
+def test_report_of_a_run_that_goes_on(pipeline: Pipeline, store: Store) -> None:
+    told = TimeLeft(store.runs_dir / "20260102-000000-bb")
+    assert "20260102-000000-bb is still running: this is what is there now" in pipeline("report")[2]
+    told.close()
+
+
+def test_a_page_that_cannot_be_written_is_not_said_to_be_there(pipeline: Pipeline, store: Store) -> None:
+    (store.runs_dir / "20260102-000000-bb" / "report.html").mkdir()
+    code, out, err = pipeline("report", "--format", "html")
+    assert (code, out) == (2, "")
+    assert "report.html: cannot be written" in err
 
 
 def test_report_of_a_run_that_was_killed(pipeline: Pipeline) -> None:
@@ -194,6 +208,14 @@ def test_logs_says_what_is_wrong(pipeline: Pipeline, argv: tuple[str, ...], word
     code, out, err = pipeline("logs", *argv)
     assert (code, out) == (2, "")
     assert words in err
+
+
+def test_a_log_that_was_cleared_away_is_not_said_never_to_have_been(pipeline: Pipeline, store: Store) -> None:
+    attempt = fabricated.begin(store, fabricated.stage_run(PLAN, LATER, "convert"))
+    shutil.rmtree(attempt.folder)
+    code, out, err = pipeline("logs", "int4_wo", "convert")
+    assert (code, out) == (2, "")
+    assert "it ran, and what it left was cleared away" in err
 
 
 def test_following_ends_with_the_attempt(store: Store) -> None:

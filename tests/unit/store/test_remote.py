@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -386,6 +387,20 @@ def test_a_wrong_url_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     told = capsys.readouterr().err
     assert said in told
     assert "try:" in told
+
+
+def test_a_host_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FTP's file system connects when it is made."""
+    store = Store(tmp_path / "w")
+    publish(store)
+    store.close()
+    with socket.socket() as unheard:  # nobody listens there
+        unheard.bind(("127.0.0.1", 0))
+        url = f"ftp://127.0.0.1:{unheard.getsockname()[1]}/x"
+        assert main(["store", "push", url, "--workspace", str(tmp_path / "w")]) == 1
+    told = capsys.readouterr().err
+    assert f"error: {url}: [Errno 111] Connection refused" in told
+    assert "try: check the address" in told
 
 
 def test_passwords_in_urls_are_not_shown() -> None:
