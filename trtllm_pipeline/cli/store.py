@@ -160,7 +160,7 @@ def gc(
     if not dry_run:
         attempts = store.sweep()
         store.remove_stale(stale)
-        removed = store.remove(removed) if removed else []
+        removed = store.remove(lambda: sort_out(store, roots).unused) if removed else []
     left_bytes = sum(takes.get(folder, 0) for folder in (*attempts, *stale))
     freed = sum(each.size_bytes for each in removed)
     kept: dict[str, list[int]] = {}

@@ -500,10 +500,11 @@ class Store:
             judged = judge(folder) if sound else ()
             yield [(found, done) for found in findings] + [(found, "left as it is") for found in judged]
 
-    def remove(self, artifacts: Sequence[Artifact]) -> list[Artifact]:
+    def remove(self, unused: Callable[[], Sequence[Artifact]]) -> list[Artifact]:
         """Remove artifacts; returns those that were removed: not what somebody works on.
 
-        Raises StateError while anything runs in the workspace: it may be about to read one.
+        `unused` is asked once nothing can begin here: what has run since its caller looked may need some of them. Raises
+        StateError while anything runs in the workspace: it may be about to read one.
         """
         self.check_writable()
         alone = claims.take(self.work_dir / _USERS, remove=False)
@@ -516,6 +517,7 @@ class Store:
             )
         removed: list[Artifact] = []
         try:
+            artifacts = unused()
             for start in range(0, len(artifacts), _AT_ONCE):
                 removed += self._remove(artifacts[start : start + _AT_ONCE])
         finally:

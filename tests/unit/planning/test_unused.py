@@ -216,13 +216,32 @@ def test_while_a_run_uses_what_it_found_nothing_is_removed_and_no_run_begins_mea
     asked(store, fabricated.plan(FP16), days=1)
     gone = unused(store, 30)
     with store.in_use(), store.in_use(), pytest.raises(StateError, match="something is running in this workspace"):
-        store.remove(gone)
-    assert store.remove(gone[:1]) == gone[:1]
+        store.remove(lambda: gone)
+    assert store.remove(lambda: gone[:1]) == gone[:1]
     alone = claims.take(store.work_dir / "users.lock", remove=False)
     assert alone is not None
     with pytest.raises(StateError, match="removes unused artifacts"), store.in_use():
         pass
     alone.release()
+
+
+def test_what_a_run_asked_for_while_older_things_were_removed_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(store, fabricated.plan(FP16), days=1)
+    gone = unused(store, 30)
+    assert gone
+    sweep = Store.sweep
+
+    def runs_meanwhile(self: Store) -> list[Path]:
+        asked(store, fabricated.plan(FP16, INT8, INT4), days=0)
+        return sweep(self)
+
+    monkeypatch.setattr(Store, "sweep", runs_meanwhile)
+    words = ["store", "gc", "-w", str(store.workspace), "--unused-days", "30", "--format", "json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["artifacts"] == []
+    assert all(each.folder.is_dir() for each in gone)
 
 
 def test_nothing_is_removed_while_something_runs(store: Store) -> None:
@@ -231,9 +250,9 @@ def test_nothing_is_removed_while_something_runs(store: Store) -> None:
     claim = store.claim(fabricated.stage_run(fabricated.plan(INT4), INT4, "perf").fingerprint)
     assert claim is not None
     with pytest.raises(StateError, match="something is running in this workspace"):
-        store.remove(gone)
+        store.remove(lambda: gone)
     claim.release()
-    assert store.remove(gone) == gone
+    assert store.remove(lambda: gone) == gone
 
 
 def test_what_a_killed_removal_left_is_swept(store: Store) -> None:

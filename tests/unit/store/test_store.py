@@ -954,7 +954,7 @@ def test_what_is_removed_while_it_is_verified_is_not_damaged(store: Store, monke
     artifact, others, digested = publish(store), Store(store.workspace), manifest.digest_file
 
     def digest(path: Path) -> object:
-        others.remove([artifact])
+        others.remove(lambda: [artifact])
         return digested(path)
 
     monkeypatch.setattr(manifest, "digest_file", digest)
@@ -967,7 +967,7 @@ def test_what_is_removed_while_it_is_looked_at_is_not_damaged(
     artifact, others = publish(store), Store(store.workspace)
 
     def whole(*_: object) -> bool:
-        others.remove([artifact])
+        others.remove(lambda: [artifact])
         return False
 
     monkeypatch.setattr(store_module, "whole", whole)
