@@ -88,7 +88,7 @@ class _Stdout(_Stderr):
         from trtllm_pipeline.errors import PipelineError
 
         raise PipelineError(
-            f"stdout cannot be written: {error.strerror}", hint="see to where it goes, then try again"
+            f"stdout cannot be written: {error.strerror}", hint="check where it is redirected to, then try again"
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 _ROOM: Final = "free some space or choose another --workspace, then run `pipeline resume`; finished stages are kept"
 _LIMIT: Final = "raise the limit (ulimit -f unlimited), then run `pipeline resume`; finished stages are kept"
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 def folder_bytes(folder: str | Path) -> int:
@@ -28,7 +29,7 @@ def no_room(error: OSError, path: Path) -> str | None:
     """What `error`, met while writing at or below `path`, says of the room there; None when it speaks of another thing."""
     if error.errno == errno.EFBIG:
         return f"files are limited to {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} here (ulimit -f)"
-    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno not in _FULL:
         return None
     there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
     mount = there
@@ -43,9 +44,11 @@ def no_room(error: OSError, path: Path) -> str | None:
     return f"no space is left on the file system at {mount}: {_size(free)} of {_size(whole)} are free"
 
 
-def hint(error: OSError) -> str:
-    """What to do about the error of `no_room`."""
-    return _LIMIT if error.errno == errno.EFBIG else _ROOM
+def hint(error: OSError) -> str | None:
+    """What to do about an error of which `no_room` says something; None for another."""
+    if error.errno == errno.EFBIG:
+        return _LIMIT
+    return _ROOM if error.errno in _FULL else None
 
 
 def _size(size_bytes: float) -> str:
