@@ -395,7 +395,8 @@ def stop(
         if remove:
             control.remove(ended)
         elif not server.state.alive:
-            note(f"{server.name} was {server.state.value} already")
+            how = "had already failed" if server.state is State.FAILED else "was already stopped"
+            note(f"{server.name} {how}")
         if form == "text":
             emit(server.name)
     if form == "json":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import stat
 import tempfile
 import textwrap
@@ -465,21 +466,26 @@ def _said_of(pid: int) -> str | None:
     except OSError:
         return None
     line = b" ".join(words).decode(errors="replace").strip()
-    workspace = _workspace_of(pid)
+    if not line:
+        return None
+    workspace, server = _place_of(pid)
     where = "" if workspace is None else f" in workspace {workspace}"
-    return f"process {pid}{where} ({textwrap.shorten(line, 100)})" if line else None
+    if server is not None:  # it goes on until somebody stops it
+        stop = f"pipeline serve stop {server} -w {shlex.quote(str(workspace))}"
+        return f"the kept server {server}{where} (process {pid}; {stop} ends it)"
+    return f"process {pid}{where} ({textwrap.shorten(line, 100)})"
 
 
-def _workspace_of(pid: int) -> Path | None:
-    """The workspace in which a process has claimed a stage run or keeps a server; None where none can be seen."""
+def _place_of(pid: int) -> tuple[Path | None, str | None]:
+    """The workspace in which a process has claimed a stage run or keeps a server, and which server; None where none can be seen."""
     try:
         for each in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
                 claim = each.readlink()
                 if claim.suffix == ".lock" and claim.parent.name == CLAIMS:
-                    return claim.parent.parent
+                    return claim.parent.parent, None
                 if claim.name == LOCK and claim.parent.parent.name == SERVERS:
-                    return claim.parents[2]
+                    return claim.parents[2], claim.parent.name
     except OSError:
         pass
-    return None
+    return None, None

@@ -36,6 +36,8 @@ def test_stop_says_as_json_what_it_stopped(tmp_path: Path, capsys: pytest.Captur
         record.write(folder)
     words = ["serve", "stop", "--all", "--workspace", str(tmp_path), "--format", "json"]
     assert app.main([*words, "--remove"] if remove else words) == 0
-    told = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
     assert [(each["name"], each["state"]) for each in told["servers"]] == [("one", "failed"), ("two", "failed")]
+    assert captured.err == ("" if remove else "one had already failed\ntwo had already failed\n")
     assert [each.name for each in find(tmp_path)] == ([] if remove else ["one", "two"])

@@ -46,8 +46,17 @@ def test_who_is_waited_for_is_told(holder: subprocess.Popen[str]) -> None:
     assert claims.machine_users((), exclusive=Exclusive.MACHINE) == (said,)
 
 
-@pytest.mark.parametrize("lock", ["work/abc.lock", "serve/chat/lock"])
-def test_a_claim_in_a_workspace_tells_which_it_is(leases: Path, tmp_path: Path, lock: str) -> None:
+@pytest.mark.parametrize(
+    ("lock", "words"),
+    [
+        ("work/abc.lock", "process {pid} in workspace {here} ("),
+        (
+            "serve/chat/lock",
+            "the kept server chat in workspace {here} (process {pid}; pipeline serve stop chat -w {here} ends it)",
+        ),
+    ],
+)
+def test_a_claim_in_a_workspace_tells_which_it_is(leases: Path, tmp_path: Path, lock: str, words: str) -> None:
     claim = tmp_path / "here" / lock
     claim.parent.mkdir(parents=True)
     command = [sys.executable, "-c", HOLD, "alone", str(leases / "machine"), str(claim)]
@@ -57,7 +66,7 @@ def test_a_claim_in_a_workspace_tells_which_it_is(leases: Path, tmp_path: Path, 
         (said,) = claims.machine_users(())
         assert claims.users(claim) == (said,)
         process.kill()
-    assert said.startswith(f"process {process.pid} in workspace {tmp_path / 'here'} (")
+    assert said.startswith(words.format(pid=process.pid, here=tmp_path / "here"))
 
 
 RULES = tuple(Exclusive)
