@@ -56,8 +56,8 @@ SHARED_MEMORY_BYTES: Final = 2 << 20
 EXIT_TIMEOUT_S: Final = 1
 """How long Triton waits for requests in flight when it is told to exit."""
 _HELP_S: Final = 30.0
-STOP_TIMEOUT_S: Final = 3.0
 _KILLED_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 3.0
 """An open gRPC stream can keep Triton 2.51 from exiting, so it is killed after this time."""
 CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
 """Interfaces of Triton that no client needs; they would give clients access to files and memory of this user."""
