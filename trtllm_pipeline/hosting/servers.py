@@ -340,10 +340,10 @@ def standing(
         return record.state, reason
     if held and keeper is None:
         return State.STARTING, reason  # `start` is about to start the keeper
+    if not record.state.alive:  # also where a command has the lock that is about to start or remove it
+        return record.state, reason
     if held:
         return State.STOPPING, "its keeper was killed; its processes are being ended"
-    if not record.state.alive:
-        return record.state, reason
     if last is not None:
         return last
     if keeper is None:

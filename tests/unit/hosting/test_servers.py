@@ -37,8 +37,10 @@ def test_while_its_keeper_lives_it_stands_as_that_says(told: State) -> None:
 
 @pytest.mark.parametrize("told", [State.STOPPED, State.FAILED])
 @pytest.mark.parametrize("boot", ["this boot", "another"])
-def test_what_has_ended_has_ended(told: State, boot: str) -> None:
-    assert standing(record(told, reason="why"), held=False, lives=False, boot=boot) == (told, "why")
+@pytest.mark.parametrize("held", [False, True])
+def test_what_has_ended_has_ended(told: State, boot: str, held: bool) -> None:
+    """Also while a command has its lock that is about to start or remove it."""
+    assert standing(record(told, reason="why"), held=held, lives=False, boot=boot) == (told, "why")
 
 
 @pytest.mark.parametrize("told", [State.STARTING, State.READY, State.RESTARTING, State.STOPPING])
