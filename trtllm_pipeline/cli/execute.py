@@ -9,6 +9,7 @@ from typing import Annotated
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.execution.by_hand import replay
+from trtllm_pipeline.execution.executor import read_job
 
 
 def execute(
@@ -32,5 +33,6 @@ def execute(
       pipeline exec .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
+    read_job(Path(job))  # no folder is made for what is no job
     out = replay(Path(job), options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
     emit_as(format, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))

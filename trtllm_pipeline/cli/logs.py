@@ -48,7 +48,7 @@ def logs(
     outline = newest_cells(store, run).outline
     chosen = stage_run_of(outline, store, cell, stage, server=server)
     if chosen is None:
-        return _list(outline, store, cell, as_json=format == "json")
+        return _list(outline, store, cell, workspace, as_json=format == "json")
     found, why = chosen
     log = log_of(store, found, server=server)
     if format == "json":
@@ -64,12 +64,12 @@ def logs(
     return _measured(log)
 
 
-def _list(outline: Outline, store: Store, cell: str, *, as_json: bool) -> None:
+def _list(outline: Outline, store: Store, cell: str, workspace: str, *, as_json: bool) -> None:
     found, there = logs_of(outline, store, cell)
     if as_json:
         return emit_json({"schema": 1, "cell": found.id, "logs": {stage: str(path) for stage, path in there.items()}})
     emit(aligned({stage: str(path) for stage, path in there.items()}))
-    return note(f"one of them: pipeline logs {found.id} STAGE")
+    return note(f"one of them: pipeline logs {found.id} STAGE{options.typed_again(workspace)}")
 
 
 def _measured(log: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import inspect
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -353,6 +354,11 @@ def pair(option: str, text: str, sign: str) -> tuple[str, str]:
     if not found or not name or not value:
         raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
     return name, value
+
+
+def typed_again(workspace: str) -> str:
+    """The option that names the workspace in a command to be typed next; nothing where it is the default."""
+    return "" if workspace == WORKSPACE else f" -w {shlex.quote(workspace)}"
 
 
 def store_at(workspace: str) -> Store | None:

@@ -205,4 +205,4 @@ def _show_plan(request: Request, store: Store | None, workspace: Path, format: s
 
 
 def _resume(workspace: str) -> str:
-    return "pipeline resume" if workspace == options.WORKSPACE else f"pipeline resume -w {shlex.quote(workspace)}"
+    return f"pipeline resume{options.typed_again(workspace)}"

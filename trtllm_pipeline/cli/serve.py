@@ -389,7 +389,10 @@ def stop(
     from trtllm_pipeline.hosting import control
 
     done = []
-    for server in _chosen(names, workspace, every=every):
+    chosen = _chosen(names, workspace, every=every)
+    if not chosen:
+        note(shown.to_table(chosen))
+    for server in chosen:
         ended = control.stop(server)
         done.append(shown.entry(ended))
         if remove:

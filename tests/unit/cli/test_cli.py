@@ -92,6 +92,12 @@ def test_a_damaged_index_is_mended_by_any_command(
     assert "nothing is lost" in capsys.readouterr().err
 
 
+def test_exec_makes_no_folder_for_what_is_no_job(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["exec", "nothing.json"]) == 2
+    assert "nothing.json: cannot be read" in capsys.readouterr().err
+    assert not Path("replay").exists()
+
+
 def test_exec_leaves_stdout_to_the_result(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert app.main(["exec", str(job), "--output-dir", "text"]) == 0
     out, err = capfd.readouterr()

@@ -27,6 +27,11 @@ def test_a_limit_of_silence_is_for_servers_that_are_started_again(
     assert "give --restart as well" in capsys.readouterr().err
 
 
+def test_stop_says_that_there_is_nothing_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["serve", "stop", "--all", "--workspace", str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("", "no servers are kept in this workspace\n")
+
+
 @pytest.mark.parametrize("remove", [False, True])
 def test_stop_says_as_json_what_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str], remove: bool) -> None:
     for name in ("one", "two"):

@@ -177,6 +177,7 @@ def test_logs_of_a_stage(pipeline: Pipeline, store: Store) -> None:
         *("download", "convert", "build", "repository", "smoke", "perf", "accuracy")
     ]
     assert all(Path(line.split()[1]).is_file() for line in out.splitlines())
+    assert err == f"one of them: pipeline logs {DONE.id} STAGE -w {store.workspace}\n"
 
 
 def test_the_servers_own_log(pipeline: Pipeline, store: Store) -> None:
