@@ -141,7 +141,8 @@ def _wait_for_pull(store: Store, each: ArtifactTransfer, observer: Observer) -> 
     """Wait while another process pulls this: what it would be made of is not to be made meanwhile. False where none does."""
     arriving = store.arriving(each.stage, each.fingerprint)
     if not arriving.is_dir():
-        return store.get(each.stage, each.fingerprint) is not None
+        # What somebody only had for a moment is neither made nor pulled by others.
+        return store.get(each.stage, each.fingerprint) is not None or not store.is_claimed(each.fingerprint)
     observer.pulling(f"{each.id}: waiting for another process that pulls it")
     while arriving.is_dir() and store.is_claimed(each.fingerprint):
         time.sleep(_POLL_S)

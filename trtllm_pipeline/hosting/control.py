@@ -107,8 +107,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     name = check_name(wish.name or target.name)
     folder = servers.folder_of(workspace, name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = servers.take(folder)
+        lock = _own(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if lock is None:
@@ -141,6 +140,14 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
             raise _unwritable(folder, error) from error
         raise
     return servers.look(folder)
+
+
+def _own(folder: Path) -> claims.Claim | None:
+    """The lock of a server that there may not be yet; None while it is kept. Raises OSError."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # one of this name that had ended was just removed
+            return servers.take(folder)
 
 
 def _unwritable(folder: Path, error: OSError) -> StateError:

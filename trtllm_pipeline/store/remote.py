@@ -705,6 +705,8 @@ def pull(
                     claim.release()
                     yield replace(each, state="present")
                 else:
+                    # Before anybody can look what the claim is for: what is pulled is waited for, not made.
+                    store.arriving(each.stage, each.fingerprint).mkdir(parents=True, exist_ok=True)
                     waiting.append((each, claim, pool.submit(remote.fetch, store, each, judge, progress)))
                     if len(waiting) == _AHEAD:
                         yield received()

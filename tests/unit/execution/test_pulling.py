@@ -16,7 +16,7 @@ from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Cell, Scope
+from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import forecast
 from trtllm_pipeline.execution.loop import Observer
@@ -25,7 +25,8 @@ from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 from trtllm_pipeline.store import remote
-from trtllm_pipeline.store.remote import ArtifactKey, Progress, Remote
+from trtllm_pipeline.store.claims import Claim
+from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.store.store import Store
 
 FP16, INT8 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo"))
@@ -161,6 +162,36 @@ def test_what_another_process_pulls_is_waited_for(made: Store, store: Store, url
     push(made, url, "download")
     assert source(url).pull(PLAN, store, present, told) == present
     claim.release()
+
+
+def test_what_another_process_had_for_a_moment_is_pulled(
+    made: Store, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(made, url, "build")
+    claim, refused = store.claim, set[str]()
+
+    def late(fingerprint: Fingerprint) -> Claim | None:
+        taken = fingerprint in refused
+        refused.add(fingerprint)
+        return claim(fingerprint) if taken else None
+
+    monkeypatch.setattr(store, "claim", late)
+    assert sorted(each.stage for each in source(url).pull(PLAN, store, {}, Told()).values()) == ["build", "build"]
+
+
+def test_who_looks_at_the_moment_a_pull_begins_sees_that_it_is_one(
+    made: Store, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(made, url, "build")
+    fetch, seen = Remote.fetch, list[bool]()
+
+    def begins(there: Remote, store: Store, each: ArtifactTransfer, *more: Any) -> None:
+        seen.append(store.arriving(each.stage, each.fingerprint).is_dir())
+        fetch(there, store, each, *more)
+
+    monkeypatch.setattr(Remote, "fetch", begins)
+    source(url).pull(PLAN, store, {}, Told())
+    assert seen == [True, True]
 
 
 def test_a_damaged_file_is_replaced_by_a_push_that_looks(made: Store, store: Store, url: str) -> None:

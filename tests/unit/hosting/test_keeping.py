@@ -586,6 +586,18 @@ def test_a_server_is_removed_although_somebody_looks_at_that_moment(tmp_path: Pa
 
 
 DEAD = Keeper(2**22, 1, servers.boot_id())
+WHAT: Any = SimpleNamespace(
+    toolchain="embedded",
+    cell="m/fp8",
+    folder=None,
+    artifacts={},
+    model="tiny",
+    model_folder=None,
+    folders=(),
+    gpus=0,
+    params=None,
+    inputs={},
+)
 
 
 def test_a_server_is_removed_although_another_command_records_its_end_at_that_moment(
@@ -614,19 +626,33 @@ def test_what_is_started_under_the_name_of_one_that_ended_is_starting_from_the_f
         raise OSError("no room")
 
     monkeypatch.setattr(control, "remove_stale_leftovers", full)
-    what: Any = SimpleNamespace(
-        toolchain="embedded",
-        cell="m/fp8",
-        folder=None,
-        artifacts={},
-        model="tiny",
-        model_folder=None,
-        folders=(),
-        gpus=0,
-        params=None,
-        inputs={},
-    )
     with pytest.raises(StateError, match="no room"):
-        control.start(what, control.Wish(name="one"), tmp_path)
+        control.start(WHAT, control.Wish(name="one"), tmp_path)
     assert [(server.state, server.reason) for server in seen] == [(State.STARTING, None)]
     assert servers.told(folder).ports == {"http": 4711}
+
+
+def test_a_server_is_started_although_one_of_its_name_is_removed_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.STOPPED, keeper=DEAD).write(folder)
+    take, began = servers.take, list[State]()
+
+    def removed(of: Path) -> claims.Claim | None:
+        if (of / "server.json").exists():
+            monkeypatch.setattr(servers, "take", take)
+            control.remove(look(of))
+        return take(of)
+
+    def begins(of: Path, lock: claims.Claim) -> None:
+        began.append(look(of).state)
+        lock.release()
+
+    monkeypatch.setattr(servers, "take", removed)
+    monkeypatch.setattr(control, "write_repository", lambda *_: tmp_path)
+    monkeypatch.setattr(control, "_job", lambda *_: SimpleNamespace(write=lambda _: None))
+    monkeypatch.setattr(control, "_spawn", begins)
+    control.start(WHAT, control.Wish(name="one"), tmp_path)
+    assert began == [State.STARTING]
