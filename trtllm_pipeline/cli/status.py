@@ -42,7 +42,7 @@ def status(
     """
     from trtllm_pipeline.planning.plan_file import outline
     from trtllm_pipeline.planning.runs import newest_cells
-    from trtllm_pipeline.progress.left import read
+    from trtllm_pipeline.progress.left import goes_on, read
     from trtllm_pipeline.progress.status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.progress.watching import watch as keep_showing
 
@@ -56,8 +56,10 @@ def status(
             return status_of(store, outline(plan), "as the matrix stands now")
         newest = newest_cells(store, run)
         left = max(filter(None, map(read, newest.folders)), default=None)
-        took = None if left else _took(newest.newest)
-        return status_of(store, newest.outline, newest.title, newest.newest.name, cells or (), left=left, took=took)
+        going = any(map(goes_on, newest.folders))
+        took = None if going else _took(newest.newest)
+        name = newest.newest.name
+        return status_of(store, newest.outline, newest.title, name, cells or (), left=left, goes_on=going, took=took)
 
     if watch:
         return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")

@@ -55,6 +55,8 @@ class MatrixStatus:
     """Where these are."""
     left: tuple[float, bool] | None = None
     """Seconds until the end of a run that goes on, as it expects them itself, and whether they are known."""
+    goes_on: bool = False
+    """Whether a run of them does, also one that waits for other processes."""
     took: Took | None = None
     """Of the newest run, where it has ended."""
 
@@ -67,6 +69,7 @@ def status_of(
     cells: Sequence[str] = (),
     *,
     left: tuple[float, bool] | None = None,
+    goes_on: bool = False,
     took: Took | None = None,
 ) -> MatrixStatus:
     """How far the cells of `outline` are that fit the patterns `cells`. Raises UsageError where none does."""
@@ -76,7 +79,7 @@ def status_of(
 
         shown = select(outline.cells, cells)
     states = stage_states(outline, store, artifacts=False)
-    return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir, left, took)
+    return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir, left, goes_on, took)
 
 
 def to_json(status: MatrixStatus) -> dict[str, Json]:
@@ -148,6 +151,10 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         titles = [together]
     below = [rest] if rest else []
     told = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
+    if status.goes_on and not any(state.status is StageStatus.RUNNING for _, state in told):
+        below += [
+            "the run goes on, but nothing runs now: if it waits for another process, it says for which where it was started"
+        ]
     below += [line for run, state in told for line in _events(run, state)]
     for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []

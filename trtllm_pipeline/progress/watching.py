@@ -54,13 +54,13 @@ def watch(look: Look, stream: TextIO, *, as_json: bool = False) -> None:
 
 
 def _looks(look: Look) -> Iterator[MatrixStatus]:
-    """The status now, and again until nothing runs."""
+    """The status now, and again until nothing runs, nor a run waits."""
     ran_s = time.monotonic()
     while True:
         begin_s = time.monotonic()
         status = look()
         now_s = time.monotonic()
-        if any(state.status is StageStatus.RUNNING for state in status.states.values()):
+        if status.goes_on or any(state.status is StageStatus.RUNNING for state in status.states.values()):
             ran_s = now_s
         yield status
         if now_s - ran_s >= _QUIET_S:

@@ -66,6 +66,17 @@ def test_a_pipe_gets_a_line_for_each_change_until_nothing_runs(look: Callable[[]
     ]
 
 
+@pytest.mark.usefixtures("look")
+def test_it_goes_on_as_long_as_a_run_that_waits() -> None:
+    waits = replace(status(2, {("build", 0): THERE}), goes_on=True)
+    left = [*[waits] * 60, *STEPS[2:]]
+    stream = io.StringIO()
+    watching.watch(lambda: left.pop(0) if len(left) > 1 else left[0], stream)
+    assert "running: perf, m/c0" in stream.getvalue().splitlines()
+    assert "the run goes on, but nothing runs now" in to_text(waits)
+    assert "the run goes on" not in to_text(replace(STEPS[2], goes_on=True))
+
+
 def test_a_program_gets_an_object_for_each_change(look: Callable[[], MatrixStatus]) -> None:
     stream = io.StringIO()
     watching.watch(look, stream, as_json=True)
