@@ -950,6 +950,19 @@ def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(st
     claim.release()
 
 
+def test_what_is_removed_is_not_worked_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact, rmtree, claimed = publish(store), shutil.rmtree, list[frozenset[Fingerprint]]()
+
+    def slow(folder: Path, **how: bool) -> None:
+        claimed.append(Store(store.workspace).claimed())
+        rmtree(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    assert store.remove(lambda: [artifact]) == [artifact]
+    assert claimed == [frozenset()]
+    assert list(store.work_dir.glob("*.0")) == []
+
+
 def test_what_is_removed_while_it_is_verified_is_not_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact, others, digested = publish(store), Store(store.workspace), manifest.digest_file
 
