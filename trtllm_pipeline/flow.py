@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 PLAN_FILE: Final = "plan.json"
 REPORT_FILE: Final = "report.json"
 BY_HAND: Final = "by-hand"
+_SAME_SECOND_S: Final = 0.05
 """Stands for a run where single stages were asked for."""
 
 
@@ -532,9 +533,7 @@ def _run(
     check_room(seen, store)  # before there is a run: one without a plan would be the latest
     found = None if seen.to_run or seen.pulls else repeated.digest(request, loaded, plan, present)
     earlier = None if found is None else repeated.unchanged(store, found)
-    run_id = runs.run_id(time.time(), name or os.urandom(2).hex())
-    folder = store.runs_dir / run_id
-    folder.mkdir()
+    run_id, folder = _begin(store, name)
     store.index.begin_run(run_id, str(request.matrix.absolute()), command)
     observer.enter(folder)
     code, forecast_check = 1, None
@@ -604,6 +603,19 @@ def _run(
     finally:
         store.index.end_run(run_id, code)
         observer.leave(None if forecast_check is None else forecast_check.to_json())
+
+
+def _begin(store: Store, name: str | None) -> tuple[str, Path]:
+    """The id of a new run, and its folder. One of the same name may have begun in this second: the next one is waited for."""
+    while True:
+        run_id = runs.run_id(time.time(), name or os.urandom(2).hex())
+        folder = store.runs_dir / run_id
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            time.sleep(_SAME_SECOND_S)
+        else:
+            return run_id, folder
 
 
 def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,3 +75,18 @@ def test_a_run_that_finds_what_the_one_before_left_takes_what_that_wrote(tmp_pat
     assert about["run"]["counts"] == {"done": 2}
     assert not same(again, remade)
     store.close()
+
+
+def test_two_runs_of_one_name_begin_in_the_same_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1e9, monotonic=time.monotonic)
+    clock.time = lambda: clock.now
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    clock.sleep = sleep
+    monkeypatch.setattr(flow, "time", clock)
+    store, request = Store(tmp_path / "ws"), flow.Request(TINY, until="download")
+    first, second = (flow.run(request, store, QuietObserver(io.StringIO()), name="nightly").run_id for _ in range(2))
+    assert first < second
+    assert find_run(store, "nightly").name == second
