@@ -15,6 +15,9 @@ def main() -> int:
         if error.name != "typer":
             raise
         return _without_typer(sys.argv[1:])
+    except KeyboardInterrupt:  # from then on `run` says so
+        sys.stderr.write("interrupted\n")
+        return 130
     return run()
 
 

@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from trtllm_pipeline import flow
+from trtllm_pipeline import __main__, flow
 from trtllm_pipeline.cli import app, options
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.planning import plan_file, request
@@ -172,3 +172,17 @@ def test_the_latest_run_goes_on_from_its_lock_where_its_matrix_is_gone(tmp_path:
     assert gone == replace(there, matrix=locked, sets=("a=1",))
     assert served == replace(there, cells=("cell",))
     assert served_gone == replace(gone, cells=("cell",))
+
+
+def test_an_interrupt_while_it_is_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == app.__name__:
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, app.__name__)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert __main__.main() == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
