@@ -69,6 +69,8 @@ def run(
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
         return _show_plan(request, found, Path(workspace), format, verbose=verbose)
+    if found is None:
+        flow.load(request)
     store = found or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()

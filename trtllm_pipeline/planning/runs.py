@@ -28,11 +28,11 @@ _BACK: Final = re.compile(r"(.+?)(?:~(\d+))?")
 
 
 def check_name(name: str) -> str:
-    """`name`, if a run can be called so: nothing that ids begin with. Raises UsageError."""
+    """`name`, if it can be that of a run: nothing that ids begin with. Raises UsageError."""
     if not _NAME.fullmatch(name) or name == LATEST:
         raise UsageError(
-            f"--name {name}: a run cannot be called so",
-            hint="a letter, then letters, digits, '.', '_' and '-', such as nightly-1234",
+            f"--name {name}: cannot be the name of a run",
+            hint="a letter, then up to 99 letters, digits, '.', '_' and '-', such as nightly-1234",
         )
     return name
 

@@ -92,6 +92,14 @@ def test_a_damaged_index_is_mended_by_any_command(
     assert "nothing is lost" in capsys.readouterr().err
 
 
+def test_a_matrix_that_cannot_be_understood_leaves_no_workspace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["run", "--matrix", "tiny", "--set", "a=b", "--workspace", str(tmp_path / "new")]) == 2
+    assert "'a' is nothing that can be set" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_exec_makes_no_folder_for_what_is_no_job(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["exec", "nothing.json"]) == 2
     assert "nothing.json: cannot be read" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_runs_that_the_index_lost_come_last_the_newest_first(store: Store, left:
 
 @pytest.mark.parametrize("name", ["latest", "2026", "a/b", "a b", "", "a~1", "-x", "a" * 101])
 def test_a_name_that_means_something_else_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be called so"):
+    with pytest.raises(UsageError, match="cannot be the name of a run"):
         check_name(name)
 
 
