@@ -6,7 +6,10 @@ Where not all cells fit on the screen, it shows a bar for each stage, and the ce
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import textwrap
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -38,6 +41,8 @@ from trtllm_pipeline.progress.views import (
 )
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from rich.live import Live
     from rich.text import Text
 
@@ -56,11 +61,11 @@ class LiveObserver(QuietObserver):
 
     _live: Live | None = None
     _quiet_s = 0.0
+    _catches = _to_suspend = False
+    """Whether Ctrl-Z is caught, and has been typed."""
 
     def _begun(self) -> None:
         """Draw the first picture."""
-        from rich.live import Live
-
         self._console = terminal.console(self._stream, soft_wrap=False)
         self._picture = Picture(self._tracker, ascii_only=self._console.options.ascii_only)
         self._frame: list[Text] = []
@@ -69,10 +74,38 @@ class LiveObserver(QuietObserver):
         self._above(infeasible(self._tracker.plan.cells, self.told))
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
+        self._start()
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+            self._catches = True
+            signal.signal(signal.SIGTSTP, self._typed)
+        return self.tick({})
+
+    def _start(self) -> None:
+        from rich.live import Live
+
         # stdout may be a pipe that reports go to: leave it alone.
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop")
         self._live.start()
-        return self.tick({})
+        self._frame = []
+
+    def _typed(self, _signal: int, _frame: FrameType | None) -> None:
+        self._to_suspend = True
+
+    def _suspend(self) -> None:
+        """Stop, as Ctrl-Z asks, with the terminal as it was; later go on below what the shell wrote."""
+        self._to_suspend = False
+        self._stop()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # here it stands until it is continued
+        signal.signal(signal.SIGTSTP, self._typed)
+        self._start()
+
+    def _stop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(OSError):
+                live.stop()
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Note it for the next picture; print what failed."""
@@ -100,6 +133,8 @@ class LiveObserver(QuietObserver):
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """Draw, a few times a second."""
         super().tick(progress)
+        if self._to_suspend and self._live is not None:
+            self._suspend()
         self._picture.progress = progress
         if self._clock() - self._drawn_s >= _REDRAW_S:
             self._draw()
@@ -107,10 +142,10 @@ class LiveObserver(QuietObserver):
     def end(self) -> None:
         """Draw the last picture, which stays, and give the terminal back as it was."""
         self._draw(final=True)
-        live, self._live = self._live, None
-        if live is not None:
-            with contextlib.suppress(OSError):
-                live.stop()
+        self._stop()
+        if self._catches:
+            self._catches = False
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
     def _above(self, lines: Sequence[str], style: str = "") -> None:
         from rich.text import Text

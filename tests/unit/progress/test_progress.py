@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -574,6 +576,29 @@ def test_the_live_view_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyP
     assert "download: gone" in text
     assert "log: /x/log" in text
     assert text.endswith("\n\x1b[?25h")
+
+
+def test_ctrl_z_gives_the_shell_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, stopped = Terminal(), []
+    live = LiveObserver(terminal, Clock())
+    live.begin(PLAN, PENDING, {})
+    signal.raise_signal(signal.SIGTSTP)
+
+    def stop(pid: int, number: int) -> None:
+        assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+        stopped.append((pid, number, terminal.getvalue()))
+
+    monkeypatch.setattr("trtllm_pipeline.progress.live.os.kill", stop)
+    live.tick({})
+    live.tick({})
+    ((pid, number, text),) = stopped
+    assert (pid, number) == (os.getpid(), signal.SIGTSTP)
+    assert text.endswith("\n\x1b[?25h")
+    assert terminal.getvalue().endswith("\x1b[?25l"), "the picture goes on"
+    live.end()
+    assert terminal.getvalue().endswith("\n\x1b[?25h")
+    assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
 
 
 def test_a_terminal_that_has_gone_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
