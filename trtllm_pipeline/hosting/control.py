@@ -274,8 +274,6 @@ def stop(server: KeptServer) -> KeptServer:
     folder = server.folder
     patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, GATEWAY_CONFIG))
     try:
-        with suppress(OSError):  # for whoever looks before the keeper has said so, or where it no longer can
-            (folder / STOP).touch()
         _end(server, patience_s)
         server = _recorded(servers.look(folder))
     finally:
@@ -296,19 +294,24 @@ def _stop_timeout_s(file: Path) -> float:
 
 
 def _end(server: KeptServer, patience_s: float) -> None:
-    """End all processes of a server. Raises StateError."""
-    folder, told, forced, wake_s = server.folder, set[signal.Signals](), False, 0.0
+    """End all processes of a server, also what another command starts under its name meanwhile. Raises StateError."""
+    folder, told, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
     deadline = time.monotonic() + patience_s
+    _mark(folder)
     while True:
         server = servers.look(folder)
         if not server.state.alive and not servers.is_held(folder):
             return
-        late = time.monotonic() > deadline
-        signo = signal.SIGKILL if late else signal.SIGTERM  # killed, its guardian ends the rest
-        if server.keeper is not None and signo not in told:
-            _tell(server.keeper, signo, server)
-            told.add(signo)
-            deadline += _KILLED_S if late else 0.0
+        late, keeper = time.monotonic() > deadline, server.keeper
+        if keeper is not None and (keeper, signal.SIGTERM) not in told:
+            _mark(folder)
+            _tell(keeper, signal.SIGTERM, server)
+            told.add((keeper, signal.SIGTERM))
+            deadline = time.monotonic() + patience_s
+        elif late and keeper is not None and (keeper, signal.SIGKILL) not in told:
+            _tell(keeper, signal.SIGKILL, server)  # its guardian ends the rest
+            told.add((keeper, signal.SIGKILL))
+            deadline += _KILLED_S
         elif late and not forced:
             forced = True
             deadline += _KILLED_S
@@ -320,6 +323,12 @@ def _end(server: KeptServer, patience_s: float) -> None:
             )
         wake_s = _wake(folder, wake_s)
         time.sleep(_POLL_S)
+
+
+def _mark(folder: Path) -> None:
+    """Say that a server is being stopped, for whoever looks before its keeper has said so, or where that no longer can."""
+    with suppress(OSError):
+        (folder / STOP).touch()
 
 
 def _wake(folder: Path, due_s: float) -> float:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -656,3 +657,26 @@ def test_a_server_is_started_although_one_of_its_name_is_removed_at_that_moment(
     monkeypatch.setattr(control, "_spawn", begins)
     control.start(WHAT, control.Wish(name="one"), tmp_path)
     assert began == [State.STARTING]
+
+
+def test_a_stop_ends_in_order_what_is_started_under_the_name_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for that one until its patience ends, and kill it."""
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.STOPPED).write(folder)
+    ended = look(folder)
+    first, second = (Keeper(pid, 1, servers.boot_id()) for pid in (2**22, 2**22 + 1))
+    alive = (replace(ended, state=State.READY, keeper=each) for each in (first, first, second, second))
+    told: list[tuple[Keeper, int, bool]] = []
+
+    def tell(keeper: Keeper, signo: int, _server: servers.KeptServer) -> None:
+        told.append((keeper, signo, (folder / "stop").exists()))
+        (folder / "stop").unlink()  # as a start does
+
+    monkeypatch.setattr(servers, "look", lambda _: next(alive, ended))
+    monkeypatch.setattr(control, "_tell", tell)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert control.stop(ended).state is State.STOPPED
+    assert told == [(first, signal.SIGTERM, True), (second, signal.SIGTERM, True)]
