@@ -581,7 +581,7 @@ def _run(
             part = planning.part(plan, changed)
             outcome = outcome.then(execute_(part, _present(part, store)), plan)
         took_s, of_runs = time.monotonic() - started, store.index.taken(run_id)
-        forecast_check = checked(plan, seen, of_runs, took_s, all_done=outcome.exit_code == 0)
+        forecast_check = checked(plan, seen, of_runs, took_s, comparable=outcome.comparable)
         table = (None if earlier is None else repeated.rows(earlier)) or rows(plan, store, outcome)
         if not taken:
             write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))

@@ -111,6 +111,8 @@ class Outcome:
     errors: dict[StageRunId, StageError] = field(default_factory=dict)
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
+    waited: bool = False
+    """Whether any of it waited for another invocation, or for a kept server."""
 
     def then(self, later: Outcome, plan: Plan) -> Outcome:
         """How both ended together, of what `plan` has: the other began where this one had ended."""
@@ -126,7 +128,13 @@ class Outcome:
             {run: error for run, error in errors.items() if statuses.get(run) is StageStatus.FAILED},
             {run: cause for run, cause in blocked.items() if statuses.get(run) is StageStatus.BLOCKED},
             interrupted=later.interrupted,
+            waited=self.waited or later.waited,
         )
+
+    @property
+    def comparable(self) -> bool:
+        """Whether what it took can be held against a forecast: all was done, and nothing waited for others."""
+        return self.exit_code == 0 and not self.waited
 
     @property
     def exit_code(self) -> int:
@@ -309,6 +317,7 @@ class _Execution:
             {run: failure for run in failed if (failure := scheduler.failure(run)) is not None},
             {run: cause for run in self._to_run if (cause := scheduler.blocked_by(run)) is not None},
             interrupted=self._interrupts > 0,
+            waited=bool(self._waits),
         )
 
     def _give_up(self) -> None:

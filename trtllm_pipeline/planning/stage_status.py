@@ -81,19 +81,22 @@ _THERE: Final = StageState(StageStatus.UP_TO_DATE)
 def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> dict[StageRunId, StageState]:
     """Status of each stage run now; without `artifacts` it says of these only that they are there, and looks at no files.
 
-    UP_TO_DATE: its artifact is there. RUNNING: some process holds its claim. FAILED: its last attempt failed, or it is
+    UP_TO_DATE: its artifact is there. RUNNING: some process works on it. FAILED: its last attempt failed, or it is
     known never to work. CANCELLED: its last attempt was interrupted or killed. BLOCKED: something it needs failed.
     SKIPPED: nobody needs it, since all that would read it is there. PENDING: everything else.
     """
     runs = outline.stage_runs.values()
-    claimed = store.claimed()
+    before = store.claimed()
     wanted = {run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE}
     present = {**store.present(wanted)} if artifacts else dict.fromkeys(store.there(wanted), None)
     absent = [run.fingerprint for run in runs if run.fingerprint not in present]
     attempts = store.index.attempts(absent)
     infeasible = store.index.infeasible()
+    now = store.claimed()
     # What ended or began meanwhile was, or is, being worked on: it has not been interrupted.
-    claimed |= store.claimed()
+    open_ = {fingerprint for fingerprint, attempt in attempts.items() if attempt.outcome is None}
+    # Without an attempt it may be claimed for a moment only, by who then finds that it has to wait; or it is being pulled.
+    working = (before & now) | ((before | now) & open_)
     needed = _needed(outline, present) if absent else set()
     found: dict[StageRunId, StageState] = {}
     for run in runs:  # after everything it needs
@@ -102,7 +105,7 @@ def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> d
             found[run.id] = _THERE if artifact is None else StageState(StageStatus.UP_TO_DATE, artifact)
             continue
         attempt = attempts.get(run.fingerprint)
-        if run.fingerprint in claimed:
+        if run.fingerprint in working:
             found[run.id] = _running(attempt)
         elif run.id not in needed:
             found[run.id] = StageState(StageStatus.SKIPPED, attempt_log=_log(attempt))

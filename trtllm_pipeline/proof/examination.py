@@ -97,7 +97,7 @@ def examine(
             ]
         ),
         interrupted=outcome.interrupted,
-        forecast=checked(plan, replace(seen, total_s=takes_s), taken, took_s, all_done=outcome.exit_code == 0),
+        forecast=checked(plan, replace(seen, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
     )
     write_json(folder / RESULT, found.to_json())
     return found

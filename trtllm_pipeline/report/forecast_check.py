@@ -53,7 +53,7 @@ class ForecastCheck:
     """Of one run."""
 
     expected_s: float | None
-    """Wall-clock seconds of all of it; None where it did not do all that it was to do."""
+    """Wall-clock seconds of all of it; None where it did not do all that it was to do, or waited for others."""
     took_s: float
     stages: tuple[StageForecast, ...]
     """In the order of the plan, time first."""
@@ -108,11 +108,11 @@ def _furthest(stages: Iterable[StageForecast]) -> list[str]:
 
 
 def _off_by(expected: float, taken: float) -> str:
-    """By which share a forecast was too high, negative for too low."""
+    """By how much a forecast was wrong, in words."""
     ratio = max(expected, 1e-3) / max(taken, 1e-3)
-    if 1 / _TIMES < ratio < _TIMES:
-        return f"{ratio - 1:+.0%}"
-    return f"{ratio:.0f} times too much" if ratio > 1 else f"{1 / ratio:.0f} times too little"
+    in_percent = 1 / _TIMES < ratio < _TIMES
+    share = f"{abs(ratio - 1):.0%}" if in_percent else f"{max(ratio, 1 / ratio):.0f} times"
+    return f"{share} too {'much' if ratio > 1 else 'little'}"
 
 
 def of_report(path: Path) -> ForecastCheck | None:
@@ -123,9 +123,12 @@ def of_report(path: Path) -> ForecastCheck | None:
 
 
 def checked(
-    plan: Plan, seen: Forecast, taken: Mapping[Fingerprint, Mapping[str, int]], took_s: float, *, all_done: bool
+    plan: Plan, seen: Forecast, taken: Mapping[Fingerprint, Mapping[str, int]], took_s: float, *, comparable: bool
 ) -> ForecastCheck | None:
-    """The forecast `seen` beside what stage runs of a plan have `taken`, in bytes and milliseconds by kind; None where none ran."""
+    """The forecast `seen` beside what stage runs of a plan have `taken`, in bytes and milliseconds by kind; None where none ran.
+
+    `comparable` as of its `Outcome`.
+    """
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for run in plan.stage_runs.values():
         if run.fingerprint not in taken or run.id not in seen.times:
@@ -142,4 +145,4 @@ def checked(
     for (stage, resource), pairs in found.items():
         total = tuple(map(sum, zip(*pairs, strict=True))) if resource == TIME else max(pairs, key=lambda pair: pair[1])
         stages.append(StageForecast(stage, resource, len(pairs), *total))
-    return ForecastCheck(seen.total_s if all_done else None, took_s, tuple(stages))
+    return ForecastCheck(seen.total_s if comparable else None, took_s, tuple(stages))

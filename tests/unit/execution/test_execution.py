@@ -340,6 +340,8 @@ def test_work_of_another_invocation_is_waited_for_not_repeated(store: Store) -> 
     assert outcome.exit_code == 0
     assert executor.stages() == ["make"]
     assert observer.waits == ["another invocation works on it"], "this process itself is none"
+    assert not outcome.comparable, "what it took is no error of its forecast"
+    assert run(plan_of("p1", until="make"), store, PretendExecutor()).comparable
 
 
 HOLD = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"

@@ -106,7 +106,7 @@ def test_the_time_left_is_said_once_a_minute_and_its_error_in_the_end(monkeypatc
     monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     went_on, forecast = status(2, {("build", 0): RUNNING}), {"expected_s": 100.0, "took_s": 131.0, "stages": []}
-    ended = replace(status(2, {}), took=Took("Expected 1:40, took 2:11 (-24%)", forecast))
+    ended = replace(status(2, {}), took=Took("Expected 1:40, took 2:11 (24% too little)", forecast))
 
     def look() -> MatrixStatus:
         return replace(went_on, left=(130.0 - clock[0], True)) if clock[0] < 130.0 else ended
@@ -114,7 +114,12 @@ def test_the_time_left_is_said_once_a_minute_and_its_error_in_the_end(monkeypatc
     stream = io.StringIO()
     watching.watch(look, stream)
     said = stream.getvalue().splitlines()
-    assert said[2:] == ["about 1:10 left", "about 10 s left", "to do: build, m/c0", "Expected 1:40, took 2:11 (-24%)"]
+    assert said[2:] == [
+        "about 1:10 left",
+        "about 10 s left",
+        "to do: build, m/c0",
+        "Expected 1:40, took 2:11 (24% too little)",
+    ]
     clock[0], stream = 0.0, io.StringIO()
     watching.watch(look, stream, as_json=True)
     told = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -152,11 +157,14 @@ def test_a_picture_fits_the_screen(monkeypatch: pytest.MonkeyPatch, cells: int, 
 
 
 def test_how_wrong_the_forecast_was_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(status(2, {}), took=Took("Expected 1:40, took 2:11 (-24%); furthest off: time of build (-31%)", {}))
+    found = replace(
+        status(2, {}),
+        took=Took("Expected 1:40, took 2:11 (24% too little); furthest off: time of build (31% too little)", {}),
+    )
     monkeypatch.setenv("COLUMNS", "60")
     assert to_text(found).splitlines()[-2:] == [
-        "Expected 1:40, took 2:11 (-24%); furthest off: time of build",
-        "(-31%)",
+        "Expected 1:40, took 2:11 (24% too little); furthest off:",
+        "time of build (31% too little)",
     ]
 
 

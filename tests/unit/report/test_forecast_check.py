@@ -40,7 +40,7 @@ def test_time_is_added_up_and_memory_is_that_of_the_largest() -> None:
         first.fingerprint: {"ms": 1000, "host": 400_000_000, "gpu": 0},
         second.fingerprint: {"ms": 3000, "host": 300_000_000, "gpu": 0},
     }
-    found = checked(PLAN, SEEN, taken, 5.0, all_done=True)
+    found = checked(PLAN, SEEN, taken, 5.0, comparable=True)
     assert found is not None
     assert (found.expected_s, found.took_s) == (SEEN.total_s, 5.0)
     time, host = found.stages
@@ -53,29 +53,29 @@ def test_time_is_added_up_and_memory_is_that_of_the_largest() -> None:
 
 
 def test_a_run_that_did_nothing_or_not_all_is_not_compared_as_a_whole() -> None:
-    assert checked(PLAN, SEEN, {}, 0.1, all_done=True) is None
+    assert checked(PLAN, SEEN, {}, 0.1, comparable=True) is None
     run = fabricated.stage_run(PLAN, PLAN.cells[0], "build")
-    failed = checked(PLAN, SEEN, {run.fingerprint: {"ms": 1}}, 5.0, all_done=False)
+    failed = checked(PLAN, SEEN, {run.fingerprint: {"ms": 1}}, 5.0, comparable=False)
     assert failed is not None
     assert failed.expected_s is None
     assert failed.line().startswith("Took 5.0 s; furthest off: time of build (")
 
 
 def test_one_line_names_what_was_furthest_off() -> None:
-    line = "Expected 2:01, took 1:40 (+21%); furthest off: time of build (5 times too much), memory of convert (+10%)"
+    line = "Expected 2:01, took 1:40 (21% too much); furthest off: time of build (5 times too much), memory of convert (10% too much)"
     assert CHECK.line() == line
     others = StageForecast("launch", SHARED, 1, 4_000_000, 40_000_000)
     assert dataclasses.replace(CHECK, stages=(*CHECK.stages, others)).line() == line, "anyone fills /dev/shm"
     short = dataclasses.replace(CHECK, stages=(CHECK.stages[0], StageForecast("repository", TIME, 1, 6_000, 1_000)))
-    assert "time of convert (-50%)" in short.line(), "half a minute is more than five seconds"
+    assert "time of convert (50% too little)" in short.line(), "half a minute is more than five seconds"
     little = dataclasses.replace(CHECK, stages=(StageForecast("perf", TIME, 1, 1000, 20_000),))
     assert "time of perf (20 times too little)" in little.line()
 
 
 def test_every_stage_has_a_line() -> None:
     assert CHECK.lines() == [
-        "convert: expected 30 s, took 1:00 (-50%); expected 1.1 GB of host memory, took 1.0 GB (+10%)",
-        "build: expected 50 s, took 10 s (5 times too much); expected 970 MB of GPU memory, took 1.0 GB (-3%)",
+        "convert: expected 30 s, took 1:00 (50% too little); expected 1.1 GB of host memory, took 1.0 GB (10% too much)",
+        "build: expected 50 s, took 10 s (5 times too much); expected 970 MB of GPU memory, took 1.0 GB (3% too little)",
     ]
 
 

@@ -173,6 +173,24 @@ def test_the_store_alone_knows_how_far_each_cell_is(store: Store) -> None:
     assert rows_of(outline(plan), store)[2].status is CellStatus.INTERRUPTED
 
 
+def test_what_is_claimed_for_a_moment_only_is_not_running(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cannot have the machine tries it five times a second, with the claim on what it would run."""
+    plan = fabricated.plan(FP16)
+    run = fabricated.stage_run(plan, FP16, "download")
+
+    def status_when(*claimed: bool) -> StageStatus:
+        looks = iter(claimed)
+        monkeypatch.setattr(store, "claimed", lambda: frozenset({run.fingerprint} if next(looks) else ()))
+        return stage_states(outline(plan), store)[run.id].status
+
+    assert status_when(True, False) is StageStatus.PENDING
+    assert status_when(False, True) is StageStatus.PENDING
+    assert status_when(True, True) is StageStatus.RUNNING, "it is being pulled"
+    fabricated.begin(store, run)
+    assert status_when(True, False) is StageStatus.RUNNING
+    assert status_when(False, False) is StageStatus.CANCELLED
+
+
 def test_intermediates_that_are_gone_are_not_needed(store: Store) -> None:
     plan = fabricated.plan(FP16)
     for stage in ("smoke", "perf", "accuracy"):
