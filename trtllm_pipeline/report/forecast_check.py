@@ -22,6 +22,8 @@ from trtllm_pipeline.records import dataclass
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.forecast import Forecast
 
+_SAID: Final = 0.005
+"""A smaller share is none in percent."""
 _TIMES: Final = 3
 """From there on a share is no longer said in percent."""
 
@@ -83,7 +85,8 @@ class ForecastCheck:
             whole = f"Took {took}"
         else:
             whole = f"Expected {duration(self.expected_s)}, took {took} ({_off_by(self.expected_s, self.took_s)})"
-        return f"{whole}; furthest off: {', '.join(_furthest(self.stages))}"
+        furthest = ", ".join(_furthest(self.stages))
+        return f"{whole}; furthest off: {furthest}" if furthest else whole
 
     def lines(self) -> list[str]:
         """One line for each stage."""
@@ -104,6 +107,7 @@ def _furthest(stages: Iterable[StageForecast]) -> list[str]:
     return [
         f"{'memory' if of_memory else 'time'} of {each.stage} ({_off_by(each.expected, each.taken)})"
         for of_memory, each in sorted(worst.items())
+        if abs(each.expected - each.taken) >= _SAID * each.taken
     ]
 
 

@@ -70,6 +70,8 @@ def test_one_line_names_what_was_furthest_off() -> None:
     assert "time of convert (50% too little)" in short.line(), "half a minute is more than five seconds"
     little = dataclasses.replace(CHECK, stages=(StageForecast("perf", TIME, 1, 1000, 20_000),))
     assert "time of perf (20 times too little)" in little.line()
+    right = dataclasses.replace(CHECK, stages=(StageForecast("perf", TIME, 1, 1002, 1000),))
+    assert right.line() == "Expected 2:01, took 1:40 (21% too much)", "nothing was off"
 
 
 def test_every_stage_has_a_line() -> None:
