@@ -142,7 +142,11 @@ class LiveObserver(QuietObserver):
     def end(self) -> None:
         """Draw the last picture, which stays, and give the terminal back as it was."""
         self._draw(final=True)
+        drawn = self._live is not None
         self._stop()
+        if drawn and not self._console.is_terminal:
+            with contextlib.suppress(OSError):
+                self._console.line()  # which rich writes behind the last picture in a terminal alone
         if self._catches:
             self._catches = False
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)

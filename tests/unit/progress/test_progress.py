@@ -578,6 +578,16 @@ def test_the_live_view_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyP
     assert text.endswith("\n\x1b[?25h")
 
 
+def test_the_last_picture_in_a_file_ends_its_line() -> None:
+    file = io.StringIO()
+    live = LiveObserver(file, Clock())
+    live.begin(PLAN, PENDING, {})
+    live.end()
+    live.end()
+    assert file.getvalue().endswith("\n")
+    assert not file.getvalue().endswith("\n\n")
+
+
 def test_ctrl_z_gives_the_shell_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal, stopped = Terminal(), []
