@@ -59,8 +59,8 @@ logger = logging.getLogger(__name__)
 PLAN_FILE: Final = "plan.json"
 REPORT_FILE: Final = "report.json"
 BY_HAND: Final = "by-hand"
-_SAME_SECOND_S: Final = 0.05
 """Stands for a run where single stages were asked for."""
+_SAME_SECOND_S: Final = 0.05
 
 
 def load(request: Request) -> LoadedMatrix:
