@@ -33,6 +33,6 @@ def execute(
       pipeline exec .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
-    read_job(Path(job))  # no folder is made for what is no job
-    out = replay(Path(job), options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
+    read = read_job(Path(job))  # no folder is made for what is no job
+    out = replay(read, options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
     emit_as(format, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))

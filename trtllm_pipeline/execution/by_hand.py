@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Exclusive, Scope
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution.executor import failure_of, read_job
+from trtllm_pipeline.execution.executor import Job, failure_of
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.processes import out_of_memory
@@ -61,13 +61,12 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
                 os.environ.update(before)
 
 
-def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:
+def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:
     """Run a job's commands in the empty folder `attempt`, some of its inputs replaced; `show` is told each.
 
     Returns the folder with what they made. The store is only read. Raises UsageError, and StageError for the first
     command that fails.
     """
-    job = read_job(path)
     if unknown := [name for name in inputs if name not in job.inputs]:
         raise UsageError(f"--input {unknown[0]}: the job has no such input", hint=f"one of {', '.join(job.inputs)}")
     replaced = {job.inputs[name]: folder for name, folder in job.viewed.items()}

@@ -20,6 +20,7 @@ from tests.helpers.jobs import job
 from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline.domain import Exclusive, Resources, Scope
 from trtllm_pipeline.execution import by_hand
+from trtllm_pipeline.execution.executor import read_job
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.base import StageContext
@@ -49,7 +50,7 @@ def replayed(tmp_path: Path, gpus: tuple[str, ...]) -> str:
     attempt = tmp_path / f"attempt-{time.monotonic_ns()}"
     attempt.mkdir()
     by_hand.replay(
-        job_file(tmp_path, [sys.executable, "-c", SEES, str(seen)], gpus), attempt, {}, lambda _command: None
+        read_job(job_file(tmp_path, [sys.executable, "-c", SEES, str(seen)], gpus)), attempt, {}, lambda _command: None
     )
     return seen.read_text()
 
@@ -183,7 +184,7 @@ def test_a_job_that_measured_measures_alone(tmp_path: Path) -> None:
     command = (sys.executable, "-c", looks, str(tmp_path / "seen"))
     job(tmp_path, "perf", command=command, resources=Resources(exclusive=Exclusive.MACHINE)).write(path)
     (tmp_path / "attempt").mkdir()
-    by_hand.replay(path, tmp_path / "attempt", {}, lambda _command: None)
+    by_hand.replay(read_job(path), tmp_path / "attempt", {}, lambda _command: None)
     assert (tmp_path / "seen").read_text() == "None"
 
 

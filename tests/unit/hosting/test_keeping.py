@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -553,37 +553,29 @@ def test_no_gateway_stands_before_a_server_whose_questions_have_images(tmp_path:
         require_text({"repository": tmp_path})
 
 
-def looked_at_for(folder: Path, seconds: float) -> threading.Timer:
-    """Somebody looks at the server in `folder` for as long as no `servers.look` takes."""
+@pytest.fixture
+def looked_at(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a server at which somebody looks for longer than any `servers.look` takes."""
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
     looks = claims.take(folder / "lock", shared=True, remove=False)
     assert looks is not None
-    gone = threading.Timer(seconds, looks.release)
+    gone = threading.Timer(0.3, looks.release)
     gone.start()
-    return gone
+    yield folder
+    gone.join()
 
 
-def test_a_stop_is_recorded_although_somebody_looks_at_that_moment(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STARTING).write(folder)
-    looks = looked_at_for(folder, 0.3)
-    try:
-        control.stop(look(folder))
-    finally:
-        looks.join()
-    assert (look(folder).state, look(folder).reason) == (State.STOPPED, "it was stopped")
+def test_a_stop_is_recorded_although_somebody_looks_at_that_moment(looked_at: Path) -> None:
+    record(state=State.STARTING).write(looked_at)
+    control.stop(look(looked_at))
+    assert (look(looked_at).state, look(looked_at).reason) == (State.STOPPED, "it was stopped")
 
 
-def test_a_server_is_removed_although_somebody_looks_at_that_moment(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STOPPED).write(folder)
-    looks = looked_at_for(folder, 0.3)
-    try:
-        control.remove(look(folder))
-    finally:
-        looks.join()
-    assert not folder.exists()
+def test_a_server_is_removed_although_somebody_looks_at_that_moment(looked_at: Path) -> None:
+    record(state=State.STOPPED).write(looked_at)
+    control.remove(look(looked_at))
+    assert not looked_at.exists()
 
 
 DEAD = Keeper(2**22, 1, servers.boot_id())
