@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,7 +116,12 @@ def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, mon
     assert unsent + (level.requests or 0) == 400
     (finding,) = [each for each in result.findings if each.check == "saturation"]
     assert "the server fell behind the 100 asked for" in finding.message
-    assert not [each for each in result.findings if each.check == "schedule" and each.severity == "invalid"]
+    requests = [each for each in records if each["type"] == "request" and each["phase"] == "measured"]
+    held_ms = [each.get("held_ns", 0) / 1e6 for each in requests]
+    lag_ms = [(each["sent_ns"] - each["scheduled_ns"]) / 1e6 for each in requests]
+    assert max(held_ms) > 500, "some waited for a place"
+    # A machine that stalls sends late too, so no verdict of the gate: what was late is nearly all held.
+    assert fmean(lag_ms) - fmean(held_ms) < 0.1 * fmean(held_ms), "which is not the client's lateness"
 
 
 def test_a_server_that_keeps_up_is_not_saturated(tmp_path: Path) -> None:
