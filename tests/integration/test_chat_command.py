@@ -88,6 +88,7 @@ def test_what_goes_wrong_in_a_pipe(url: str) -> None:
     [
         ("http://127.0.0.1:9", "Connect call failed"),
         ("http://", "is not http://HOST:PORT"),
+        ("http://a..b", "'http://a..b/v1': there can be no host 'a..b'"),
         ("grpc", "this is Triton's gRPC port"),
     ],
 )

@@ -225,6 +225,10 @@ class Connection:
         url = urlsplit(address if "://" in address else f"http://{address}")
         if url.scheme not in {"http", "https"} or url.hostname is None:
             raise ValueError(f"{address!r} is not http://HOST:PORT")
+        try:
+            url.hostname.encode("idna")  # as opening it does, which then says nothing of the address
+        except UnicodeError as error:
+            raise ValueError(f"{address!r}: there can be no host {url.hostname!r}") from error
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._host, self._port = url.hostname, url.port or (443 if self._tls else 80)
         self._authority = url.netloc.rpartition("@")[2]
