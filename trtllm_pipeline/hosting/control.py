@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +45,7 @@ from trtllm_pipeline.serving.triton import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store import claims
-from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.store.store import LOG, Store
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _POLL_S: Final = 0.1
@@ -119,6 +119,9 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     try:
         os.truncate(lock.fd, 0)
         _record(target, wish, _ports_before(folder)).write(folder)  # first, for whoever looks: it is starting
+        # And for `store gc`, which leaves what a record names alone; one that is at work has not seen it.
+        with nullcontext() if target.cell is None else Store(workspace).in_use():
+            _check_there(name, map(str, target.inputs.values()), shlex.join(wish.command))
         remove_stale_leftovers()
         for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
             (folder / each).unlink(missing_ok=True)
@@ -412,14 +415,17 @@ def _startable(server: KeptServer) -> KeptRecord:
         )
     if server.record.gateway:
         require_packages()
-    anew = shlex.join(server.record.command) or "pipeline serve start CELL"
-    inputs = read_job(server.folder / JOB).inputs.values()
+    _check_there(server.name, read_job(server.folder / JOB).inputs.values(), shlex.join(server.record.command))
+    return server.record
+
+
+def _check_there(name: str, inputs: Iterable[str], command: str) -> None:
+    """Raises StateError where one of the folders that a server is started from is gone."""
     if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:
         raise StateError(
-            f"server {server.name}: {gone[0]} is gone: removed, or the workspace was moved",
-            hint=f"start it anew: {anew}",
+            f"server {name}: {gone[0]} is gone: removed, or the workspace was moved",
+            hint=f"start it anew: {command or 'pipeline serve start CELL'}",
         )
-    return server.record
 
 
 def remove(server: KeptServer) -> None:

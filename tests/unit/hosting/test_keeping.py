@@ -25,6 +25,7 @@ from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, find, fol
 from trtllm_pipeline.hosting.target import of_folder, require_text
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.store import claims
+from trtllm_pipeline.store.store import Store
 
 ODD = "a b'\";$(x)`%n\\é"
 
@@ -623,6 +624,19 @@ def test_what_is_started_under_the_name_of_one_that_ended_is_starting_from_the_f
         control.start(WHAT, control.Wish(name="one"), tmp_path)
     assert [(server.state, server.reason) for server in seen] == [(State.STARTING, None)]
     assert servers.told(folder).ports == {"http": 4711}
+
+
+def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Path) -> None:
+    store, engine = Store(tmp_path / "work"), tmp_path / "engine"
+    what: Any = SimpleNamespace(**{**vars(WHAT), "inputs": {"engine": engine}})
+    unused = claims.take(store.work_dir / "users.lock", remove=False)  # as `store gc` does
+    assert unused is not None
+    with pytest.raises(StateError, match="another process removes unused artifacts"):
+        control.start(what, control.Wish(name="one"), store.workspace)
+    unused.release()
+    with pytest.raises(StateError, match=f"{engine} is gone"):
+        control.start(what, control.Wish(name="one"), store.workspace)
+    assert find(store.workspace) == []
 
 
 def test_a_server_is_started_although_one_of_its_name_is_removed_at_that_moment(
