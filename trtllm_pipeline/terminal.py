@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
@@ -49,6 +50,18 @@ def same_place(one: TextIO, other: TextIO) -> bool:
     except (OSError, ValueError):  # closed, or none of the system's
         return False
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
+def heeds_suspend() -> bool:
+    """Whether Ctrl-Z stops this process: not where who started it ignores that."""
+    return signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+
+
+def suspend() -> None:
+    """Stop this process as Ctrl-Z does where nobody catches it. Returns when it is continued."""
+    caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, caught)
 
 
 class _Stderr:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -242,9 +242,21 @@ async def _live(watch: ServerWatch, interval_s: float, stream: TextIO) -> None:
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
     sample = await watch.look()
     with (
-        _keys(loop, ended),
+        ExitStack() as keys,
         Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as drawn,
     ):
+        keys.enter_context(_keys(loop, ended))
+
+        def suspend() -> None:
+            """Give the shell the screen and keys that it had, and take others when it continues this."""
+            keys.close()
+            drawn.stop()
+            terminal.suspend()
+            drawn.start(refresh=True)
+            keys.enter_context(_keys(loop, ended))
+
+        if terminal.heeds_suspend():
+            loop.add_signal_handler(signal.SIGTSTP, suspend)
         end = asyncio.ensure_future(ended.wait())
         while not ended.is_set():
             drawn.update(TopPicture(sample, live=True), refresh=True)
@@ -262,6 +274,7 @@ async def _live(watch: ServerWatch, interval_s: float, stream: TextIO) -> None:
                 sample = looking.result()
             else:
                 looking.cancel()
+    loop.remove_signal_handler(signal.SIGTSTP)
     console.print(TopPicture(sample))
 
 

@@ -6,7 +6,6 @@ Where not all cells fit on the screen, it shows a bar for each stage, and the ce
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import textwrap
 import threading
@@ -75,8 +74,7 @@ class LiveObserver(QuietObserver):
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         self._start()
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        if threading.current_thread() is threading.main_thread() and terminal.heeds_suspend():
             self._catches = True
             signal.signal(signal.SIGTSTP, self._typed)
         return self.tick({})
@@ -96,9 +94,7 @@ class LiveObserver(QuietObserver):
         """Stop, as Ctrl-Z asks, with the terminal as it was; later go on below what the shell wrote."""
         self._to_suspend = False
         self._stop()
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # here it stands until it is continued
-        signal.signal(signal.SIGTSTP, self._typed)
+        terminal.suspend()
         self._start()
 
     def _stop(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -20,6 +21,9 @@ from trtllm_pipeline.progress.status import DONE, MatrixStatus, Took, to_text
 from trtllm_pipeline.progress.views import LOOKS, REMIND_EVERY_S, time_left
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    from rich.live import Live
     from rich.text import Text
 
 _EVERY_S: Final = 1.0
@@ -72,9 +76,31 @@ def _draw(look: Look, stream: TextIO) -> None:
     from rich.live import Live
 
     console = terminal.console(stream)
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with (
+        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
+        _left_by_ctrl_z(live),
+    ):
         for status in _looks(look):
             live.update(_picture(status, os.get_terminal_size(stream.fileno()).lines), refresh=True)
+
+
+@contextmanager
+def _left_by_ctrl_z(live: Live) -> Iterator[None]:
+    """Give the shell the screen that it had, and take another when it continues this."""
+
+    def suspend(_signal: int, _frame: FrameType | None) -> None:
+        live.stop()
+        terminal.suspend()
+        live.start(refresh=True)
+
+    if not terminal.heeds_suspend():
+        yield
+        return
+    signal.signal(signal.SIGTSTP, suspend)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
 
 def _picture(status: MatrixStatus, height: int) -> Text:

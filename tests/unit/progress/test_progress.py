@@ -599,7 +599,7 @@ def test_ctrl_z_gives_the_shell_its_cursor(monkeypatch: pytest.MonkeyPatch) -> N
         assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
         stopped.append((pid, number, terminal.getvalue()))
 
-    monkeypatch.setattr("trtllm_pipeline.progress.live.os.kill", stop)
+    monkeypatch.setattr("trtllm_pipeline.terminal.os.kill", stop)
     live.tick({})
     live.tick({})
     ((pid, number, text),) = stopped
