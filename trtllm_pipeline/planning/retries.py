@@ -26,7 +26,6 @@ SECTIONS: Final[Mapping[str, str]] = {
     "max_tokens_in_paged_kv_cache": "repository",
 }
 """The settings that a retry may change, and the sections they are in: they decide how much memory is taken, not what a cell is."""
-HALVE: Final = "halve"
 _UNSET: Final[Mapping[str, int | float]] = {
     "max_num_tokens": USUAL_NUM_TOKENS,
     "kv_cache_free_gpu_mem_fraction": USUAL_KV_SHARE,

@@ -176,20 +176,6 @@ def _count_lines(file: BinaryIO, size: int) -> int:
     return found
 
 
-def matches(text: str) -> Iterator[tuple[Signature, re.Match[str]]]:
-    """The signatures whose words are in `text`, in the order of the table, each at the first place."""
-    for signature in SIGNATURES:
-        found = _compiled(signature.pattern).search(text)
-        if found is not None:
-            yield signature, found
-
-
-def classify(text: str) -> Signature | None:
-    """The signature that says most about `text`; None where there is none."""
-    found = _best((signature.weight, text.count("\n", 0, match.end()), signature) for signature, match in matches(text))
-    return None if found is None else found[2]
-
-
 def _best(found: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
     """The most particular, of these the first line, and of one line the first of the table."""
     return min(found, key=lambda each: each[:2], default=None)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.failure_logs import failure_logs
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.processes.diagnosis import LogText, classify, first_cause
-from trtllm_pipeline.processes.signatures import SIGNATURES
+from trtllm_pipeline.processes.diagnosis import LogText, first_cause
+from trtllm_pipeline.processes.signatures import SIGNATURES, Signature
 
 INFEASIBLE, USER = FailureClass.INFEASIBLE, FailureClass.USER
 MEMORY, TRANSIENT = FailureClass.OUT_OF_MEMORY, FailureClass.TRANSIENT
@@ -233,6 +233,12 @@ INNOCENT = (
     "mpiSize 2, tp 2, pp 1",
     "Failed requests: 0",
 )
+
+
+def classify(text: str) -> Signature | None:
+    """The signature that says most about `text` by its words alone: of the most particular, the first in it."""
+    found = [(each, match) for each in SIGNATURES if (match := re.search(each.pattern, text, re.MULTILINE))]
+    return min(found, key=lambda each: (each[0].weight, text.count("\n", 0, each[1].end())), default=(None, None))[0]
 
 
 @pytest.mark.parametrize(("log", "failure", "word"), MET)
