@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -139,6 +141,26 @@ def test_closing_ends_requests_and_leaves_no_thread_and_no_socket(engine: Path) 
     assert collected.events[-1].finish is Finish.CANCELLED
     assert len(os.listdir("/proc/self/task")) <= threads
     assert set(os.listdir("/proc/self/fd")) <= files
+
+
+OPENED_AND_CLOSED = """
+import os, sys
+from pathlib import Path
+from trtllm_pipeline.toolchains.embedded.runtime import Runtime
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+for _ in range(40):
+    Runtime(Path(sys.argv[1])).close()
+"""
+
+
+def test_one_that_is_closed_before_it_was_asked_anything_ends(engine: Path) -> None:
+    """Of four that share a CPU each had hung for ever, all of twelve times: told to end before its loop had begun."""
+    opened = [subprocess.Popen([sys.executable, "-c", OPENED_AND_CLOSED, str(engine)]) for _ in range(4)]
+    try:
+        assert [each.wait(60) for each in opened] == [0] * 4
+    finally:
+        for each in opened:
+            each.kill()
 
 
 def path_of_live_socket(line: str) -> bool:

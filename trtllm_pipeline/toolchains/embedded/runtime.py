@@ -240,7 +240,8 @@ class Runtime:
         params.cache_idle_slots = False
         params.n_ctx_checkpoints = 0
         params.fit_params = False
-        params.ui = params.endpoint_slots = params.endpoint_props = params.endpoint_metrics = False
+        params.ui = params.endpoint_slots = params.endpoint_props = False
+        params.endpoint_metrics = True
         params.verbosity = 1  # errors
         # The library insists on an HTTP listener. It gets a socket in a folder that is gone a moment later.
         with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
@@ -254,6 +255,8 @@ class Runtime:
                     f"{self.limits.max_seq_len} tokens; the log has its message",
                     hint="a smaller max_batch_size or max_seq_len needs less memory",
                 ) from error
+        # Answered by the library's loop, so that has begun. To end it before that would have no effect: `close` waited for ever.
+        self._server.handle_metrics()
         self._pool = ThreadPoolExecutor(self.limits.max_batch_size, thread_name_prefix="generation")
         self._lock = threading.Lock()
         self._generations: dict[int, Generation] = {}
