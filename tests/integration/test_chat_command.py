@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.gateways import listening
+from tests.helpers.terminals import Terminal
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
@@ -150,25 +149,11 @@ def test_an_adapter_is_chosen_by_its_name(tmp_path: Path) -> None:
             assert "has the models a, a:sql, b, b:sql" in piped(url, "x\n", "--lora", "sql").stderr
 
 
-class Terminal:
+class Conversation(Terminal):
     """A terminal with `pipeline chat` in it."""
 
     def __init__(self, url: str, environment: Mapping[str, str]) -> None:
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [*PIPELINE, url],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm", **environment},
-            start_new_session=True,
-            preexec_fn=lambda: _controlling(slave),  # noqa: PLW1509 - Ctrl-C comes from the terminal
-        )
-        os.close(slave)
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
+        super().__init__([*PIPELINE, url], {"TERM": "xterm", **environment})
 
     def interrupt_line(self, pattern: str) -> str:
         """Ctrl-C until `pattern` is shown, as a person does; what was shown up to it.
@@ -195,22 +180,12 @@ class Terminal:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
-            if select.select([self.master], [], [], left_s)[0]:
-                self.seen += os.read(self.master, 4096).decode(errors="replace").replace("\r\n", "\n")
+            self.look(left_s)
         return found
 
 
-def _controlling(slave: int) -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def test_a_terminal(url: str) -> None:
-    terminal = Terminal(url, {})
-    try:
+    with closing(Conversation(url, {})) as terminal:
         assert "/help shows the commands" in terminal.wait("> ")
         terminal.type("one\n")
         assert "1 messages, user: 'one'\n[4 tokens" in terminal.wait(r"ms\]\n.*> ")
@@ -239,24 +214,15 @@ def test_a_terminal(url: str) -> None:
         assert "there is no command /nothing" in terminal.wait(r"several lines\n.*> ")
         terminal.type("\x04")
         assert terminal.process.wait(30) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)
 
 
 def test_no_colours_where_none_are_wanted(url: str) -> None:
-    terminal = Terminal(url, {"NO_COLOR": "1", "TERM": "dumb"})
-    try:
+    with closing(Conversation(url, {"NO_COLOR": "1", "TERM": "dumb"})) as terminal:
         terminal.wait("> ")
         terminal.type("think\n")
         assert "\x1b[" not in terminal.wait(r"ms\]\n")
         terminal.type("/exit\n")
         assert terminal.process.wait(30) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ for _ in range(40):
 
 
 def test_one_that_is_closed_before_it_was_asked_anything_ends(engine: Path) -> None:
-    """Of four that share a CPU each had hung for ever, all of twelve times: told to end before its loop had begun."""
+    """Told to end before its loop had begun, it hung for ever: where four share a CPU, each of them did."""
     opened = [subprocess.Popen([sys.executable, "-c", OPENED_AND_CLOSED, str(engine)]) for _ in range(4)]
     try:
         assert [each.wait(60) for each in opened] == [0] * 4

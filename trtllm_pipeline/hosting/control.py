@@ -99,7 +99,8 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
     Raises UsageError for a name that cannot be or is in use, for a gateway without its packages, or before a server that takes
-    images, StateError where the workspace cannot be written, StageError where a repository that has to be written first cannot.
+    images, StateError where the workspace cannot be written or `store gc` has removed or removes now what it would serve,
+    StageError where a repository that has to be written first cannot.
     """
     if wish.gateway:
         require_packages()

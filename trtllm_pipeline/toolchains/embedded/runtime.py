@@ -255,7 +255,7 @@ class Runtime:
                     f"{self.limits.max_seq_len} tokens; the log has its message",
                     hint="a smaller max_batch_size or max_seq_len needs less memory",
                 ) from error
-        # Answered by the library's loop, so that has begun. To end it before that would have no effect: `close` waited for ever.
+        # Answered by the library's loop, so that has begun. To end it before has no effect, and `close` would wait for ever.
         self._server.handle_metrics()
         self._pool = ThreadPoolExecutor(self.limits.max_batch_size, thread_name_prefix="generation")
         self._lock = threading.Lock()
