@@ -516,11 +516,10 @@ def _run(
     name: str | None,
 ) -> Result:
     from trtllm_pipeline.execution.forecast import forecast
-    from trtllm_pipeline.execution.loop import execute, nothing_to_do
+    from trtllm_pipeline.execution.loop import execute
     from trtllm_pipeline.planning.lock_file import write_lock
     from trtllm_pipeline.planning.pins import Pins
     from trtllm_pipeline.planning.plan_file import write_plan
-    from trtllm_pipeline.report import repeated
     from trtllm_pipeline.report.forecast_check import checked
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
@@ -531,19 +530,15 @@ def _run(
     offers = None if source is None else source.offers(plan, present)
     seen = forecast(plan, store, present, offers=offers, nodes=place.nodes)
     check_room(seen, store)  # before there is a run: one without a plan would be the latest
-    found = None if seen.to_run or seen.pulls else repeated.digest(request, loaded, plan, present)
-    earlier = None if found is None else repeated.unchanged(store, found)
     run_id, folder = _begin(store, name)
     store.index.begin_run(run_id, str(request.matrix.absolute()), command)
     observer.enter(folder)
     code, forecast_check = 1, None
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
-        taken = earlier is not None and repeated.take(earlier, folder)
-        if not taken:
-            write_plan(folder / PLAN_FILE, plan, plan_json(plan, store, seen, run_id=run_id))
-            asked = default_toolchain(request, loaded, plan.machine)
-            write_lock(request, loaded, plan, folder / repeated.LOCK, default_toolchain=asked)
+        write_plan(folder / PLAN_FILE, plan, plan_json(plan, store, seen, run_id=run_id))
+        asked = default_toolchain(request, loaded, plan.machine)
+        write_lock(request, loaded, plan, folder / "lock", default_toolchain=asked)
 
         def execute_(
             part: Plan, present: Mapping[Fingerprint, Artifact], expected_s: Mapping[StageRunId, float] | None = None
@@ -563,7 +558,7 @@ def _run(
             )
 
         started = time.monotonic()
-        outcome = nothing_to_do(plan, present, observer) if earlier else execute_(plan, present, seen.expected_s)
+        outcome = execute_(plan, present, seen.expected_s)
         pins = Pins(store, guess=False)
         untried = 0
         while not outcome.interrupted:
@@ -582,13 +577,9 @@ def _run(
             outcome = outcome.then(execute_(part, _present(part, store)), plan)
         took_s, of_runs = time.monotonic() - started, store.index.taken(run_id)
         forecast_check = checked(plan, seen, of_runs, took_s, comparable=outcome.comparable)
-        table = (None if earlier is None else repeated.rows(earlier)) or rows(plan, store, outcome)
-        if not taken:
-            write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))
+        table = rows(plan, store, outcome)
+        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))
         code = outcome.exit_code
-        if not code:
-            now = found or repeated.digest(request, loaded, plan, outcome.artifacts)
-            repeated.leave(folder, now, idle=found is not None)
         return Result(run_id, plan, outcome, table, untried, forecast_check)
     except KeyboardInterrupt:  # while artifacts are pulled; later the loop obeys it
         code = 130
@@ -623,12 +614,10 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import capacity
     from trtllm_pipeline.execution.loop import execute
-    from trtllm_pipeline.report import repeated
 
     loaded = load(request)
     plan = _runnable_plan(request, loaded, store, machine_of(request))
     with store.in_use():
-        repeated.forget(store)  # this says what cells last had, and the next run says it again
         present: Mapping[Fingerprint, Artifact] = _present(plan, store)
         source = _source(request, loaded, plan.machine)
         if source is not None:

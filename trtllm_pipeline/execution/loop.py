@@ -187,17 +187,6 @@ def execute(
     ).loop()
 
 
-def nothing_to_do(plan: Plan, present: Mapping[Fingerprint, Artifact], observer: Observer) -> Outcome:
-    """The outcome of a plan of which all that is wanted is `present`, and what cells last had is known."""
-    statuses = {
-        run.id: StageStatus.UP_TO_DATE if run.fingerprint in present else StageStatus.SKIPPED
-        for run in plan.stage_runs.values()
-    }
-    observer.begin(plan, statuses, {})
-    observer.end()
-    return Outcome(statuses, dict(present))
-
-
 @dataclass(slots=True)
 class _Execution:
     """One run of a plan."""

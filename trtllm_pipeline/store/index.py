@@ -556,11 +556,6 @@ class Index(Database):
         self._change(("runs", (*self._runs[run][:-2], time.time(), exit_code)))
         del self._runs[run]
 
-    def newest_run(self) -> str | None:
-        """The id of the run that began last."""
-        found = self._rows("SELECT run FROM runs ORDER BY number DESC LIMIT 1")
-        return found[0][0] if found else None
-
     def runs(self) -> tuple[RunRow, ...]:
         """All runs, the newest first, independent of the clock."""
         query = "SELECT run, matrix, command, started_s, ended_s, exit_code FROM runs ORDER BY number DESC"
