@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Final, TypeVar
+from typing import Final
 
 from trtllm_pipeline.domain import Exclusive, Scope, StageRunId
 from trtllm_pipeline.execution.scheduler import (
@@ -35,17 +35,6 @@ _NEAR: Final = 1.01
 """Over what no schedule undercuts: no better one is looked for."""
 FIRST: Final = 1e6
 """A path that counts so many times as much comes before the others."""
-T = TypeVar("T")
-
-
-def at_once(pieces: Generator[None, None, T]) -> T:
-    """What comes out in the end of work that is done in pieces."""
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def play(
@@ -57,22 +46,12 @@ def play(
 
     Each takes as long as expected, or as `takes` has it.
     """
-    return at_once(playing(tasks, scheduler, takes))
-
-
-def playing(
-    tasks: Sequence[Task],
-    scheduler: Scheduler,
-    takes: Mapping[StageRunId, float] | None = None,
-) -> Generator[None, None, float]:
-    """As `play`, in pieces."""
     known = {task.id: task for task in tasks}
     now = 0.0
     due: list[tuple[float, int, Event]] = []
     events: list[Event] = []
     number = 0
     while True:
-        yield
         for instruction in scheduler.advance(now, *events):
             event: Event
             if isinstance(instruction, Start):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.execution.forecast import Durations, capacities, simulating
+from trtllm_pipeline.execution.forecast import Durations, capacities, simulate
 from trtllm_pipeline.execution.loop import Nodes
-from trtllm_pipeline.execution.order import at_once
 from trtllm_pipeline.execution.scheduler import overdue
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
@@ -21,14 +20,8 @@ _S = StageStatus
 NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
 _ESTIMATE_S: Final = 1.0
 """How often to estimate the time left."""
-_PIECE_S: Final = 0.02
-"""The run stands still for so long: of many stage runs the time left is estimated in pieces."""
 _ESTIMATES: Final = 0.01
-"""The share of the time that this may take, once something is known."""
-_FIRST_ESTIMATE: Final = 0.5
-_PLAYED: Final = 1_000
-"""Stage runs up to which the scheduler is played. Of more it takes 1 to 4 % longer than no schedule can undercut, and making one
-as long as a piece."""
+"""The share of the run's time that estimates may take."""
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 
 
@@ -65,9 +58,6 @@ class Tracker:
         self._durations = Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
         self._estimate_at = self._began + quiet_s
-        self._estimating: Generator[None, None, tuple[float, bool]] | None = None
-        self._asked_s = 0.0
-        """When that began."""
         self._expected: tuple[float, bool] | None = None
         """When the run is expected to end, by the clock, and whether that is known."""
         self._ready: set[StageRunId] = set()
@@ -102,7 +92,7 @@ class Tracker:
         if status is _S.FAILED:
             self.failed[run.id] = None
         if status is _S.CANCELLED:  # what was expected had it in it
-            self._estimate_at, self._estimating, self._expected = now, None, None
+            self._estimate_at, self._expected = now, None
 
     def group(self, groups: Mapping[StageRunId, Collection[str]]) -> None:
         """Count by these groups from now on: of each stage run, those that it is for."""
@@ -165,15 +155,10 @@ class Tracker:
         again, as for the scheduler. What never ran takes as long as a formula guesses, times what
         the like of it, or else all that has ended, took over that.
         """
-        return at_once(self._left_s())
-
-    def _left_s(self) -> Generator[None, None, tuple[float, bool]]:
-        """The same in pieces. What ends meanwhile, at any of them, is not waited for by what has not been looked at."""
         now = self._clock()
         rest: dict[StageRunId, float] = {}
         complete = True
         for run in self.plan.stage_runs.values():
-            yield
             # What another invocation works on may be there when the service that it was for has ended.
             if self.statuses[run.id] in ENDED or self.statuses[run.inputs.get("service", run.id)] in ENDED:
                 continue
@@ -186,28 +171,18 @@ class Tracker:
             rest_s = so_far if overdue(so_far, expected) else max(0.0, expected - so_far)
             rest[run.id] = 0.0 if run.id in self._ready else rest_s
         nodes = self._nodes() or capacities(self.plan.machine)
-        seconds = yield from simulating(self.plan, rest, nodes, rest, running=self.started, most=_PLAYED)
-        return seconds, complete
+        return simulate(self.plan, rest, nodes, rest, running=self.started), complete
 
     def estimate(self) -> bool:
-        """Go on with the next estimate of the time left, if it is due, for a moment. Whether `left` tells anything new."""
-        began = now = self._clock()
-        if now < self._estimate_at:
+        """Estimate the time left if that is due. Returns whether `left` has anything new."""
+        began = self._clock()
+        if began < self._estimate_at:
             return False
-        if self._estimating is None:
-            self._estimating, self._asked_s = self._left_s(), now
-        try:
-            while now < began + _PIECE_S:
-                next(self._estimating)
-                now = self._clock()
-        except StopIteration as end:
-            seconds, complete = end.value
-            self._estimating, self._expected = None, (self._asked_s + seconds, complete)
-            now = self._clock()
-        share = _FIRST_ESTIMATE if self._expected is None else _ESTIMATES
-        pause_s = (now - began) / share
-        self._estimate_at = now + (max(_ESTIMATE_S, pause_s) if self._estimating is None else pause_s)
-        return self._estimating is None
+        seconds, complete = self.left_s()
+        self._expected = began + seconds, complete
+        now = self._clock()
+        self._estimate_at = now + max(_ESTIMATE_S, (now - began) / _ESTIMATES)
+        return True
 
     def left(self) -> tuple[float, bool] | None:
         """As `left_s`, counted down from what the last estimate said; None before the first."""

@@ -273,49 +273,23 @@ def test_what_is_left_is_what_the_scheduler_makes_of_it() -> None:
     assert tracker.left_s()[0] == 10 + then
 
 
-class Ticking(Clock):
-    """Looking at it takes a millisecond."""
+def test_estimating_the_time_left_takes_a_hundredth_of_the_run() -> None:
+    clock = Clock()
+    tracker = Tracker(PLAN, PENDING, LEARNT, clock)
+    assert tracker.left() is None, "there is no estimate yet"
 
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
+    def costly(*_args: object) -> float:
+        clock.now += 0.5
+        return 0.0
 
-
-def test_the_time_left_of_many_stage_runs_is_estimated_in_pieces() -> None:
-    plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(200)))
-    clock = Ticking()
-    tracker = Tracker(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT, clock)
-    assert tracker.left() is None, "nobody knows yet"
-    began = clock.now
-    while not tracker.estimate():
-        pass
-    first_s = clock.now - began
-    assert first_s == pytest.approx(3 * 2 * len(plan.stage_runs) * 0.001, rel=0.3), (
-        "a third of the time: looking at all, twice"
-    )
-    left, whole = tracker.left(), tracker.left_s()
-    assert left is not None
-    assert (left[0] + clock.now - began, left[1]) == (pytest.approx(whole[0], abs=0.1), whole[1])
+    tracker._durations.of = costly  # type: ignore[method-assign]
+    cost_s = 0.5 * len(PLAN.stage_runs)
+    assert tracker.estimate()
+    assert tracker.left() is not None
+    clock.now += 100 * cost_s - 1.0
+    assert not tracker.estimate()
     clock.now += 1.0
-    began = clock.now
-    while not tracker.estimate():
-        pass
-    assert clock.now - began == pytest.approx(first_s / 3 * 100, rel=0.1), "once something is known, a hundredth"
-
-
-def test_a_run_of_ten_thousand_stage_runs_never_stands_still_for_its_estimate() -> None:
-    plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(1650)))
-    assert 9_900 < len(plan.stage_runs) < 10_000
-    tracker = Tracker(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT)
-    longest, done = 0.0, False
-    while not done:
-        began = time.thread_time()
-        done = tracker.estimate()
-        longest = max(longest, time.thread_time() - began)
-    assert longest < 0.1, "20 ms, and 20 more where the scheduler is made of a thousand"
-    left, whole = tracker.left(), tracker.left_s()[0]
-    assert left is not None
-    assert left[0] == pytest.approx(whole, rel=0.01)
+    assert tracker.estimate()
 
 
 def _errors(plan: Plan, times: float) -> list[float]:
