@@ -1,4 +1,4 @@
-"""What a run was expected to take beside what it took: how far the forecast can be trusted here.
+"""The forecast of a run next to what the run took: how far forecasts can be trusted here.
 
 checked(plan, seen, taken)     at the end of a run, from its forecast and what the index has of it
 of_report(path)                later, from its report
@@ -6,26 +6,21 @@ of_report(path)                later, from its report
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.files.writing import first_parts
 from trtllm_pipeline.planning.names import duration, size
-from trtllm_pipeline.planning.needs import KINDS, SHARED, TIME, of_run
+from trtllm_pipeline.planning.needs import KINDS, TIME, of_run
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.forecast import Forecast
-
-_SAID: Final = 0.005
-"""A smaller share is none in percent."""
-_TIMES: Final = 3
-"""From there on a share is no longer said in percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +37,8 @@ class StageForecast:
     taken: int
 
     def __str__(self) -> str:
-        of = "" if self.resource == TIME else f" of {self.resource}"
-        expected, taken = self._in_words(self.expected), self._in_words(self.taken)
-        return f"expected {expected}{of}, took {taken} ({_off_by(self.expected, self.taken)})"
+        verb, of = ("took ", "") if self.resource == TIME else ("", f" of {self.resource}")
+        return f"{verb}{self._in_words(self.taken)}{of} (estimate {self._in_words(self.expected)})"
 
     def _in_words(self, value: int) -> str:
         return duration(value / 1000) if self.resource == TIME else size(value)
@@ -79,14 +73,9 @@ class ForecastCheck:
         return ForecastCheck(None if expected_s is None else float(expected_s), float(data["took_s"]), stages)
 
     def line(self) -> str:
-        """In one line: all of it, and the stages that were furthest off."""
-        took = duration(self.took_s)
-        if self.expected_s is None:
-            whole = f"Took {took}"
-        else:
-            whole = f"Expected {duration(self.expected_s)}, took {took} ({_off_by(self.expected_s, self.took_s)})"
-        furthest = ", ".join(_furthest(self.stages))
-        return f"{whole}; furthest off: {furthest}" if furthest else whole
+        """The whole run in one line."""
+        took = f"Took {duration(self.took_s)}"
+        return took if self.expected_s is None else f"{took} (estimate {duration(self.expected_s)})"
 
     def lines(self) -> list[str]:
         """One line for each stage."""
@@ -94,29 +83,6 @@ class ForecastCheck:
         for each in self.stages:
             by_stage.setdefault(each.stage, []).append(str(each))
         return [f"{stage}: {'; '.join(found)}" for stage, found in by_stage.items()]
-
-
-def _furthest(stages: Iterable[StageForecast]) -> list[str]:
-    """Of time and of memory, the stage whose forecast was furthest off, in seconds and bytes: that of a stage of a second
-    matters to nobody. Not of /dev/shm, which others fill as well.
-    """
-    worst: dict[bool, StageForecast] = {}
-    for each in sorted(stages, key=lambda each: abs(each.expected - each.taken)):
-        if each.resource != SHARED:
-            worst[each.resource != TIME] = each
-    return [
-        f"{'memory' if of_memory else 'time'} of {each.stage} ({_off_by(each.expected, each.taken)})"
-        for of_memory, each in sorted(worst.items())
-        if abs(each.expected - each.taken) >= _SAID * each.taken
-    ]
-
-
-def _off_by(expected: float, taken: float) -> str:
-    """By how much a forecast was wrong, in words."""
-    ratio = max(expected, 1e-3) / max(taken, 1e-3)
-    in_percent = 1 / _TIMES < ratio < _TIMES
-    share = f"{abs(ratio - 1):.0%}" if in_percent else f"{max(ratio, 1 / ratio):.0f} times"
-    return f"{share} too {'much' if ratio > 1 else 'little'}"
 
 
 def of_report(path: Path) -> ForecastCheck | None:

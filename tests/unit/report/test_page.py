@@ -60,14 +60,14 @@ def test_the_page_ends_with_a_line_end() -> None:
     assert page(2).endswith("</html>\n")
 
 
-def test_the_head_says_how_far_off_the_forecast_was() -> None:
+def test_the_head_has_the_time_and_its_estimate() -> None:
     stages = (
         StageForecast("build", TIME, 2, 50_000, 10_000),
         StageForecast("launch", HOST, 1, 970_000_000, 1_000_000_000),
     )
     forecast = ForecastCheck(114, 150, stages)
-    assert f"forecast <b>{html.escape(forecast.line().removeprefix('Expected '))}</b>" in page(2, forecast=forecast)
-    assert "forecast <b>" not in page(2)
+    assert "time <b>Took 2:30 (estimate 1:54)</b>" in page(2, forecast=forecast)
+    assert "time <b>" not in page(2)
 
 
 def test_every_cell_has_a_row_with_its_figures() -> None:

@@ -363,7 +363,7 @@ def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, st
     if told:
         facts.append(("stage runs", told))
     if forecast is not None:
-        facts.append(("forecast", forecast.line().removeprefix("Expected ")))
+        facts.append(("time", forecast.line()))
     return facts
 
 
