@@ -24,7 +24,7 @@ def test_status_says_what_a_run_expects_and_what_became_of_that(tmp_path: Path) 
     done = json.loads(pipeline("status", "--format", "json", cwd=tmp_path))
     assert (done["left_s"], done["forecast"]) == (None, forecast)
     said_at_the_end = pipeline("status", cwd=tmp_path).splitlines()[-1]
-    assert said_at_the_end.startswith("Expected ")
+    assert said_at_the_end.startswith("Took ")
     assert said_at_the_end in pipeline("report", cwd=tmp_path)
 
     process = start("run", "--matrix", TINY, "--progress", "quiet", cwd=tmp_path)
