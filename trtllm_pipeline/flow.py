@@ -65,7 +65,7 @@ _SAME_SECOND_S: Final = 0.05
 
 def load(request: Request) -> LoadedMatrix:
     """The matrix with the recipes it names. Raises MatrixError, UsageError."""
-    from trtllm_pipeline.config.load import load_matrix
+    from trtllm_pipeline.config.validate import load_matrix
 
     return load_matrix(request.matrix, request.sets)
 

@@ -389,7 +389,7 @@ def test_quoted_messages_are_in_the_source(page: str) -> None:
 
 def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
     from trtllm_pipeline.config.expand import expand
-    from trtllm_pipeline.config.load import load_matrix
+    from trtllm_pipeline.config.validate import load_matrix
 
     examples = [text for text in blocks(ROOT / "docs" / "matrix.md", "yaml") if text.startswith("name: ")]
     matrix, recipe = examples

@@ -54,12 +54,6 @@ sys.exit(code)
 """
 
 
-_SETTLED = """
-from trtllm_pipeline.config import load
-load._SETTLED_S = float("-inf")  # whoever runs this may have changed the package just now
-"""
-
-
 def imported(*words: str, call: str = _CALL) -> set[str]:
     # Measuring coverage imports things of its own.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
@@ -107,17 +101,6 @@ def test_planning_imports_no_server_no_model_and_no_terminal(tmp_path: Path) -> 
     matrix = matrices_folder() / "tiny.yaml"
     modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
     assert modules & HEAVY <= NEEDED_TO_PLAN | OF_TYPER
-
-
-def test_a_matrix_that_was_checked_before_takes_no_pydantic_and_no_yaml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ("plan", "--matrix", str(matrices_folder() / "tiny.yaml"), "--toolchain", "embedded")
-    words += ("--workspace", str(tmp_path / "w"))
-    first, again = (imported(*words, call=f"{_SETTLED}{_CALL}") for _ in range(2))
-    assert {"pydantic", "yaml", "trtllm_pipeline.config.models"} <= first
-    assert not {"pydantic", "pydantic_core", "yaml", "trtllm_pipeline.config.models"} & again
 
 
 def test_a_plan_imports_no_executor(tmp_path: Path) -> None:

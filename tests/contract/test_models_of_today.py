@@ -11,8 +11,8 @@ import yaml
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
 from trtllm_pipeline import flow
-from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.planning.lock_file import write_lock
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request

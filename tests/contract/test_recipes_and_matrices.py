@@ -19,9 +19,10 @@ from tests.helpers import trtllm_cells
 from trtllm_pipeline.config import matrices, recipes
 from trtllm_pipeline.config.document import read
 from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.load import TEMPLATE, load_matrix
+from trtllm_pipeline.config.matrices import TEMPLATE
 from trtllm_pipeline.config.models import Recipe, Settings, json_schema
 from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.errors import MatrixError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -94,8 +94,8 @@ def stages(ctx: typer.Context) -> list[str]:
 
 def _cells_of(params: dict[str, Any]) -> list[str]:
     from trtllm_pipeline.config.expand import expand
-    from trtllm_pipeline.config.load import load_matrix
     from trtllm_pipeline.config.matrices import find_matrix
+    from trtllm_pipeline.config.validate import load_matrix
 
     loaded = load_matrix(find_matrix(params["matrix"]), params.get("sets") or ())
     return [str(cell.id) for cell in expand(loaded, default_toolchain=params.get("toolchain") or "auto")]

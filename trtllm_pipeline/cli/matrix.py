@@ -90,8 +90,8 @@ def show(
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
     from trtllm_pipeline.config.expand import expand, select
-    from trtllm_pipeline.config.load import load_matrix
     from trtllm_pipeline.config.matrices import find_matrix
+    from trtllm_pipeline.config.validate import load_matrix
     from trtllm_pipeline.planning.plan_file import axes
 
     found = select(expand(load_matrix(find_matrix(file), sets or ()), default_toolchain=toolchain), cells or ())

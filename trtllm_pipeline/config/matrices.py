@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from trtllm_pipeline.config.document import SUFFIXES, nearest, read
 from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.load import TEMPLATE, load_matrix
 from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.records import dataclass
+
+TEMPLATE: Final = Path(__file__).with_name("template.yaml")
+"""A commented matrix to start from."""
 
 
 def list_matrices() -> dict[str, Path]:

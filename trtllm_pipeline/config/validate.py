@@ -26,11 +26,8 @@ _CLUSTER: Final = "cluster"
 """The section of settings that no cell has of its own."""
 
 
-def validated(path: Path, sets: Sequence[str]) -> tuple[LoadedMatrix, dict[str, tuple[Path, str]]]:
-    """The matrix in a file, changed by `sets` (see `sets`), and the file and digest of each of its models' recipes.
-
-    Raises MatrixError with all faults; UsageError.
-    """
+def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
+    """The matrix in a file, changed by `sets` (see `sets`), with its recipes. Raises MatrixError with all faults; UsageError."""
     document, final, changes, faults = _changed(path, sets)
     matrix, found = check(Matrix, document)
     faults += found
@@ -39,13 +36,13 @@ def validated(path: Path, sets: Sequence[str]) -> tuple[LoadedMatrix, dict[str, 
     axes = document.get(("axes",))
     named = axes if isinstance(axes, dict) else {}
     faults += [*_unknown_axes(document, named), *_setting_axes(document, final, named)]
-    recipes, files, found = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
+    recipes, found = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
     faults += found
     if matrix is not None:
         faults += _repeated(document, matrix.axes)
     if faults or matrix is None or command_line is None:
         raise MatrixError(tuple(faults))
-    loaded = LoadedMatrix(
+    return LoadedMatrix(
         path=path,
         sets=tuple(sets),
         digest=document.digest,
@@ -64,7 +61,6 @@ def validated(path: Path, sets: Sequence[str]) -> tuple[LoadedMatrix, dict[str, 
         },
         axes_changed=any(change.path[0] == "axes" for change in changes),
     )
-    return loaded, files
 
 
 def document_of(path: Path, sets: Sequence[str]) -> Document:
@@ -156,8 +152,8 @@ def _repeated(document: Document, axes: Axes) -> Iterator[Fault]:
 
 def _recipes(
     document: Document, matrix: Path, changes: Sequence[set_arguments.Assignment]
-) -> tuple[dict[str, Recipe], dict[str, tuple[Path, str]], list[Fault]]:
-    """The recipes of all models named, by what they are called there; where each stands, and its digest; what is wrong with them."""
+) -> tuple[dict[str, Recipe], list[Fault]]:
+    """The recipes of all models named, by what they are called there, and what is wrong with them."""
     faults: list[Fault] = []
     places = _models(document)
     files: dict[str, Document] = {}
@@ -182,7 +178,7 @@ def _recipes(
             if same is not None:
                 faults.append(document.fault(places[model], f"is called {recipe.name} in cell ids, as {same} is"))
             recipes[model] = recipe
-    return recipes, {model: (paths[model], file.digest) for model, file in files.items()}, faults
+    return recipes, faults
 
 
 def _models(document: Document) -> dict[str, KeyPath]:

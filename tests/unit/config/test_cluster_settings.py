@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline import flow
-from trtllm_pipeline.config.load import load_matrix
+from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.planning.request import Request
 

@@ -10,7 +10,7 @@ import yaml
 
 from tests.helpers.matrix_files import RECIPE, Write
 from trtllm_pipeline.config.expand import expand, judged, select, with_control, written_out
-from trtllm_pipeline.config.load import load_matrix
+from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import MatrixError, UsageError
 

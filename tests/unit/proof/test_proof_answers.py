@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.config.models import PRECISIONS
+from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
