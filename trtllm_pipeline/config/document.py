@@ -12,7 +12,6 @@ import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -43,8 +42,6 @@ class Document:
     name: str
     data: Json
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
-    digest: str = ""
-    """Of the text of the file that it was read from."""
 
     def fault(self, at: KeyPath, message: str, *, key: KeyPath | None = None) -> Fault:
         """A fault at `at`, or at the nearest enclosing value that was written down."""
@@ -95,18 +92,11 @@ def read(path: Path) -> Document:
     """The data of a YAML or JSON file. Raises MatrixError with everything wrong with it."""
     name = os.fspath(path)
     text = user_files.read_text(path, limit=MAX_BYTES)
-    document = parse(text, name, json=path.suffix == ".json")
-    document.digest = text_digest(text)
-    return document
-
-
-def text_digest(text: str) -> str:
-    """Of a file's text, by which it is known again."""
-    return blake2b(text.encode(), digest_size=16).hexdigest()
+    return parse(text, name, json=path.suffix == ".json")
 
 
 def parse(text: str, name: str, *, lines: bool = True, json: bool = False) -> Document:
     """The data of YAML text, or of JSON; `name` is what faults call it. Raises MatrixError with everything wrong with it."""
-    from trtllm_pipeline.config.yaml_reader import parsed  # a matrix that was checked before is not parsed
+    from trtllm_pipeline.config.yaml_reader import parsed  # it imports this module
 
     return parsed(text, name, lines=lines, json=json)

@@ -18,8 +18,6 @@ class LoadedMatrix:
     path: Path
     sets: tuple[str, ...]
     """What the command line changed."""
-    digest: str
-    """Of the file's text."""
     written: Mapping[str, Any]
     """What the file says, and `sets` of it, every value in its one spelling; nothing that is left to a default."""
     axes: Mapping[str, Sequence[Any] | None]

@@ -129,7 +129,7 @@ def recipe_of_folder(model: str, base: Path) -> Document:
     recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, f"Local folder {model}")
     recipe["sources"] = [{"local": model}]
     origins: dict[KeyPath, Origin] = {path: origin for path, origin in config.origins.items() if len(path) == 1}
-    return Document(config.name, recipe, origins, config.digest)
+    return Document(config.name, recipe, origins)
 
 
 def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> Mapping[str, Json]:

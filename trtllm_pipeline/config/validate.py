@@ -45,7 +45,6 @@ def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
     return LoadedMatrix(
         path=path,
         sets=tuple(sets),
-        digest=document.digest,
         written=matrix.model_dump(mode="json", exclude_unset=True),
         axes=matrix.axes.model_dump(mode="json"),
         added=[added.model_dump(mode="json") for added in matrix.add],
