@@ -7,6 +7,7 @@ pictures are the same every time, and `docs/generate.py` writes them again when 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from typing import Any, Final
@@ -15,7 +16,7 @@ from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId, StageRunId, StageStatus
 from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
-from trtllm_pipeline.execution.order import playing
+from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.execution.scheduler import Event, Instruction, Scheduler
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.planning.plan import Plan, make_plan
@@ -51,17 +52,24 @@ class _Clock:
         return self.now
 
 
-class _Watched(Scheduler):
-    """Sets a clock to the time at which it decides."""
+class _ReachedError(Exception):
+    """The clock is where the picture is drawn."""
 
-    def __init__(self, clock: _Clock, *tasks: Any, **more: Any) -> None:
-        self._clock = clock
+
+class _Watched(Scheduler):
+    """Sets a clock to the time of each decision. Raises _ReachedError after the first one at `end_s` or later."""
+
+    def __init__(self, clock: _Clock, end_s: float, *tasks: Any, **more: Any) -> None:
+        self._clock, self._end_s = clock, end_s
         super().__init__(*tasks, **more)
 
     def advance(self, now: float, *events: Event) -> list[Instruction]:
-        """As ever."""
+        """See `Scheduler.advance`."""
         self._clock.now = now
-        return super().advance(now, *events)
+        instructions = super().advance(now, *events)
+        if now >= self._end_s:
+            raise _ReachedError
+        return instructions
 
 
 def _plan(cells: int) -> Plan:
@@ -105,9 +113,8 @@ def picture(cells: int) -> Picture:
         elif run not in lost:
             tracker.changed(runs[run], new, takes[run] if new is _S.SUCCEEDED else None)
 
-    for _ in playing(known, _Watched(clock, known, *on, observe=changed)):
-        if clock.now >= end_s:
-            break
+    with suppress(_ReachedError):
+        play(known, _Watched(clock, end_s, known, *on, observe=changed))
     clock.now += 12.0
     shown = Picture(tracker)
     running = [run for run, _ in tracker.running()]

@@ -1,4 +1,4 @@
-"""Exports of a report, received by the real programs that they are for: Prometheus' Pushgateway and MLflow's server."""
+"""Exports of a report, received by the real program that they are for: Prometheus' Pushgateway."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.helpers.fabricated_run import HOSTILE, run
-from trtllm_pipeline.report import tracking
 from trtllm_pipeline.report.openmetrics import to_openmetrics
 
 pytestmark = pytest.mark.integration
-MLFLOW_SERVER = os.environ.get("MLFLOW_SERVER")
-"""The `mlflow` of an environment with the whole package, whose server the extra [mlflow] does without."""
 
 
 @contextmanager
@@ -82,28 +78,3 @@ def test_a_push_gateway_keeps_what_is_pushed(hostile: bool, tmp_path: Path) -> N
 
 GIVEN = frozenset({"job", "instance"})
 """Labels that the gateway adds."""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(MLFLOW_SERVER is None, reason="MLFLOW_SERVER names no mlflow with a server")
-def test_a_server_of_mlflow_shows_every_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    assert MLFLOW_SERVER is not None
-    store = [f"--backend-store-uri=sqlite:///{tmp_path}/mlflow.db", f"--artifacts-destination={tmp_path}/artifacts"]
-    command = [MLFLOW_SERVER, "server", "--host=127.0.0.1", "--workers=1", *store]
-    rows = run(3)[0]
-    with serving(command, "--port={port}", "/health", 180, cwd=tmp_path) as address:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{address}")
-        results: Any = SimpleNamespace(rows=rows, matrix="my.yaml", runs=SimpleNamespace(newest=tmp_path / "run-1"))
-        assert tracking.track("mlflow", results, None) == f"3 cells logged: http://{address}"
-        client = mlflow.MlflowClient(f"http://{address}")
-        experiment = client.get_experiment_by_name("my")
-        runs = {each.info.run_name: each for each in client.search_runs([experiment.experiment_id])}
-        assert set(runs) == {row.id for row in rows}
-        assert {each.info.status for each in runs.values()} == {"FINISHED"}
-        one = runs[rows[1].id]
-        told = client.get_metric_history(one.info.run_id, "output_tokens_per_s")
-        assert {each.step: each.value for each in told} == {
-            level.concurrency: level.output_tokens_per_s for level in rows[1].levels
-        }
-    assert not (tmp_path / "run-1").exists(), "nothing is written as files where there is a server"

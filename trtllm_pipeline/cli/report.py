@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from io import StringIO
-from pathlib import Path
 from typing import Annotated, Literal
 
 from trtllm_pipeline.cli import options
@@ -16,12 +15,11 @@ def report(
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: Annotated[
-        Literal["table", "json", "csv", "markdown", "html", "junit", "migration", "openmetrics", "mlflow", "wandb"],
+        Literal["table", "json", "csv", "markdown", "html", "junit", "migration", "openmetrics"],
         options.option(
             "--format",
             None,
-            "Format of the report; junit has a test case for each stage run, migration the toolchains of each model; "
-            "mlflow and wandb are logged to the server of their environment variables, or written as files.",
+            "Format of the report; junit has a test case for each stage run, migration the toolchains of each model.",
         ),
     ] = "table",
     output: Annotated[
@@ -65,11 +63,6 @@ def report(
     if not results.finished:
         how = "is still running" if goes_on(results.runs.newest) else "has not ended by itself"
         note(f"run {results.runs.newest.name} {how}: this is what is there now")
-    if format in {"mlflow", "wandb"}:
-        from trtllm_pipeline.report.tracking import track
-
-        emit(track(format, results, None if output is None else Path(output)))
-        return
     in_run = output is None and format == "html"
     if in_run:
         output = str(results.runs.newest / "report.html")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ import trtllm_pipeline
 from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.bench.result import HighestRate, LevelResult, TritonUse
 from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.report import tracking
 from trtllm_pipeline.report.openmetrics import to_openmetrics
 from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.report.writers import NAME, flat, to_csv, to_json
@@ -143,132 +143,22 @@ def test_the_package_has_nothing_else_that_is_late() -> None:
         trtllm_pipeline.nothing  # noqa: B018
 
 
-def test_a_tracker_gets_each_level_as_a_step() -> None:
-    rows = run(11)[0]
-    cells = {cell.name: cell for cell in tracking.tracked(rows)}
-    first, failed = cells[rows[0].id], cells[rows[10].id]
-    assert list(first.levels) == [1, 2, 4, 8, 16]
-    assert first.levels[4]["ttft_p50_ms"] == rows[0].levels[2].latency("ttft_ms", "p50")
-    assert first.once["accuracy_exact"] == 0.82
-    assert first.params["precision"] == "fp16"
-    assert first.params["max_batch_size"] == "8"
-    assert not set(first.params) & (set(first.once) | set(first.levels[1]))
-    assert (failed.levels, failed.params["status"]) == ({}, "failed")
-
-
-def test_steps_ascend_and_no_level_takes_the_place_of_another() -> None:
-    (row,) = run(1)[0]
-    levels = {level.concurrency: level for level in row.levels}
-    falling = dataclasses.replace(row, levels=(levels[8], levels[2]))
-    (cell,) = tracking.tracked((falling,))
-    assert [(step, each["ttft_p50_ms"]) for step, each in cell.levels.items()] == [
-        (step, levels[step].latency("ttft_ms", "p50")) for step in (2, 8)
-    ]
-    rates = [dataclasses.replace(levels[16], concurrency=None, request_rate=rate) for rate in (3.0, 7.0)]
-    (cell,) = tracking.tracked((dataclasses.replace(row, levels=(levels[1], levels[4], *rates)),))
-    assert list(cell.levels) == [1, 2, 3, 4]
-    assert cell.levels[2]["ttft_p50_ms"] == levels[4].latency("ttft_ms", "p50")
-
-
-def results(rows: tuple[CellResult, ...], folder: Path) -> Any:
-    return SimpleNamespace(rows=rows, matrix="matrices/my.yaml", runs=SimpleNamespace(newest=folder / "run-1"))
-
-
-@pytest.mark.parametrize("form", ["mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed_is_named(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, form, None)
-    with pytest.raises(UsageError, match=f"--format {form} needs the package {form}") as caught:
-        tracking.track(form, results(run(1)[0], tmp_path), tmp_path / "out")
-    assert caught.value.hint == f"pip install 'trtllm-pipeline[{form}]'"
-
-
-@pytest.mark.slow
-def test_mlflow_reads_what_was_written_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_for_mlflow_logs_a_run_of_each_cell_and_a_step_of_each_level(report: Path, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    rows = run(3)[0]
-    said = tracking.track("mlflow", results(rows, tmp_path), None)
-    assert said.startswith("3 cells logged: mlflow ui --backend-store-uri sqlite:///")
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/run-1/mlflow/mlflow.db")
-    experiment = client.get_experiment_by_name("my")
+    database = f"sqlite:///{tmp_path}/mlflow.db"
+    subprocess.run(
+        [sys.executable, "examples/mlflow_tracking.py", str(report)],
+        env={**os.environ, "MLFLOW_TRACKING_URI": database, "MLFLOW_DISABLE_TELEMETRY": "true"},
+        check=True,
+    )
+    client = mlflow.MlflowClient(database)
+    (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
     runs = {each.info.run_name: each for each in client.search_runs([experiment.experiment_id])}
+    rows = trtllm_pipeline.load_report(report).rows
     assert set(runs) == {row.id for row in rows}
-    one = runs[rows[1].id]
-    assert one.data.params["precision"] == "fp8"
-    assert [each.step for each in client.get_metric_history(one.info.run_id, "output_tokens_per_s")] == [1, 2, 4, 8, 16]
-
-
-@pytest.mark.slow
-def test_wandb_leaves_runs_to_send_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    said = tracking.track("wandb", results(run(2)[0], tmp_path), tmp_path / "out")
-    assert said == f"2 cells logged: wandb sync {tmp_path}/out/wandb/offline-run-*"
-    assert len(list((tmp_path / "out").glob("wandb/offline-run-*/*.wandb"))) == 2
-
-
-@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
-def test_a_run_of_mlflow_that_is_cut_short_is_ended_as_failed(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: dict[str, str] = {}
-
-    class Client:
-        def __init__(self, _uri: str | None) -> None: ...
-        def get_experiment_by_name(self, _name: str) -> Any:
-            return SimpleNamespace(experiment_id="1")
-
-        def create_run(self, _experiment: str, *, run_name: str, tags: dict[str, str]) -> Any:
-            return SimpleNamespace(info=SimpleNamespace(run_id=run_name, start_time=0))
-
-        def log_batch(self, run_id: str, *_: object) -> None:
-            if run_id == rows[1].id:
-                raise error
-
-        def set_terminated(self, run_id: str, status: str = "FINISHED") -> None:
-            ended[run_id] = status
-
-    modules = {
-        "mlflow": SimpleNamespace(MlflowClient=Client),
-        "mlflow.entities": SimpleNamespace(Metric=tuple_of, Param=tuple_of, RunTag=tuple_of),
-        "mlflow.exceptions": SimpleNamespace(MlflowException=OSError),
+    one = runs[rows[0].id]
+    assert one.data.params["precision"] == rows[0].axes["precision"]
+    told = client.get_metric_history(one.info.run_id, "output_tokens_per_s")
+    assert {each.step: each.value for each in told} == {
+        level.concurrency: level.output_tokens_per_s for level in rows[0].levels
     }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    rows = run(3)[0]
-    with pytest.raises(type(error)):
-        tracking.track("mlflow", results(rows, tmp_path), tmp_path / "out")
-    assert ended == {rows[0].id: "FINISHED", rows[1].id: "FAILED"}
-
-
-def tuple_of(*values: object) -> tuple[object, ...]:
-    return values
-
-
-@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
-def test_a_run_of_wandb_that_is_cut_short_is_ended_as_failed(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = []
-
-    class Run:
-        summary: dict[str, float] = {}  # noqa: RUF012
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def log(self, _values: dict[str, float], *, step: int) -> None:
-            if self.name == rows[1].id and step > 1:
-                raise error
-
-        def finish(self, exit_code: int | None = None) -> None:
-            ended.append((self.name, exit_code))
-
-    module = SimpleNamespace(init=lambda *, name, **_: Run(name), Settings=SimpleNamespace, Error=ValueError)
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    rows = run(3)[0]
-    with pytest.raises(type(error)):
-        tracking.track("wandb", results(rows, tmp_path), tmp_path / "out")
-    assert ended == [(rows[0].id, None), (rows[1].id, 1)]
