@@ -55,7 +55,6 @@ SCRIPTS = (
     "benchmarks/agreement.py",
     "benchmarks/client.py",
     "benchmarks/converter.py",
-    "benchmarks/dashboard.py",
     "benchmarks/fuzz_wire.py",
     "benchmarks/kill_resume.py",
     "benchmarks/makespan.py",

@@ -19,7 +19,6 @@ import yaml
 
 from tests.helpers import metrics_pages
 from trtllm_pipeline.hosting import monitoring
-from trtllm_pipeline.hosting.dashboard import ROWS
 
 pytestmark = [
     pytest.mark.integration,
@@ -27,6 +26,7 @@ pytestmark = [
         shutil.which("prometheus") is None, reason="Prometheus is not installed: apt install prometheus"
     ),
 ]
+PANELS = json.loads(monitoring.DASHBOARD.read_text())["panels"]
 STARTS_S = 20.0
 TRTLLM_SERVE_PATH = "/prometheus/metrics"
 STEPS = 4
@@ -95,12 +95,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("expression", "title"),
-    [
-        (query.expression, f"{row}: {panel.title}")
-        for row, panels in ROWS
-        for panel in panels
-        for query in panel.queries
-    ],
+    [(target["expr"], panel["title"]) for panel in PANELS for target in panel.get("targets", ())],
 )
 def test_every_query_of_the_dashboard_gives_data(prometheus: str, expression: str, title: str) -> None:
     for variable in ("server", "instance", "model"):
@@ -112,8 +107,8 @@ def test_every_query_of_the_dashboard_gives_data(prometheus: str, expression: st
 
 def test_what_the_panels_say_is_what_happened(prometheus: str) -> None:
     def value(title: str) -> float:
-        (panel,) = (panel for _, row in ROWS for panel in row if panel.title == title)
-        expression = panel.queries[0].expression.replace("$__rate_interval", "1m")
+        (panel,) = (panel for panel in PANELS if panel["title"] == title)
+        expression = panel["targets"][0]["expr"].replace("$__rate_interval", "1m")
         for variable in ("server", "instance", "model"):
             expression = expression.replace(f"${variable}", ".*")
         return float(ask(prometheus, expression)[0]["value"][1])  # type: ignore[index, arg-type]

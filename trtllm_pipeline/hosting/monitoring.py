@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from trtllm_pipeline.files.writing import write_json, write_lines
-from trtllm_pipeline.hosting.dashboard import dashboard
 from trtllm_pipeline.hosting.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
 
+DASHBOARD: Final = Path(__file__).parents[1] / "data" / "dashboard.json"
+"""For Grafana 11 and later: variables for data source, server, instance and model, which queries use."""
 TARGETS_FILE: Final = "prometheus.json"
 JOB: Final = "pipeline"
 SCRAPE_S: Final = 5
@@ -211,5 +213,5 @@ def write(folder: Path, workspace: Path, *, prometheus_url: str, ttft_p99_s: flo
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, (yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True).rstrip(),))
     (folder / board).parent.mkdir(parents=True, exist_ok=True)
-    write_json(folder / board, dashboard(), indent=2)
+    shutil.copyfile(DASHBOARD, folder / board)
     return [*files, board]
