@@ -9,12 +9,15 @@ The flow, each arrow one function with one plain type on either side (`flow.py` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.loaded import load_report as load_report
 
 __version__ = "0.1.0"
+PACKAGE: Final = Path(__file__).resolve().parent
+"""The folder of this package; its data files are in `data`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -360,7 +360,7 @@ def test_every_built_in_data_set_named_by_a_default_ships() -> None:
 
 def test_an_installed_package_has_its_own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data" / "recipes").mkdir(parents=True)
-    monkeypatch.setattr(recipes, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(recipes, "PACKAGE", tmp_path)
     assert recipes.recipes_folder() == tmp_path / "data" / "recipes"
     assert recipes.matrices_folder() == tmp_path.parent / "matrices"
 

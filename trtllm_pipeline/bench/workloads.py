@@ -14,6 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.bench.prompts import OPENING_WORDS, Prompt, conversations
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from trtllm_pipeline.bench.load import Level
 
-CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.jsonl"
+CORPUS: Final = PACKAGE / "data" / "calibration" / "general.jsonl"
 MOST_MADE: Final = 1024
 """Prompts that are made at most where nobody says how many, and what is sent says it."""
 MADE: Final = 64

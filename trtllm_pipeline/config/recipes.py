@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.config.document import SUFFIXES, Document, KeyPath, Origin, nearest, read
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from trtllm_pipeline.config.models import Recipe
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_PACKAGE: Final = Path(__file__).resolve().parent.parent
 # Keys of config.json that a recipe has under the same name.
 _SAME_NAME: Final = (
     "num_hidden_layers",
@@ -210,8 +210,8 @@ def _vision_weights(config: Json) -> int | None:
 
 
 def _shipped(what: str) -> Path:
-    installed = _PACKAGE / "data" / what  # in a wheel; a checkout keeps them at its root
-    return installed if installed.is_dir() else _PACKAGE.parent / what
+    installed = PACKAGE / "data" / what  # in a wheel; a checkout keeps them at its root
+    return installed if installed.is_dir() else PACKAGE.parent / what
 
 
 def _is_matrix(path: Path) -> bool:

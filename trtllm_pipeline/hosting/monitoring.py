@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hosting.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
 
-DASHBOARD: Final = Path(__file__).parents[1] / "data" / "dashboard.json"
+DASHBOARD: Final = PACKAGE / "data" / "dashboard.json"
 """For Grafana 11 and later: variables for data source, server, instance and model, which queries use."""
 TARGETS_FILE: Final = "prometheus.json"
 JOB: Final = "pipeline"

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from trtllm_pipeline import __version__
+from trtllm_pipeline import PACKAGE, __version__
 from trtllm_pipeline.errors import DownloadError, UsageError
 from trtllm_pipeline.hub import hub_errors, hugging_face
 
 PREFIX: Final = "hub:"
-_DATA: Final = Path(__file__).parents[1] / "data"
+_DATA: Final = PACKAGE / "data"
 NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<path>[^@\s]+?))?(?:@(?P<revision>[\w./-]+))?")
 FORM: Final = "hub:ORGANISATION/NAME"
 FILE_FORM: Final = f"{FORM}/PATH"

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline import __version__
+from trtllm_pipeline import PACKAGE, __version__
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import gpus, memory, placement, triton_installation
@@ -174,7 +174,7 @@ def _os_name() -> str:
 @lru_cache(maxsize=1)
 def commit() -> str | None:
     """Commit of the checkout this code is in, with `-dirty` for changes that are in none; None where it is in none."""
-    root = Path(__file__).resolve().parents[2]
+    root = PACKAGE.parent
     if not (root / ".git").exists():  # an installed package may lie in somebody else's checkout
         return None
     import subprocess

@@ -25,6 +25,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
@@ -142,7 +143,7 @@ def environment(triton: TritonInstallation) -> dict[str, str]:
     if triton.stubs is not None:
         folders = [str(triton.libraries), str(sysconfig.get_config_var("LIBDIR")), variables.get("LD_LIBRARY_PATH", "")]
         variables["LD_LIBRARY_PATH"] = os.pathsep.join(folder for folder in folders if folder)
-    root = Path(__file__).resolve().parents[2]
+    root = PACKAGE.parent
     if root.name not in {"site-packages", "dist-packages"}:  # a checkout that is not installed
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), variables.get("PYTHONPATH"))))
     variables["TOKENIZERS_PARALLELISM"] = "false"

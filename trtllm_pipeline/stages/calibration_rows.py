@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.errors import Fault, MatrixError
 from trtllm_pipeline.files import tables, user_files
 from trtllm_pipeline.machine.model import Machine
@@ -37,7 +37,7 @@ DEFAULT_DATA: Final = "builtin:general"
 
 def default_set() -> Path:
     """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
-    return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"
+    return PACKAGE / "data" / "calibration" / "general.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

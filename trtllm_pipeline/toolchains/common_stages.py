@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import trtllm_pipeline
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
@@ -51,7 +51,7 @@ MODEL: Final = "model"
 engine."""
 _ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
 """What every stage reads that asks a server."""
-_BUILT_IN: Final = os.path.join(os.path.dirname(trtllm_pipeline.__file__), "data", "")
+_BUILT_IN: Final = os.path.join(PACKAGE, "data", "")
 P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
 _MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 

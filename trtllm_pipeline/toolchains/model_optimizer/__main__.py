@@ -15,7 +15,7 @@ def _make_importable() -> None:
     here = Path(__file__).resolve().parent
     # Python searches a script's folder first, where modules of ours would hide others of the same names.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
-    folder = here.parents[1]
+    folder = next(each for each in here.parents if each.name == "trtllm_pipeline")
     spec = importlib.util.spec_from_file_location(
         folder.name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

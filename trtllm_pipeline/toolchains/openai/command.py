@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.machine import probe
@@ -30,7 +31,7 @@ AT_START: Final = (MODEL, GGUF, "host", "port")
 """Placeholders that only the start of a server fills."""
 _PLACEHOLDER: Final = re.compile(r"\{([a-z_]+)\}")
 _DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_DATA: Final = Path(__file__).parents[2] / "data" / "openai_servers.json"
+_DATA: Final = PACKAGE / "data" / "openai_servers.json"
 _ASKING_S: Final = 10.0
 """Time limit for a program that is asked for its version."""
 

@@ -12,9 +12,9 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from importlib import resources
 from typing import Any, Final, Literal
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.records import dataclass
@@ -102,7 +102,7 @@ class Program:
 @lru_cache(maxsize=1)
 def load() -> Mapping[Tool, Program]:
     """The whole table: trtllm-build, quantize.py, convert_checkpoint.py:FAMILY, run.py, trtllm-serve (its `serve`)."""
-    text = resources.files("trtllm_pipeline").joinpath("data/tensorrt_llm/options.json").read_text(encoding="utf-8")
+    text = (PACKAGE / "data/tensorrt_llm/options.json").read_text(encoding="utf-8")
     document = json.loads(text)
     named: Mapping[str, list[Scalar]] = document["choices"]
     return {
