@@ -83,7 +83,6 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "store-verify": ("store verify --format json",),
     "provenance": ("store provenance --sign signing.pem --format json",),
     "servers": ("serve ps --format json", "serve status schemas --format json"),
-    "sample": ("serve top --once --format json",),
     "export": (
         "export tiny/fp16 --to bundle,hub --repository me/tiny --output-dir for-the-hub --format json",
         "export tiny/fp16 --to compose --output-dir for-compose --format json",

@@ -12,12 +12,15 @@ import os
 import re
 import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
 
     from rich.console import Console
+    from rich.live import Live
 
 _SEQUENCE: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -62,6 +65,28 @@ def suspend() -> None:
     caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, caught)
+
+
+@contextmanager
+def screen(stream: TextIO) -> Iterator[Live]:
+    """A picture on the whole terminal, drawn by `update(..., refresh=True)`. Ctrl-Z gives the shell its screen back."""
+    from rich.live import Live
+
+    def suspended(_signal: int, _frame: FrameType | None) -> None:
+        live.stop()
+        suspend()
+        live.start(refresh=True)
+
+    live = Live(console=console(stream), screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with live:
+        if not heeds_suspend():
+            yield live
+            return
+        signal.signal(signal.SIGTSTP, suspended)
+        try:
+            yield live
+        finally:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
 
 class _Stderr:

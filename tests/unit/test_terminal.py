@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from tests.helpers import fabricated
 from trtllm_pipeline import terminal
@@ -189,3 +191,17 @@ def test_two_streams_end_in_the_same_place_or_not(tmp_path: Path) -> None:
         assert terminal.same_place(one, again)
         assert not terminal.same_place(one, other)
         assert not terminal.same_place(one, io.StringIO()), "none of the system's"
+
+
+def test_ctrl_z_gives_the_shell_its_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, stopped = io.StringIO(), list[str]()
+    monkeypatch.setattr("trtllm_pipeline.terminal.os.kill", lambda *_: stopped.append(stream.getvalue()))
+    monkeypatch.setattr(terminal, "console", lambda stream: Console(file=stream, force_terminal=True))
+    with terminal.screen(stream) as live:
+        live.update("seen", refresh=True)
+        signal.raise_signal(signal.SIGTSTP)
+        before, after = stopped[0], stream.getvalue().removeprefix(stopped[0])
+    assert before.rindex("\x1b[?1049l") > before.rindex("seen")
+    assert before.rindex("\x1b[?25h") > before.rindex("\x1b[?25l"), "the cursor is visible"
+    assert after.rindex("seen") > after.rindex("\x1b[?1049h"), "it goes on"
+    assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL

@@ -97,7 +97,6 @@ COMMANDS: Final = (
     Command("serve stop", "serve:stop", "Stop servers; nothing of them is left running."),
     Command("serve restart", "serve:restart", "Stop servers, and start them again on the same ports."),
     Command("serve install", "serve:install", "Write a systemd unit that keeps a server over restarts of the machine."),
-    Command("serve top", "monitoring:top", "Show live what servers do: requests, tokens, latency, queue, GPUs."),
     Command(
         "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
     ),

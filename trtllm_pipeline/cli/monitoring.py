@@ -1,14 +1,13 @@
-"""`pipeline serve monitoring` and `pipeline serve top`: what running servers do, over time and now."""
+"""`pipeline serve monitoring`: files with which Prometheus and Grafana watch the kept servers."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered, note, rendered
+from trtllm_pipeline.cli.output import emit, note
 
 
 def monitoring(
@@ -39,41 +38,3 @@ def monitoring(
     written = write(folder, Path(workspace), prometheus_url=prometheus_url, ttft_p99_s=ttft_p99_s)
     emit("\n".join(str(folder / name) for name in written))
     note(f"next: prometheus --config.file {shlex.quote(str(folder / 'prometheus.yml'))}")
-
-
-def top(
-    urls: Annotated[
-        list[str] | None,
-        options.option(
-            "-u --url",
-            "URL",
-            "Watch a metrics page instead of the kept servers: HOST:PORT or http(s)://HOST:PORT/PATH; can be given "
-            "several times.",
-        ),
-    ] = None,
-    once: Annotated[bool, options.switch("--once", "Print one sample and end.")] = False,
-    interval_s: Annotated[float, options.option("--interval-s", "SECONDS", "Time between two samples.")] = 1.0,
-    workspace: options.Workspace = options.WORKSPACE,
-    format: options.TextOrJson = "text",
-) -> None:
-    """Show live what servers do: requests, tokens, time to first token, queue, KV cache, GPUs.
-
-    It shows the kept servers of a workspace, with rates and percentiles of the last 10 s; q ends it. JSON is one sample, and
-    so is text where stdout is no terminal.
-
-    examples:
-      pipeline serve top
-      pipeline serve top --once --format json
-      pipeline serve top --url localhost:8002
-    """
-    from trtllm_pipeline.hosting import top
-
-    options.positive("--interval-s", interval_s)
-    folder, given = Path(workspace), urls or ()
-    if format == "json":
-        emit_json(top.once(folder, given, interval_s=interval_s).to_json())
-    elif once or not sys.stdout.isatty():
-        sample = top.once(folder, given, interval_s=interval_s)
-        emit_rendered(rendered(top.TopPicture(sample)))
-    else:
-        top.live(folder, given, interval_s=interval_s)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from trtllm_pipeline import terminal
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note, print_log, write_output
 from trtllm_pipeline.errors import UsageError
@@ -303,15 +304,31 @@ def ps(
 
 
 def status(
-    names: Servers = None, workspace: options.Workspace = options.WORKSPACE, form: options.TextOrJson = "text"
+    names: Servers = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
+    watch: Annotated[
+        bool, options.switch("--watch", "Show them once a second until Ctrl-C; needs a terminal.")
+    ] = False,
 ) -> None:
     """Show all about kept servers: endpoints, processes, why one has ended.
 
+    Rates and latencies over time: pipeline serve monitoring.
+
     examples:
       pipeline serve status
+      pipeline serve status --watch
       pipeline serve status chat --format json
     """
-    found = _named(names, workspace) if names else find(Path(workspace))
+
+    def look() -> list[KeptServer]:
+        return _named(names, workspace) if names else find(Path(workspace))
+
+    if watch:
+        if form != "text" or not sys.stdout.isatty():
+            raise UsageError("--watch needs a terminal and --format text", hint="leave out --watch")
+        return shown.watch(look, terminal.raw(sys.stdout))
+    found = look()
     emit_as(form, shown.to_json(found), text=lambda _: shown.to_text(found))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TextIO
 
+from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer, api_keys_file
 from trtllm_pipeline.planning.names import duration, shorten
@@ -18,6 +21,7 @@ from trtllm_pipeline.store.store import LOG
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
 """What a kept server writes, by which of its programs."""
+_EVERY_S: Final = 1.0
 _SERVES = "serves"
 _LEAST_WIDTH = 16
 _GPU_CHARACTERS = 12
@@ -108,6 +112,18 @@ def _row(server: KeptServer) -> dict[str, object]:
 
 
 _NOTHING = {"for": "-", "restarts": "-", "openai": "-", "http": "-", "grpc": "-", "GPUs": "-", "pid": "-"}
+
+
+def watch(look: Callable[[], Sequence[KeptServer]], stream: TextIO) -> None:
+    """Show the servers on a terminal, once a second, until Ctrl-C; then print them once more."""
+    from rich.text import Text
+
+    with suppress(KeyboardInterrupt), terminal.screen(stream) as screen:
+        while True:
+            table = to_table(look(), os.get_terminal_size(stream.fileno()).columns)
+            screen.update(Text(table, no_wrap=True, overflow="crop"), refresh=True)
+            time.sleep(_EVERY_S)
+    stream.write(f"{to_table(look())}\n")
 
 
 def to_text(found: Sequence[KeptServer]) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -21,9 +20,6 @@ from trtllm_pipeline.progress.status import DONE, MatrixStatus, Took, to_text
 from trtllm_pipeline.progress.views import LOOKS, REMIND_EVERY_S, time_left
 
 if TYPE_CHECKING:
-    from types import FrameType
-
-    from rich.live import Live
     from rich.text import Text
 
 _EVERY_S: Final = 1.0
@@ -73,34 +69,9 @@ def _looks(look: Look) -> Iterator[MatrixStatus]:
 
 
 def _draw(look: Look, stream: TextIO) -> None:
-    from rich.live import Live
-
-    console = terminal.console(stream)
-    with (
-        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
-        _left_by_ctrl_z(live),
-    ):
+    with terminal.screen(stream) as screen:
         for status in _looks(look):
-            live.update(_picture(status, os.get_terminal_size(stream.fileno()).lines), refresh=True)
-
-
-@contextmanager
-def _left_by_ctrl_z(live: Live) -> Iterator[None]:
-    """Give the shell the screen that it had, and take another when it continues this."""
-
-    def suspend(_signal: int, _frame: FrameType | None) -> None:
-        live.stop()
-        terminal.suspend()
-        live.start(refresh=True)
-
-    if not terminal.heeds_suspend():
-        yield
-        return
-    signal.signal(signal.SIGTSTP, suspend)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            screen.update(_picture(status, os.get_terminal_size(stream.fileno()).lines), refresh=True)
 
 
 def _picture(status: MatrixStatus, height: int) -> Text:

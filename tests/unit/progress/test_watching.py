@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.live import Live
 
 from trtllm_pipeline.domain import CellId, Fingerprint, Scope, StageRunId, StageStatus
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
@@ -180,17 +177,3 @@ def test_a_moment_without_work_is_not_the_end(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     watching.watch(lambda: left.pop(0), io.StringIO())
     assert len(left) == 2
-
-
-def test_ctrl_z_gives_the_shell_its_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, stopped = io.StringIO(), list[str]()
-    monkeypatch.setattr("trtllm_pipeline.terminal.os.kill", lambda *_: stopped.append(terminal.getvalue()))
-    console = Console(file=terminal, force_terminal=True)
-    with Live(console=console, screen=True, auto_refresh=False) as live, watching._left_by_ctrl_z(live):
-        live.update("seen", refresh=True)
-        signal.raise_signal(signal.SIGTSTP)
-        before, after = stopped[0], terminal.getvalue().removeprefix(stopped[0])
-    assert before.rindex("\x1b[?1049l") > before.rindex("seen")
-    assert before.rindex("\x1b[?25h") > before.rindex("\x1b[?25l")
-    assert after.rindex("seen") > after.rindex("\x1b[?1049h"), "it goes on"
-    assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
