@@ -327,7 +327,8 @@ def status(
     if watch:
         if form != "text" or not sys.stdout.isatty():
             raise UsageError("--watch needs a terminal and --format text", hint="leave out --watch")
-        return shown.watch(look, terminal.raw(sys.stdout))
+        shown.watch(look, terminal.raw(sys.stdout))
+        return
     found = look()
     emit_as(form, shown.to_json(found), text=lambda _: shown.to_text(found))
 
