@@ -139,7 +139,10 @@ def _beside(run: LoadRun) -> Found:
     if rule == Exclusive.NONE:
         yield "warning", "anything may have run beside it: settings.perf.exclusive is none"
     elif rule == Exclusive.GPU:
-        yield "info", "other measurements may have run beside it, on GPUs of their own: settings.perf.exclusive is gpu"
+        others = (
+            "other measurements may have run beside it on their own GPUs, and servers of another run may have loaded"
+        )
+        yield "info", f"{others}: settings.perf.exclusive is gpu"
 
 
 @_gate(
