@@ -136,8 +136,8 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert "for a hub" in refused("--upload")
     assert "--to lws is for several nodes" in refused(to="lws")
     assert "needs the public keys" in refused("--require-signed")
-    assert r"'a\x01b' is not an image reference" in refused("--image", "a\x01b")
-    assert "is not an image reference" in refused("--image", "")
+    assert r"--image 'a\x01b': expected" in refused("--image", "a\x01b")
+    assert "--image ''" in refused("--image", "")
     assert "expected lower-case letters" in refused("--storage-class", "a\nb")
     assert "--no-require-keys is for the OpenAI endpoint" in refused("--no-require-keys")
 

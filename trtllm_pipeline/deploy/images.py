@@ -64,8 +64,8 @@ def parts(image: str) -> Reference:
     found = _REFERENCE.fullmatch(image)
     if found is None:
         raise UsageError(
-            f"{image!r} is not an image reference: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], the name in lower case",
-            hint="for example --image registry.example.org/team/triton:24.12",
+            f"--image {image!r}: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], the name in lower case",
+            hint="for example registry.example.org/team/triton:24.12",
         )
     return Reference(found["name"], found["tag"], found["digest"])
 
