@@ -16,6 +16,7 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers import trtllm_cells
+from tests.standins import templates
 from trtllm_pipeline.config import matrices, recipes
 from trtllm_pipeline.config.document import read
 from trtllm_pipeline.config.expand import expand
@@ -416,3 +417,17 @@ def test_names_work_where_the_package_is_installed(tmp_path: Path) -> None:
     assert {cell["id"].split("/")[0] for cell in plan["cells"]} == {"tiny"}
     pipeline("matrix", "init", "--from", "tiny")
     assert "2 cells" in pipeline("matrix", "check", "matrix.yaml")
+
+
+def test_the_sampling_of_a_script_can_be_measured() -> None:
+    """docs/coming-from-scripts.md: its load client's sampling are settings, and inputs of every release's models."""
+    page = (ROOT / "docs" / "coming-from-scripts.md").read_text(encoding="utf-8")
+    (others,) = re.findall(r"`extra_inputs: (\{[^}]*\})`", page)
+    sets = [f"settings.perf.{each}" for each in ("temperature=1.0", "top_k=40", "top_p=0.9", f"extra_inputs={others}")]
+    sets += ["settings.perf.measurement_interval_ms=30000", "settings.repository.triton_max_batch_size=2"]
+    cells = expand(load_matrix(matrices_folder() / "qwen2.yaml", sets), default_toolchain="tensorrt_llm")
+    perf = cells[0].settings["perf"]
+    assert perf["extra_inputs"].keys() == {"beam_width", "repetition_penalty", "length_penalty"}
+    for release in templates.releases():
+        inputs = templates.names(templates.model(release, "ensemble")["inputs"])
+        assert {"temperature", "top_k", "top_p", *perf["extra_inputs"]} <= {*inputs}, release

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,10 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert "for a hub" in refused("--upload")
     assert "--to lws is for several nodes" in refused(to="lws")
     assert "needs the public keys" in refused("--require-signed")
+    assert r"--image 'a\x01b': expected" in refused("--image", "a\x01b")
+    assert "--image ''" in refused("--image", "")
+    assert "expected lower-case letters" in refused("--storage-class", "a\nb")
+    assert "--no-require-keys is for the OpenAI endpoint" in refused("--no-require-keys")
 
     full = tmp_path / "full"
     full.mkdir()
@@ -154,6 +159,30 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     said = refused()
     assert "is not verified: build is missing, which its repository was made of" in said
     assert "pipeline run --matrix" in said
+
+
+def test_the_next_commands_are_said(built: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out of here"
+    words = ("export", CELL, "--to", "kubernetes,compose", "--workspace", str(built), "--output-dir", str(out))
+    told = json.loads(pipeline(*words, "--openai", "--format", "json").stdout)
+    again, keys, *steps = told["next_commands"]["kubernetes"]
+    name, bundle = told["name"], f"{out}-bundle/bundle"
+    assert keys == f'kubectl create secret generic {name}-api-keys --from-literal=keys="$(openssl rand -hex 24)"'
+    assert steps[:2] == [
+        f"kubectl apply -k '{out}/kubernetes/overlay'",
+        f"sh '{out}/kubernetes/fill/fill-from-bundle.sh' '{bundle}'",
+    ]
+    assert steps[2].endswith(f"s deployment/{name}")
+    assert told["next_commands"]["compose"][0] == again
+    program, *typed = shlex.split(again)
+    assert program == "pipeline"
+    pipeline(*typed)
+    assert (Path(bundle) / "SHA256SUMS").is_file()
+
+    both = tmp_path / "both"
+    said = pipeline(*words[:3], "bundle,kubernetes", *words[4:-1], str(both)).stderr
+    assert said.startswith("next, for kubernetes:\n  kubectl apply -k ")
+    assert f"fill-from-bundle.sh {both}/bundle\n" in said
 
 
 def test_a_cell_whose_server_was_never_tested(tmp_path: Path) -> None:
