@@ -134,12 +134,16 @@ def listed(files: Iterable[FileEntry]) -> list[Json]:
 
 def entries(told: Any) -> tuple[FileEntry, ...]:
     """The same back. Raises KeyError, TypeError."""
-    return tuple(
+    found = tuple(
         FileEntry(entry["path"], 0, link=entry["link"])
         if "link" in entry
         else FileEntry(entry["path"], entry["size"], entry["blake3"])
         for entry in told
     )
+    for each in found:
+        if not (type(each.path) is str and type(each.size) is int and type(each.link or each.digest) is str):
+            raise TypeError(f"{each} is not a file")
+    return found
 
 
 def read(folder: Path) -> Manifest:
@@ -176,6 +180,8 @@ def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest
         key = canonical(data["key"])
         if not (data["fingerprint"] == fingerprint_ == fingerprint(key) and data["stage"] == stage):
             raise ValueError(f"its key belongs to {data['stage']} {fingerprint(key)}")
+        if not (isinstance(data["key"], dict) and isinstance(data["label"], str)):
+            raise TypeError("its key or its label has another type")
         return Manifest(
             data["stage"],
             Fingerprint(data["fingerprint"]),
