@@ -24,7 +24,7 @@ from trtllm_pipeline.config.document import MAX_BYTES, text_digest
 from trtllm_pipeline.config.loaded import LoadedMatrix
 from trtllm_pipeline.config.recipes import recipe_file
 from trtllm_pipeline.errors import MatrixError, UsageError
-from trtllm_pipeline.files import user_files
+from trtllm_pipeline.files import reading, user_files
 from trtllm_pipeline.files.writing import write_text
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
@@ -74,7 +74,7 @@ def _kept(path: Path, sets: Sequence[str]) -> LoadedMatrix | None:
         file = _file(path, sets, digest)
         if file.stat().st_uid != os.geteuid():
             return None
-        seal, _, text = file.read_bytes().partition(b"\n")
+        seal, _, text = reading.read_bytes(file).partition(b"\n")
         if seal.decode() != _seal(text):
             return None
         kept = json.loads(text)

@@ -23,6 +23,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Exclusive, Scope
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.executor import Job, failure_of
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.processes import out_of_memory
@@ -164,7 +165,7 @@ def when_ready(context: StageContext[Any], show: Callable[[Mapping[str, str]], N
 
     def look(_signal: int, _frame: FrameType | None) -> None:
         if path.exists():
-            show(json.loads(path.read_text(encoding="utf-8")))
+            show(json.loads(reading.read_bytes(path)))
         else:
             signal.setitimer(signal.ITIMER_REAL, _POLL_S)
 

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from trtllm_pipeline.domain import Exclusive, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.machine.gpus import GpuPeaks
@@ -90,7 +91,7 @@ def _table(resources: Resources) -> dict[str, Json]:
 def read_job(path: Path) -> Job:
     """The job in a job file. Raises UsageError when it is not one."""
     try:
-        data = decode_mapping(path.read_bytes())
+        data = decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import digest_file, digest_text
 from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.fingerprint import canonical, fingerprint
@@ -154,7 +155,7 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        content = path.read_bytes()
+        content = reading.read_bytes(path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise NoManifestError(f"{path}: is missing") from error
     except OSError as error:

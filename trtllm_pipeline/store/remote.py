@@ -30,7 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import PipelineError, RemoteError, StateError, UsageError
-from trtllm_pipeline.files import disk
+from trtllm_pipeline.files import disk, reading
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
@@ -287,7 +287,7 @@ class Remote:
         self.send_contents(folder, each.sealed, progress)
         here = f"artifacts/{each.stage}/{each.fingerprint}"
         with suppress(FileNotFoundError):
-            self.write(_envelope(here, each.content), (folder / manifest.ENVELOPE).read_bytes())
+            self.write(_envelope(here, each.content), reading.read_bytes(folder / manifest.ENVELOPE))
         self.write(f"{here}/{manifest.NAME}", each.content)
 
     def send_contents(self, folder: Path, sealed: Manifest, progress: Progress) -> None:
@@ -633,7 +633,7 @@ def compare_to_push(store: Store, remote: Remote, chosen: Iterable[ArtifactKey])
 
     def compare(place: ArtifactKey) -> ArtifactTransfer:
         folder = store.folder(*place)
-        content = (folder / manifest.NAME).read_bytes()
+        content = reading.read_bytes(folder / manifest.NAME)
         sealed = manifest.decode(content, *place, str(folder / manifest.NAME))
         ours = ArtifactTransfer(*place, sealed, content, "pending")
         if fault := transferable.fault(sealed):
@@ -653,7 +653,7 @@ def compare_to_push(store: Store, remote: Remote, chosen: Iterable[ArtifactKey])
 
 def _unsent_signature(remote: Remote, place: ArtifactKey, folder: Path, content: bytes) -> bool:
     try:
-        ours = (folder / manifest.ENVELOPE).read_bytes()
+        ours = reading.read_bytes(folder / manifest.ENVELOPE)
     except FileNotFoundError:
         return False
     return ours != remote.read(_envelope(f"artifacts/{place.stage}/{place.fingerprint}", content))
