@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import trtllm_pipeline
 from trtllm_pipeline.config.recipes import matrices_folder
 
 pytestmark = pytest.mark.integration
@@ -406,3 +407,26 @@ def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(
     assert measured["conditions"]["workload"]["max_tokens"] == [16, 16]
     assert [level["requests"] for level in measured["conditions"]["workload"]["levels"]] == [4, 4]
     assert measured["perf"][0]["output_tokens_per_request"]["mean"] == 16
+
+
+def test_an_artifact_of_other_code_is_marked_and_stays_up_to_date(done: Path, tmp_path: Path) -> None:
+    """Two states of the pipeline's code in one workspace."""
+    assert "made by other code" not in pipeline("explain", "tiny/fp16", "--matrix", TINY, cwd=done)
+    changed = tmp_path / "changed" / "trtllm_pipeline"
+    shutil.copytree(Path(trtllm_pipeline.__file__).parent, changed, ignore=shutil.ignore_patterns("__pycache__"))
+    with (changed / "toolchains/embedded/build.py").open("a", encoding="utf-8") as file:
+        file.write("\n# a branch\n")
+    words = ("explain", "tiny/fp16", "build", "--matrix", TINY, "--workspace", str(done / ".pipeline"))
+    shown = subprocess.run(
+        [sys.executable, "-m", "trtllm_pipeline", *words],
+        cwd=changed.parent,
+        env={**os.environ, "PYTHONPATH": str(changed.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search(r"build +up to date", shown), shown
+    made = json.loads(next((done / ".pipeline/store/build").glob("*/manifest.json")).read_text())["provenance"][
+        "system"
+    ]
+    assert f"made by other code: {made['code']}, this is " in shown
