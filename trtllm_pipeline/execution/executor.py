@@ -26,6 +26,7 @@ from trtllm_pipeline.machine.gpus import GpuPeaks
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
+from trtllm_pipeline.processes.secrets import hub_tokens
 from trtllm_pipeline.processes.signatures import KILLED
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages import failure
@@ -34,6 +35,7 @@ from trtllm_pipeline.store.store import LOG
 
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
+_DOWNLOAD: Final = "download"
 _COUNTS_S: Final = 0.1
 _TIMEOUT_GRACE_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
@@ -252,7 +254,7 @@ class Executor:
         self._guardian.spawn(
             job.id,
             job.commands[active.command],
-            also=job.environment,
+            also={**job.environment, **(hub_tokens() if job.stage == _DOWNLOAD else {})},
             cwd=job.attempt,
             log=f"{job.attempt}/{LOG}",
             claim_fds=active.claims,
