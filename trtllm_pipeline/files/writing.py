@@ -118,15 +118,16 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     _write(path, (f"{line}\n" for line in lines))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file as `write_lines` does, its line ends as they are."""
-    _write(path, (text,))
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write a text file as `write_lines` does, its line ends as they are. `mode` is for a new file, less the umask."""
+    _write(path, (text,), mode)
 
 
-def _write(path: Path, parts: Iterable[str]) -> None:
+def _write(path: Path, parts: Iterable[str], mode: int = 0o666) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
             file.writelines(parts)
         temporary.replace(path)
     except OSError:
