@@ -229,11 +229,12 @@ class Remote:
         if self._web is None:
             content = self._piece(name, 0, most + 1)
         else:
-            content = b""
+            received = bytearray()
             for piece in self._web.pieces(name):
-                content += piece
-                if len(content) > most:
+                received += piece
+                if len(received) > most:
                     break
+            content = bytes(received)
         if len(content) > most:
             raise NotTransferableError(f"{name} has more than {most >> 20} MiB")
         return content
