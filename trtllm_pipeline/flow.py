@@ -527,6 +527,7 @@ def _run(
 
     plan = _runnable_plan(request, loaded, store, place.machine)
     present = _present(plan, store)
+    _check_signed(request, present)
     source = _source(request, loaded, plan.machine)
     offers = None if source is None else source.offers(plan, present)
     seen = forecast(plan, store, present, offers=offers, nodes=place.nodes)
@@ -630,6 +631,7 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     with store.in_use():
         repeated.forget(store)  # this says what cells last had, and the next run says it again
         present: Mapping[Fingerprint, Artifact] = _present(plan, store)
+        _check_signed(request, present)
         source = _source(request, loaded, plan.machine)
         if source is not None:
             present = source.pull(plan, store, present, observer)
@@ -637,6 +639,16 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
             plan, store, Executor(), observer, run_id=BY_HAND, nodes=[capacity(plan.machine)], present=present
         )
     return plan, outcome
+
+
+def _check_signed(request: Request, present: Mapping[Fingerprint, Artifact]) -> None:
+    """Raise StateError if a policy requires signatures that artifacts here lack: what is found is used like what is pulled."""
+    from trtllm_pipeline import provenance
+
+    keys = None if request.trusted_keys is None else Path(request.trusted_keys)
+    policy = provenance.policy(keys, required=request.require_signed)
+    if policy.required:
+        provenance.require([artifact.folder for artifact in present.values()], policy)
 
 
 def _present(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:

@@ -64,7 +64,7 @@ class Runner:
             "run_id": 4000 + self.nights,
             "run_attempt": 1,
             "event_name": "workflow_dispatch" if by_hand else "schedule",
-            "ref_name": branch or "main",
+            "ref": f"refs/heads/{branch or 'main'}",
             "event": {"repository": {"default_branch": "main"}} if by_hand else {"schedule": "17 2 * * *"},
         }
         variables = {"NIGHTLY_FOLDER": str(self.kept), "NIGHTLY_MATRIX": "small.yaml", "NIGHTLY_FAIL_ON": LIMITS}
@@ -197,12 +197,43 @@ def test_four_nights(tmp_path: Path) -> None:
     assert runner.baseline["run"]["id"].endswith("-night-4002-1")
 
     runner.check_out()
-    # A branch is compared with the default branch's baseline, and does not move it.
+    # A branch is compared with the default branch's baseline, and does not move it. It makes all in its own workspace.
+    runs = set((runner.kept / "workspace/runs").iterdir())
     branch = runner.night(branch="feature")
+    assert set((runner.kept / "workspace/runs").iterdir()) == runs
+    assert (runner.kept / "refs/heads/feature/workspace/store/build").is_dir()
     assert not branch.failed, told(branch)
     assert "**Gate: passed**" in branch.step("Compare").summary
     assert outcomes(branch)["Move the baseline"] == "skipped"
     assert runner.baseline["run"]["id"].endswith("-night-4002-1")
+
+
+@pytest.mark.parametrize(
+    ("github", "workspace"),
+    [
+        ({"event_name": "schedule", "ref": "refs/heads/main"}, "workspace"),
+        ({"event_name": "workflow_dispatch", "ref": "refs/heads/main"}, "workspace"),
+        ({"event_name": "workflow_dispatch", "ref": "refs/heads/a/b"}, "refs/heads/a/b/workspace"),
+        ({"event_name": "workflow_dispatch", "ref": "refs/tags/main"}, "refs/tags/main/workspace"),
+    ],
+)
+def test_only_the_default_branch_works_in_the_workspace_of_the_nights(github: dict[str, Any], workspace: str) -> None:
+    job = github_runner.workflow(NIGHTLY)["jobs"]["nightly"]
+    event = {"event": {"repository": {"default_branch": "main"}}}
+    contexts = {"github": {**event, **github}, "vars": {"NIGHTLY_FOLDER": "/kept"}, "inputs": {}}
+    assert github_runner.interpolated(job["env"]["PIPELINE_WORKSPACE"], contexts) == f"/kept/{workspace}"
+    moves = next(step["if"] for step in job["steps"] if step.get("name") == "Move the baseline")
+    condition = moves.strip().removeprefix("${{").removesuffix("}}")
+    assert bool(github_runner.evaluated(condition, contexts)) == (workspace == "workspace")
+
+
+def test_gitlab_names_every_other_branch_for_the_script() -> None:
+    rules = yaml.safe_load((ROOT / "examples/gitlab-ci.yml").read_text(encoding="utf-8"))["nightly"]["rules"]
+    assert [rule.get("variables") for rule in rules if rule.get("when") != "never"] == [
+        None,
+        {"REF": "$CI_COMMIT_REF_SLUG"},
+    ]
+    assert "CI_DEFAULT_BRANCH" in rules[1]["if"]
 
 
 def test_a_night_shows_what_another_release_would_change(tmp_path: Path) -> None:
@@ -258,6 +289,11 @@ def test_the_script_does_the_same_elsewhere(tmp_path: Path) -> None:
     assert left == {
         *("plan.md", "compare.md", "report.md", "report.json", "junit.xml", "report.html", "lock"),
     }
+    branch = runner.script(NIGHT="night-of-a-branch", REF="feature")
+    assert branch.returncode == 0, branch.stdout
+    assert (runner.kept / "refs/feature/workspace/store/build").is_dir()
+    assert not list((runner.kept / "workspace/runs").glob("*night-of-a-branch"))
+    assert runner.baseline["run"]["id"].endswith("-night-2")
     other = runner.script(NIGHT="night-3", BASELINE=other_machine(runner))
     assert other.returncode == 4, other.stdout
     runner.hold_back()

@@ -65,7 +65,7 @@ class _NodeAttempt:
     heard_s: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
-        self.answers = {"host": os.uname().nodename, "system": probe.here(), "ready": [], "ended": {}}
+        self.answers = {"host": os.uname().nodename, "system": probe.maker(), "ready": [], "ended": {}}
         self._answer()
         claims: list[Claim] = []
         try:

@@ -29,7 +29,7 @@ from trtllm_pipeline.execution.order import favourable
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.probe import cpus_near, here, made_by
+from trtllm_pipeline.machine.probe import cpus_near, made_by, maker
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.records import dataclass
@@ -631,7 +631,7 @@ class _Execution:
     def _provenance(self, held: _Running, event: Ended) -> dict[str, Json]:
         run, usage, system = held.run, event.usage, event.system or self._system
         if system is None:  # a run looks at its machine once, and only if it makes something
-            system = self._system = here()
+            system = self._system = maker()
         return {
             "run": self._run_id,
             "attempt": held.attempt.number,

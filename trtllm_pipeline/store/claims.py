@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files import reading
 
 CLAIMS: Final = "work"
 """Folder of a workspace's claims on stage runs, and of the attempts at them."""
@@ -86,7 +87,7 @@ def _take(path: str | Path, *, shared: bool, remove: bool) -> Claim | None:
 def is_held(path: str | Path) -> bool:
     """Whether some process has the claim on `path`. Writes nothing."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -400,7 +401,7 @@ def _waits_for(path: Path) -> LeaseWanted | None:
     with suppress(OSError, ValueError):  # left meanwhile, or just being taken
         left = take(path)
         if left is None:
-            exclusive, gpus, *among = path.read_text(encoding="utf-8").split()
+            exclusive, gpus, *among = reading.read_text(path).split()
             return LeaseWanted(Exclusive(exclusive), int(gpus), frozenset(among))
         left.release()
         path.parent.rmdir()
