@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -543,7 +542,6 @@ def test_a_full_disk_is_told(host: Host, lane: Lane) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)")
 def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -> None:
     lane.run("--until", "repository", "--cells", LARGER)
     said = host.serve(LARGER, "--name", "ranks", "--restart")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,10 +33,7 @@ from trtllm_pipeline.config.recipes import recipes_folder
 from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.triton_repository import model_config
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)"),
-]
+pytestmark = pytest.mark.integration
 RELEASES = (
     "0.8.0",
     *(pytest.param(release, marks=pytest.mark.slow) for release in ("0.11.0", "0.12.0", "0.16.0", "1.0.0")),
