@@ -71,6 +71,20 @@ class Lane:
             self.marker: "1",
         }
 
+    def hide(self, program: str) -> None:
+        """Let the machine lack a program: folders of PATH that have it are replaced by links to all else in them."""
+        folders = []
+        for number, folder in enumerate(map(Path, self.environment["PATH"].split(os.pathsep))):
+            shown = folder
+            if (folder / program).exists():
+                shown = self.folder / f"without-{program}-{number}"
+                shown.mkdir()
+                for path in folder.iterdir():
+                    if path.name != program:
+                        (shown / path.name).symlink_to(path)
+            folders.append(str(shown))
+        self.environment["PATH"] = os.pathsep.join(folders)
+
     def start(self, *words: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """`pipeline` with these words."""
         return subprocess.Popen(

@@ -559,6 +559,21 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
 
 
 @pytest.mark.slow
+def test_an_engine_on_one_gpu_is_kept_without_mpirun(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.16.0", gpus=1)
+    lane.hide("mpirun")
+    lane.run("--until", "repository", "--cells", PLAIN)
+    with kept(Host(lane.folder, lane.environment, lane.marker)) as host:
+        said = host.serve(PLAIN, "--name", "one", "--restart")
+        (rank,) = json.loads((Path(said["folder"]) / "service.json").read_text())["ranks"]
+        os.kill(rank, signal.SIGKILL)
+        again = host.becomes("one", "ready", restarts=1)
+        body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
+        answer = httpx.post(f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
+        assert answer["text_output"]
+
+
+@pytest.mark.slow
 def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
     other = Lane(tmp_path / "lane", "1.2.0")
     weights = ("--toolchain", "tensorrt_llm_pytorch")

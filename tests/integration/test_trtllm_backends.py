@@ -84,6 +84,21 @@ def test_every_cell_is_served_and_what_cells_share_is_made_once(done: Done, rele
     assert {stage: made.count(stage) for stage in stages} == stages
 
 
+def test_one_rank_is_served_and_measured_without_mpirun(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.16.0", gpus=1)
+    found = lane.environment["PATH"]
+    lane.hide("mpirun")
+    asked = ("--cells", PLAIN, "--set", "settings.perf.requests=4", "--set", "settings.perf.concurrency=[1]")
+    cell = lane.run(*asked)[PLAIN]
+    assert (cell["status"], cell["perf"][0]["failures"]) == ("done", 0), cell
+    assert cell["accuracy"] is not None
+    attempts = [path.parent for path in lane.workspace.glob("work/*/server.log")]
+    assert attempts
+    assert not [path for attempt in attempts for path in attempt.glob("ranks*")], "mpirun writes logs of ranks"
+    lane.environment["PATH"] = found
+    assert lane.run(*asked)[PLAIN]["status"] == "up_to_date", "no key depends on mpirun"
+
+
 @pytest.mark.slow
 def test_any_folder_is_a_workspace(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "0.16.0")
