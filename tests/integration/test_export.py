@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers import needed
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.bundles import started
 from tests.helpers.deployments import deployment
@@ -232,7 +233,6 @@ def test_the_hub_is_asked_only_when_told_to_upload(built: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 def test_a_moved_bundle_with_two_ranks(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
     lane.run("--cells", LARGER, "--until", "smoke")
@@ -279,7 +279,6 @@ assert said and said[0][1] is None, said
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 def test_a_moved_bundle_with_an_adapter(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.2.0")
     write_adapter(lane.folder / "sql", random_pairs({"q_proj": (128, 128)}, rank=2, layers=4))
@@ -327,7 +326,6 @@ HEAD = """\
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 @pytest.mark.parametrize(
     ("release", "settings", "folder"), [("1.2.0", TWO_ENGINES, "drafter"), ("1.3.0", HEAD, "draft")]
 )
@@ -364,7 +362,7 @@ def test_a_bundle_has_what_drafts_too(tmp_path: Path, release: str, settings: st
 
 def _namespaces() -> bool:
     command = ["unshare", "--map-root-user", "--uts", "--mount", "hostname", "x"]
-    return bool(shutil.which("unshare")) and subprocess.run(command, check=False, capture_output=True).returncode == 0
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 STAND_IN = """#!/bin/sh
@@ -374,7 +372,7 @@ sleep 1
 """
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+@needed.programs("mpirun")
 @pytest.mark.skipif(not _namespaces(), reason="needs namespaces of its own")
 def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
     """Two pods as namespaces with host names and /tmp of their own, on one volume; the rest is as in the manifests."""

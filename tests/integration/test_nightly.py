@@ -240,7 +240,7 @@ def test_a_night_shows_what_another_release_would_change(tmp_path: Path) -> None
     """On a machine with stand-ins of TensorRT-LLM, the two steps that plan."""
     runner = Runner(tmp_path)
     runner.check_out()
-    here = Lane(tmp_path / "machine", "0.16.0").environment
+    here = Lane(tmp_path / "machine", "0.16.0", gpus=1).environment
     job = github_runner.workflow(NIGHTLY)["jobs"]["nightly"]
     job["steps"] = [step for step in job["steps"] if str(step.get("name", "")).startswith("Plan")]
     (tmp_path / "temporary").mkdir()

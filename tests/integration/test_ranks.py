@@ -18,16 +18,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers import needed
 from tests.helpers.mpi_worlds import Stage, eventually, seen_over
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes.process import Exited, Group, Guardian, ProcessEvent
 from trtllm_pipeline.serving import mpi_server, triton
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)"),
-]
+pytestmark = pytest.mark.integration
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -173,10 +171,9 @@ def test_a_port_lost_between_test_and_start_is_passing(stage: Stage) -> None:
 
 
 def test_mpirun_needs_no_ssh(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("mpirun", "sh"):
-        found = shutil.which(name)
+    for found in (needed.program("mpirun"), shutil.which("sh")):
         assert found
-        (stage.folder / "bin" / name).symlink_to(Path(found).resolve())
+        (stage.folder / "bin" / Path(found).name).symlink_to(Path(found).resolve())
     monkeypatch.setenv("PATH", str(stage.folder / "bin"))
     monkeypatch.setattr(sys, "executable", str(stage.folder / "bin" / "python"))  # whose folder is put on PATH
     (stage.folder / "bin" / "python").symlink_to(Path(os.path.realpath("/proc/self/exe")))
@@ -185,10 +182,8 @@ def test_mpirun_needs_no_ssh(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_mpirun_of_any_name_and_place_will_do(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = shutil.which("mpirun")
-    assert found
     launcher = stage.folder / "launcher"
-    launcher.symlink_to(found)
+    launcher.symlink_to(needed.program("mpirun"))
     monkeypatch.setattr(shutil, "which", lambda name: name if name == str(launcher) else None)
     with stage.world(2, mpirun=str(launcher)) as world:
         assert world.process.mpirun
@@ -423,7 +418,12 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
     installed = triton_installation.find()
     repository = real_repository(tmp_path / "repository")
     world = mpi_server.start(
-        installed, repository, 2, release="0.16.0", log=tmp_path / "server.log", ports=triton.free_ports()
+        installed,
+        repository,
+        2,
+        mpirun=needed.program("mpirun"),
+        log=tmp_path / "server.log",
+        ports=triton.free_ports(),
     )
     try:
         world.wait_ready(60)

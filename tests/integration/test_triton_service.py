@@ -22,6 +22,7 @@ from trtllm_pipeline.client import recognise
 from trtllm_pipeline.client import triton as asking
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.processes.guardian import proc_file, process_table
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
@@ -111,8 +112,11 @@ def launched(models: Path, attempt: Path, **params: object) -> Iterator[Service]
 
 def alive(session: int) -> list[str]:
     """Command lines of the processes in a session."""
-    listed = subprocess.run(["ps", "-o", "args=", "-s", str(session)], capture_output=True, text=True, check=False)
-    return [line for line in listed.stdout.splitlines() if "<defunct>" not in line]
+    return [
+        proc_file(pid, "cmdline").replace(b"\0", b" ").decode()
+        for pid, each in process_table().items()
+        if each.session == session
+    ]
 
 
 def gone(session: int, timeout_s: float = 30) -> bool:
@@ -214,8 +218,8 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
 
 def stubs_of(launcher: int) -> list[tuple[int, str]]:
     """Process ids and models of the Python model processes of the server that `launcher` started."""
-    listed = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True, check=False).stdout.split()
-    return [found for server in listed for found in triton.stub_processes(int(server))]
+    servers = [pid for pid, each in process_table().items() if each.parent == launcher]
+    return [found for server in servers for found in triton.stub_processes(server)]
 
 
 def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_the_openai_front_end_of_triton_is_started_on_the_repository(
 
 @pytest.mark.parametrize(
     ("ranks", "openai", "words"),
-    [(2, "/opt/main.py", "has 2 ranks .* which mpirun starts"), (1, None, "Triton here has no python/openai")],
+    [(2, "/opt/main.py", "has 2 ranks, which mpirun starts"), (1, None, "Triton here has no python/openai")],
 )
 def test_what_the_openai_front_end_of_triton_cannot_serve_is_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch, ranks: int, openai: str | None, words: str
