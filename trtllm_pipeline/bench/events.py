@@ -163,12 +163,19 @@ class RequestRecord(_OfLevel):
     first_byte_ns: NotRequired[Ns | None]
     first_event_ns: NotRequired[Ns | None]
     role_ns: NotRequired[Ns | None]
+    silent_ns: NotRequired[Ns | None]
+    """First response without text before the first text, besides that of the role; `silent` is how many there were."""
+    silent: NotRequired[Count]
+    unread: NotRequired[str | None]
+    """A field of them with strings that are not known to be text or to be none."""
     events: list[EventRecord]
     usage_ns: NotRequired[Ns | None]
     output_tokens: NotRequired[Count | None]
     """Of the whole answer, by the server's own count."""
     input_tokens: NotRequired[Count | None]
     cached_tokens: NotRequired[Count | None]
+    total_tokens: NotRequired[Count | None]
+    """Input and output, as the server adds them."""
     drafted_tokens: NotRequired[Count | None]
     accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
@@ -311,7 +318,15 @@ _Known = (
     | ProbedRecord
     | GaugesRecord
 )
-_IN_ORDER: Final = ("scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns")
+_IN_ORDER: Final = (
+    "scheduled_ns",
+    "connected_ns",
+    "sent_ns",
+    "headers_ns",
+    "first_byte_ns",
+    "first_event_ns",
+    "silent_ns",
+)
 _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "header": (),
     "conditions": (),

@@ -27,7 +27,6 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
 from trtllm_pipeline.processes.secrets import hub_tokens
-from trtllm_pipeline.processes.signatures import KILLED
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -174,7 +173,7 @@ def failure_of(
     logs = [LogText(log) if said is None else said]
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     cause = first_cause(logs)
-    if cause.signature is KILLED if cause and cause.certain else returncode == -signal.SIGKILL:
+    if (cause and cause.killed) or (returncode == -signal.SIGKILL and not (cause and cause.certain)):
         kind, words, hint = out_of_memory.verdict(before)
         line = cause.line if cause else next(iter(logs[0].last(1)), None)
         quote = "" if line is None else f"; its {'log says' if cause else 'last line'}: {line.said}"
