@@ -150,7 +150,7 @@ def loads(max_tokens: int, rate: float | None, *, scripted: bool) -> Iterator[Lo
     if rate is not None:
         yield Load("steady", max_tokens, round(rate * SECONDS), rate=rate)
         yield Load("short", FEW_EVENTS, round(rate * SECONDS), rate=rate)
-    yield Load("burst", max_tokens, 2 * STREAMS, concurrency=STREAMS)
+    yield Load("burst", max_tokens, (WAVES + 1) * STREAMS, concurrency=STREAMS)
 
 
 def parts(long: Row, short: Row) -> tuple[float, float]:
@@ -211,7 +211,7 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
     return Turn(
         ttft["p50"],
         ttft["p99"],
-        level["requests"] / level["duration_s"],
+        level["repeats"][0]["whole"]["requests_per_s"],
         *(each * load.requests / sent for each in used),
     )
 
