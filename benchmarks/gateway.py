@@ -13,7 +13,7 @@ and these loads:
 
     one             one stream, an answer after the other
     steady          requests arrive one by one (Poisson), as many a second as keep 64 answers in progress
-    burst           64 requests at the same moment, and 64 more when those end at the same moment
+    burst           64 requests at the same moment, and 64 more each time those end at the same moment
 
     ttft            time to first token over the gateway, and what that is more than each of the direct ways, as p50 and p99
     throughput      answers per second over the gateway, as a share of `direct`; events that arrive together are one to a client,
@@ -42,6 +42,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from trtllm_pipeline.bench.windows import WAVES
 
 STREAMS: Final = 64
 EVENTS: Final = 40

@@ -133,8 +133,11 @@ def test_a_server_that_keeps_up_is_not_saturated(tmp_path: Path) -> None:
 def test_a_level_lasts_as_long_as_was_asked_for(tmp_path: Path) -> None:
     result, _ = measured(Slots(4, 0.02), Load(concurrency=(4,), requests=8, interval_s=1.5), tmp_path)
     (level,) = result.levels
-    assert 1.4 < (level.duration_s or 0) < 2.2
-    assert 150 < (level.requests or 0) < 320, "four at a time, fifty a second each"
+    (repeat,) = level.repeats
+    whole = repeat.windows["whole"]
+    assert whole is not None
+    assert whole.duration_s > 1.4
+    assert (level.requests or 0) > 8, "prompts from the first on again"
 
 
 def test_a_warm_up_goes_on_while_the_server_is_cold(tmp_path: Path) -> None:
@@ -279,7 +282,7 @@ def test_turns_follow_the_answers_before_them(tmp_path: Path) -> None:
 
 
 def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
-    measured(Slots(4, 0.01), Load(concurrency=(1, 4), requests=10, repeats=2), tmp_path)
+    measured(Slots(4, 0.01), Load(concurrency=(1, 3), requests=10, repeats=2), tmp_path)
     assert write_dataset(tmp_path / "events.jsonl", tmp_path / "dataset.jsonl") == 10
     rows = [json.loads(line) for line in (tmp_path / "dataset.jsonl").read_text().splitlines()]
     assert [row["task_id"] for row in rows] == list(range(10))
