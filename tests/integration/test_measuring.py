@@ -137,7 +137,10 @@ def test_a_level_lasts_as_long_as_was_asked_for(tmp_path: Path) -> None:
     requests = [each for each in records if each["type"] == "request" and each["phase"] == "measured"]
     scheduled = [each["scheduled_ns"] for each in requests]
     assert max(scheduled) - min(scheduled) < 1.5e9
-    assert (level.duration_s or 0) > 1
+    (repeat,) = level.repeats
+    whole = repeat.windows["whole"]
+    assert whole is not None
+    assert whole.duration_s > 1
 
 
 def test_a_warm_up_goes_on_while_the_server_is_cold(tmp_path: Path) -> None:
@@ -281,7 +284,7 @@ def test_turns_follow_the_answers_before_them(tmp_path: Path) -> None:
 
 
 def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
-    measured(Slots(4, 0.01), Load(concurrency=(1, 4), requests=10, repeats=2), tmp_path)
+    measured(Slots(4, 0.01), Load(concurrency=(1, 3), requests=10, repeats=2), tmp_path)
     assert write_dataset(tmp_path / "events.jsonl", tmp_path / "dataset.jsonl") == 10
     rows = [json.loads(line) for line in (tmp_path / "dataset.jsonl").read_text().splitlines()]
     assert [row["task_id"] for row in rows] == list(range(10))

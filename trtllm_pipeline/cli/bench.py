@@ -64,7 +64,9 @@ RequestRate = _load(
 Distribution = _load("--request-distribution", None, "Gaps between requests of a rate.")
 Burstiness = _load("--burstiness", "X", "Shape of gamma: below 1 in bursts, above 1 more even.")
 RandomSeed = _load("--random-seed", "N", "Seed of arrival times and synthetic prompts.")
-Requests = _load("--requests", "N", "Requests at each level.", min=1, max=params.MOST_REQUESTS)
+Requests = _load(
+    "--requests", "N", "Requests at each level; at least three for each in flight.", min=1, max=params.MOST_REQUESTS
+)
 WarmupRequests = _load(
     "--warmup-requests",
     "N",
