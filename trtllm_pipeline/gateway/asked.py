@@ -16,6 +16,8 @@ Endpoint = Literal["chat", "completions"]
 PATHS: Final[Mapping[Endpoint, str]] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 MOST_CHOICES: Final = 128
 MOST_STOPS: Final = 16
+MOST_STOP_CHARACTERS: Final = 1024
+"""In one stop word: text that may begin it is held back."""
 MOST_MESSAGES: Final = 10_000
 _INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
@@ -167,7 +169,7 @@ def read(endpoint: Endpoint, body: Mapping[str, Any]) -> Asked:
         "include_usage": _flag(options, "include_usage", "stream_options.include_usage"),
         "n": _whole(body, "n", 1, MOST_CHOICES) or 1,
         "max_tokens": _whole(body, "max_tokens", 1, _INT32),
-        "stop": _texts(body, "stop", MOST_STOPS),
+        "stop": _stops(body),
         "bad_words": _texts(body, "bad_words", 1000),
         "seed": _whole(body, "seed", -(2**63), 2**64 - 1),
         "sampling": {name: _number(body, name) for name in body if name in _SAMPLING and body[name] is not None},
@@ -300,6 +302,13 @@ def _texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
     if len(texts) > most:
         raise bad(name, f"{name} has {len(texts)} texts; the limit is {most}")
     return tuple(each for each in texts if each)
+
+
+def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    words = _texts(body, "stop", MOST_STOPS)
+    if (longest := max(map(len, words), default=0)) > MOST_STOP_CHARACTERS:
+        raise bad("stop", f"stop has a text of {longest} characters; the limit is {MOST_STOP_CHARACTERS}")
+    return words
 
 
 def _wrong(param: str, expected: str, value: object) -> ApiError:

@@ -75,6 +75,7 @@ def test_everything_at_once() -> None:
         ({"max_tokens": 10**5000}, "max_tokens", "a number with many digits"),
         ({"stop": ["a", 1]}, "stop", "a text, or a list of texts"),
         ({"stop": ["a"] * 17}, "stop", "the limit is 16"),
+        ({"stop": ["a", "b" * 1025]}, "stop", "a text of 1025 characters; the limit is 1024"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
         ({"stream": "yes"}, "stream", "expected true or false"),
         ({"top_logprobs": 1}, "top_logprobs", "only allowed with logprobs"),
