@@ -61,6 +61,10 @@ def respond(_model: str, values: Mapping[str, Any]) -> Script:
             return Script((), error="the prompt is too long: it must be shorter")
         case "die":
             return Script((), error="CUDA error")
+        case "nothing":
+            return Script(())
+        case "break-late":
+            return Script(((0.0, "begin"), (0.05, "!")), error="CUDA error")
         case "huge":
             return Script(tuple((0.002 * at, "0123456789abcdef" * 16384) for at in range(160)), counts=(1,) * 160)
         case "big":
@@ -237,7 +241,7 @@ def test_http_1_0_gets_no_chunks(served: Running, stream: bool) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "status"),
-    [("silent", 504), ("drop", 503), ("die", 502), ("refuse", 400)],
+    [("silent", 504), ("drop", 503), ("die", 502), ("nothing", 502), ("refuse", 400)],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_failures_before_the_answer_are_statuses(impatient: Running, prompt: str, status: int, stream: bool) -> None:
@@ -247,7 +251,7 @@ def test_failures_before_the_answer_are_statuses(impatient: Running, prompt: str
     assert ("retry-after" in response.headers) == (status == 503)
 
 
-@pytest.mark.parametrize("prompt", ["hang", "break"])
+@pytest.mark.parametrize("prompt", ["hang", "break", "break-late"])
 def test_failures_within_a_stream_are_its_last_event(impatient: Running, prompt: str) -> None:
     response = ask(impatient.url, prompt, stream=True)
     assert response.status_code == 200

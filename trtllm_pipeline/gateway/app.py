@@ -201,6 +201,7 @@ class GatewayApp:
 
     async def _generate(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         metrics: RequestMetrics | None = None
+        served: ModelServer | None = None
         try:
             size = self._checked(scope)
             body = parse_body(await self._body(scope, receive, size))
@@ -212,6 +213,8 @@ class GatewayApp:
             metrics = metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])
             if error.reason in _OF_THE_SERVER:
                 metrics.upstream_error(error.reason)
+                if served is not None and error.status >= 500:
+                    served.log_failure(name, error)
             else:
                 metrics.rejected(error.reason)
             metrics.finish(error.status)
@@ -326,10 +329,13 @@ class GatewayApp:
             sending.feed = await self._begin(endpoint, body, served, backend, asked, metrics, count)
             self._feeds.add(sending)
             try:
-                return await self._send(sending, metrics, send)
+                status = await self._send(sending, metrics, send)
             finally:
                 self._feeds.discard(sending)
                 sending.feed.cancel()
+            if status != CLIENT_LEFT and (failure := sending.feed.failure) is not None:  # within a stream
+                served.log_failure(model_of(body), failure)
+            return status
         except asyncio.CancelledError:
             if not sending.left:
                 raise

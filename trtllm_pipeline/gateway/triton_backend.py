@@ -386,6 +386,8 @@ class TritonBackend:
                 break
             finally:
                 self._put_back(session)
+            if choice.error is None and choice.responses == 0:
+                choice.error = "the server ended the answer without a response"
             if choice.error is None:
                 choice.end()
                 break
