@@ -134,7 +134,7 @@ def test_a_client_that_leaves_frees_the_one_slot_at_once(served: Served, model: 
         asked = {"model": model, "prompt": "A", "max_tokens": 7000, "stream": stream}
         body = json.dumps(asked).encode()
         with socket.create_connection((at.hostname, at.port)) as sock:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             sock.sendall(head.encode() + body)
             if stream:
                 assert b"200 OK" in sock.recv(100)
