@@ -696,15 +696,6 @@ def test_engines_read_a_shared_expert_as_model_optimizer_names_it_since_a_releas
     assert said["0.20.0"] is None
 
 
-@pytest.mark.parametrize(("precision", "works"), [("int4_awq", False), ("w4a8_awq", False), ("fp8", True)])
-def test_pytorch_cuts_no_groups_of_awq(precision: str, works: bool) -> None:
-    cut = {"intermediate_size": 14208}
-    for tp in (1, 2):
-        said = infeasible(some_cell(precision, tp=tp, toolchain=PYTORCH, recipe=cut), on("1.1.0"))
-        assert (said is None) is (works or tp == 1)
-    assert said is None or "tp2: each rank's part of intermediate_size 14208 must be a multiple of" in said
-
-
 def test_model_optimizer_deals_no_experts_either() -> None:
     """Its checkpoint would be refused when it is made."""
     refused = infeasible(some_cell("bf16", tp=4, ep=4, recipe=MIXTRAL), _WITHOUT_SCRIPTS)

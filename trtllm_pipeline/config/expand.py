@@ -252,6 +252,11 @@ def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> s
     return _LISTED
 
 
+_EVEN_STAGES: Final = "tensorrt_llm"
+"""The toolchain whose pipeline stages must have equal numbers of layers: engines. The PyTorch backend gives the first stages one
+more (`Mapping.pp_layers`), vLLM the last but one (its pull request 6115), and SGLang takes unequal stages too (13282)."""
+
+
 def infeasible(
     recipe: Mapping[str, Any], *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
 ) -> str | None:
@@ -274,8 +279,10 @@ def infeasible(
         return f"{heads} attention heads cannot be divided over tp{tp}"
     if kv_heads % tp and tp % kv_heads:
         return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}"
-    if layers % pp:
+    if toolchain == _EVEN_STAGES and layers % pp:
         return f"{layers} layers cannot be divided over pp{pp}"
+    if layers < pp:
+        return f"pp{pp}: {name} has {layers} layers, and each stage needs one"
     if ep > 1 and experts is None:
         return f"ep{ep}: {name} is not known as a mixture of experts; its recipe has no num_experts"
     if experts is not None and experts % ep:

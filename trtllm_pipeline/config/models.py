@@ -364,6 +364,8 @@ class Recipe(Strict):
     quantization: Form | None = None
     """How the weights are quantized already, of a model that its owner quantized: such a model has the precision `as_is`
     alone. The plan reads it from the model's files where a hub can be reached, and the download checks it."""
+    quantization_group_size: Positive | None = None
+    """Weights that share a scale, of a form with groups of several sizes (awq, gptq). Default: 128. The model's files come first."""
     precisions: Precisions | None = None
     """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
     toolchain to judge; an empty list rules a toolchain out."""
