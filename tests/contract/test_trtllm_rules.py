@@ -217,6 +217,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         ),
         on(),
     ),
+    "TLM514": Example(
+        cell(lane=PYTORCH, repository__kv_cache_onboard_blocks=True),
+        cell(lane=PYTORCH, repository__kv_cache_onboard_blocks=True),
+        on("1.3.0rc13"),
+        on("1.3.0rc12"),
+    ),
     "TLM601": Example(some_cell(tp=16), some_cell(tp=8), on()),
     "TLM602": Example(cell(build__max_num_tokens=64), cell(build__max_num_tokens=128), on()),
     "TLM603": Example(some_cell("bf16", osl=4096, recipe=GEMMA2), some_cell("bf16", osl=3968, recipe=GEMMA2), on()),

@@ -33,10 +33,9 @@ from trtllm_pipeline.toolchains.model_optimizer.checkpoint import (
     uneven_stages,
     unwritten,
 )
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, llmapi, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import to_yaml
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
@@ -146,6 +145,23 @@ def rule(
         return check
 
     return define
+
+
+_OF_MODEL: Final = frozenset(
+    (
+        *("TLM102", "TLM103", "TLM104", "TLM106", "TLM107", "TLM108", "TLM109", "TLM201", "TLM202", "TLM205", "TLM206"),
+        *("TLM207", "TLM208", "TLM305", "TLM601", "TLM605", "TLM606"),
+    )
+)
+"""Rules about a model, a precision and a layout, whatever a matrix sets beside them."""
+
+
+def takes_model(cell: Cell, machine: Machine) -> bool:
+    """Whether the cell's toolchain has its model in its precision and layout. The machine has TensorRT-LLM."""
+    assert machine.tensorrt_llm is not None
+    case = Case.of(cell, machine, machine.tensorrt_llm, None)
+    rules = _rules_of(cell.toolchain, case.release)
+    return all(each.id not in _OF_MODEL or each.check(case) is None for each in rules)
 
 
 def refusal(cell: Cell, machine: Machine, installed_help: str | None = None) -> tuple[Rule, str] | None:
@@ -275,7 +291,7 @@ def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None
     said = "which is not trusted yet"
     if other:
         said = f"and {other[0]} is not the file that settings.download.trust_remote_code names"
-    lines = to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
+    lines = llmapi.to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
     return f"{said}; read {page}, then let the matrix say:\n{lines}"
 
 
@@ -905,6 +921,13 @@ def _large_image(
         f"{name}{images} of {asked.width}x{asked.height} take{'s' * (asked.count == 1)} {tokens} tokens of {case.family}, and "
         f"prompts of the cell have {case.cell.isl}"
     )
+
+
+@rule("TLM514", llmapi.ONBOARDING_HINT, toolchains=(PYTORCH,), since=llmapi.WITHOUT_ONBOARDING)
+def onboarding(case: Case) -> str | None:
+    """`kv_cache_onboard_blocks`, whose argument of the LLM API is gone. Source: pull request 12449; the schema of 1.4.0rc0."""
+    why = llmapi.without_onboarding(case.repository("kv_cache_onboard_blocks"), case.release)
+    return None if why is None else f"settings.repository.{why}"
 
 
 # ---------------------------------------------------------------------------------------------------- TLM6: sizes
