@@ -241,7 +241,7 @@ def _expanded(
     cells = expand(
         loaded,
         default_toolchain=toolchain,
-        instead=None if told else lambda recipe: toolchains.load(toolchain).instead(recipe, machine),
+        instead=None if told else lambda cell: toolchains.load(toolchain).instead(cell, machine.of(cell.gpu)),
         release=release,
     )
     cells = with_control(cells, lambda cell: len(machine.of(cell.gpu).gpus), feasibility)

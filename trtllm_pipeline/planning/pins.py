@@ -78,6 +78,8 @@ class Pins:
             said = self._said_of_weights(cell, recipe)
             if said.found is not None:
                 recipe = {**recipe, "quantization": said.found.form}
+                if said.found.group_size is not None:
+                    recipe = {**recipe, "quantization_group_size": said.found.group_size}
             if by_code:
                 recipe = {**recipe, "code": self._code_of(cell, recipe)}
             self._recipes[same] = recipe, said
@@ -280,7 +282,7 @@ class Pins:
             offline = bool(cell.settings["download"]["offline"])
             try:
                 found = quantized(source, folder=None, offline=offline)
-                known = {} if found is None else {"form": found.form, "said": found.said}
+                known = {} if found is None else found._asdict()
             except OfflineError:
                 return _UNKNOWN  # it has been said, or the model needs no hub in this plan
             except DownloadError as error:
@@ -289,7 +291,7 @@ class Pins:
                 return _UNKNOWN
             if self._index is not None:
                 self._index.set_pin(about, known)
-        return _Said(QuantizedWeights(str(known["form"]), str(known["said"])) if known else None)
+        return _Said(QuantizedWeights(**known) if known else None)
 
     def _code_of(self, cell: Cell, recipe: Mapping[str, Json]) -> dict[str, Json] | None:
         """`files`, the Python files beside the model's weights with their SHA-256, and `page`, where people read them.
