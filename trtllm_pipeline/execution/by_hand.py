@@ -31,7 +31,6 @@ from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
 from trtllm_pipeline.store.claims import (
     WaitingPlace,
-    enter_beside_standing,
     enter_standing,
     lease_machine,
     machine_users,
@@ -115,10 +114,14 @@ def _leased(
     known = [] if gpus == 0 else [gpu.uuid for gpu in probe.machine().gpus]
     wanted = tuple(known[:gpus])
     told, service = False, scope is Scope.SERVICE
-    rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, enter_beside_standing)
+    rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, None)
     place = WaitingPlace()
     try:
-        while (leased := lease_machine(wanted, exclusive=rule, others=known, enter=enter, place=place)) is None:
+        while (
+            leased := lease_machine(
+                wanted, exclusive=rule, others=known, enter=enter, beside_standing=not service, place=place
+            )
+        ) is None:
             if not told:
                 users = machine_users(known, exclusive=rule, beside_standing=True, place=place)
                 who = " and ".join(users) or "another invocation or a kept server"

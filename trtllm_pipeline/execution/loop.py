@@ -57,7 +57,7 @@ Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
 """Those that there are when it is asked; none stand for the plan's machine."""
 
 
-_Lease: TypeAlias = tuple[Exclusive, int]
+_Lease: TypeAlias = tuple[Exclusive, bool, int]
 """Kind of a lease of the machine: what may run beside it, and how many GPUs."""
 
 
@@ -442,7 +442,8 @@ class _Execution:
                 hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
             )
             return [_ended_event(run, remembered)]
-        kind = self._plan.resources(run).exclusive, len(start.gpus)
+        need = self._plan.resources(run)
+        kind = need.exclusive, need.beside_standing, len(start.gpus)
         leases_here = not start.node and run.stage.scope is not Scope.IN_SERVICE
         if leases_here and kind in self._refused and kind in self._unleased:
             return self._busy(run, self._refused[kind], self._unleased[kind])
@@ -463,14 +464,22 @@ class _Execution:
             gpus, cpus = service.gpus, service.cpus
         else:
             machine = self._plan.machine
-            exclusive, _ = kind
+            exclusive, beside_standing, _ = kind
             others = [gpu.uuid for gpu in machine.gpus]
             leased = lease_machine(
-                gpus, exclusive=exclusive, others=others, enter=self._enter, place=self._place, by=run.id
+                gpus,
+                exclusive=exclusive,
+                others=others,
+                enter=self._enter.beside_standing if beside_standing else self._enter,
+                beside_standing=beside_standing,
+                place=self._place,
+                by=run.id,
             )
             if leased is None:
                 claim.release()
-                users = machine_users(others if gpus else (), exclusive=exclusive, place=self._place)
+                users = machine_users(
+                    others if gpus else (), exclusive=exclusive, beside_standing=beside_standing, place=self._place
+                )
                 who = " and ".join(users) or "another invocation or a kept server"
                 what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
                 self._refused[kind] = f"{what} in use by {who}"

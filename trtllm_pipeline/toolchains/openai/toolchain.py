@@ -159,7 +159,7 @@ def _takes(cell: Cell, machine: Machine) -> Resources:
     already is given nothing: what is measured on it takes turns with whatever else is measured here.
     """
     if command.settings(cell)["url"]:
-        return Resources(cpus=1, exclusive=exclusive(cell))
+        return Resources(cpus=1, exclusive=exclusive(cell), beside_standing=True)
     leased, beside = gpus(cell, machine), exclusive(cell)
     if not leased:
         return Resources(cpus=machine.cpus, exclusive=Exclusive.MACHINE if beside is Exclusive.GPU else beside)
