@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 _HUBS: Final = frozenset(("hugging_face", "modelscope"))
+_OF_THE_HUB: Final = {
+    "cnn_dailymail": "hub:abisee/cnn_dailymail/3.0.0 is that data set of the Hub; as calibration data with column: article"
+}
+"""Name that quantize.py has for a data set -> what it is called here."""
 
 
 class _Said(NamedTuple):
@@ -335,7 +339,12 @@ class Pins:
                 logger.warning("%s cannot be read now; planned as if it were new", name)
                 return name, "unknown"
             hint = "the matrix names it; relative paths start at the matrix file's folder"
-            check(path, hint=hint)
+            check(
+                path,
+                hint=_OF_THE_HUB.get(
+                    name.rpartition("/")[2], f"{hint}; hub:ORGANISATION/NAME is a data set of the Hub"
+                ),
+            )
             try:
                 found = self._files[name, cell.base_dir] = (str(path), self._digest_file(path))
             except OSError as error:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.trtllm_cells import cell
 from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.errors import DownloadError, MatrixError
 from trtllm_pipeline.hub import hugging_face
 from trtllm_pipeline.planning.pins import Pins
 
@@ -53,3 +53,19 @@ def test_a_data_set_that_cannot_be_read_now_is_planned_as_new(caplog: pytest.Log
     assert caplog.messages == ["hub:org/rows cannot be read now; planned as if it were new"]
     with pytest.raises(DownloadError, match="org/rows is not on this machine"):
         Pins(None, guess=False).digest("hub:org/rows", asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        (
+            "cnn_dailymail",
+            "hub:abisee/cnn_dailymail/3.0.0 is that data set of the Hub; as calibration data with column",
+        ),
+        ("org/rows", "hub:ORGANISATION/NAME is a data set of the Hub"),
+    ],
+)
+def test_a_data_set_that_is_no_file_says_how_to_name_one_of_the_hub(name: str, way: str) -> None:
+    with pytest.raises(MatrixError) as error:
+        Pins(None, guess=True).digest(name, listed(HUB))
+    assert way in str(error.value.hint)

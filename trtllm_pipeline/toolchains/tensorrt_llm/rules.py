@@ -248,6 +248,10 @@ def not_in_recipe(case: Case) -> str | None:
     return None
 
 
+_LATER: Final = {"qwen": " (Qwen 1; Qwen1.5, Qwen2 and Qwen2.5 are family qwen2)"}
+"""Family -> which models it has, where later ones of the same name have another."""
+
+
 @rule("TLM105")
 def needs_code(case: Case) -> str | None:
     """A model whose repository brings code that transformers needs to load it, and that `settings.download.trust_remote_code`
@@ -258,7 +262,7 @@ def needs_code(case: Case) -> str | None:
     # Which files there are is known of a model that is pinned.
     if family is None or family.transformers == "" or "source" not in recipe:
         return None
-    why = f"family {case.family}: no transformers has it"
+    why = f"family {case.family}{_LATER.get(case.family, '')}: no transformers has it"
     if family.transformers is not None:
         # Where transformers has the architecture itself, the download takes the references to code away.
         found = case.installed.transformers or transformers_of(case.release)
