@@ -66,7 +66,7 @@ def test_a_world_is_ready_and_ends(stage: Stage, world_size: int, release: str) 
             assert f"shm-region-prefix-name={world.prefix}{rank}_" in " ".join(told["argv"])
             assert "complains" in world.rank_log(rank).read_text()
         assert len(list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))) == world_size
-        assert world.process.mpirun == ((world_size, release) != (1, "1.2.0"))
+        assert world.process.mpirun == (world_size > 1 or (release == "0.16.0" and shutil.which("mpirun") is not None))
 
 
 def test_the_ranks_are_one_mpi_world(stage: Stage) -> None:
@@ -241,6 +241,7 @@ def test_a_group_passes_on_the_claims_it_was_given(tmp_path: Path) -> None:
 
 def make_engine(folder: Path, rank_files: int) -> Path:
     """An engine of two ranks, with as many files."""
+    needed.program("mpirun")
     folder.mkdir()
     mapping = {"world_size": 2, "tp_size": 2, "pp_size": 1}
     config = {"version": "0.16.0", "pretrained_config": {"mapping": mapping}}
