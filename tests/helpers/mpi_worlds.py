@@ -84,7 +84,7 @@ class Stage:
         """A world that is ready; nothing of it is left afterwards."""
         world = self.start(world_size, **options)
         try:
-            world.wait_ready(30)
+            world.wait_ready(180)
             yield world
         finally:
             world.stop(3.0)

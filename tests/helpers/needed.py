@@ -26,7 +26,7 @@ PROGRAMS: Final = {
     "slurmd": "slurm-wlm",
     "systemd-analyze": "systemd",
 }
-"""Program -> its package in Debian and Ubuntu. `.ci/run` knows the words of a skip by this table's form."""
+"""Program -> its package in Debian and Ubuntu."""
 _OTHER_NAMES: Final = {"chromium": ("chromium-browser", "google-chrome", "google-chrome-stable")}
 
 
@@ -44,6 +44,7 @@ def programs(*names: str) -> pytest.MarkDecorator:
 
 
 def _missing(name: str) -> str | None:
+    """Why a test is skipped; `.ci/run` recognizes these words."""
     return None if _find(name) else f"needs the program {name}: apt install {PROGRAMS[name]}"
 
 

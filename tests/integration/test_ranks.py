@@ -66,7 +66,7 @@ def test_a_world_is_ready_and_ends(stage: Stage, world_size: int, release: str) 
             assert f"shm-region-prefix-name={world.prefix}{rank}_" in " ".join(told["argv"])
             assert "complains" in world.rank_log(rank).read_text()
         assert len(list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))) == world_size
-        assert world.process.mpirun == ((world_size, release) != (1, "1.2.0"))
+        assert world.process.mpirun == (world_size > 1 or (release == "0.16.0" and shutil.which("mpirun") is not None))
 
 
 def test_the_ranks_are_one_mpi_world(stage: Stage) -> None:
@@ -118,7 +118,7 @@ def test_a_rank_that_dies_before_the_world_is_ready(stage: Stage) -> None:
     world = stage.start(2)
     try:
         with pytest.raises(ServerError, match="rank 1 of 2 ended with exit status 9") as error:
-            world.wait_ready(20)
+            world.wait_ready(180)
     finally:
         world.stop(1.0)
     assert "rank 1 was told: exit 9" in error.value.message
@@ -164,7 +164,7 @@ def test_a_port_lost_between_test_and_start_is_passing(stage: Stage) -> None:
         world = stage.start(2, ports=ports)
         try:
             with pytest.raises(ServerError, match="rank 0 of 2 ended with exit status 1") as error:
-                world.wait_ready(20)
+                world.wait_ready(180)
         finally:
             world.stop(1.0)
     assert error.value.failure is FailureClass.TRANSIENT
@@ -195,7 +195,7 @@ def test_a_program_that_mpirun_cannot_start(stage: Stage) -> None:
     world = stage.start(2)
     try:
         with pytest.raises(ServerError, match="mpirun ended with exit status"):
-            world.wait_ready(20)
+            world.wait_ready(180)
     finally:
         world.stop(1.0)
 
@@ -241,6 +241,7 @@ def test_a_group_passes_on_the_claims_it_was_given(tmp_path: Path) -> None:
 
 def make_engine(folder: Path, rank_files: int) -> Path:
     """An engine of two ranks, with as many files."""
+    needed.program("mpirun")
     folder.mkdir()
     mapping = {"world_size": 2, "tp_size": 2, "pp_size": 1}
     config = {"version": "0.16.0", "pretrained_config": {"mapping": mapping}}
@@ -426,7 +427,7 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         ports=triton.free_ports(),
     )
     try:
-        world.wait_ready(60)
+        world.wait_ready(180)
         said = world.service()
         assert said["server"] == {"name": "triton", "version": "2.51.0"}
         assert said["bls_model"] is None

@@ -67,7 +67,7 @@ def script(
         return _text(_TRITON.replace("@by_mpirun@", ""), words)
     before, alone = words[: words.index("tritonserver")], words[words.index("tritonserver") :]
     wanted = '[ -n "${MPIRUN_OPTIONS:-}" ]'
-    if release is None or script_uses_mpirun(release):
+    if release is not None and script_uses_mpirun(release):
         wanted += " || command -v mpirun > /dev/null"
     chosen = _ONE_RANK.replace("@wanted@", wanted).replace("@mpirun@", _shell(before)) if kind == "engine" else ""
     return _text(_TRITON.replace("@by_mpirun@", chosen), alone)

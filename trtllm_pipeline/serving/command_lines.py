@@ -127,7 +127,8 @@ def argv(
     With `images`, the repository has a visual engine.
 
     `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
-    of rank N to `log`/*/rank.N/stdout, or passes all on where that is None. `options` go to every rank. `root` allows mpirun to run as root.
+    of rank N to `log`/*/rank.N/stdout, or passes all on where that is None. `options` go to every rank. `root` allows
+    mpirun to run as root.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
