@@ -175,7 +175,7 @@ class RepeatResult(LoadMetrics):
     def perf_json(self) -> dict[str, Json]:
         """As in perf.json: with every window instead of one window's rates."""
         windows: dict[str, Json] = {
-            name: None if window is None else asdict(window) for name, window in self.windows.items()
+            name: None if window is None else window.to_json() for name, window in self.windows.items()
         }
         efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
         return {

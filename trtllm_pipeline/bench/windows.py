@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ class Window:
     requests_per_s: float
     waves: float | None = None
     """Of a steady window."""
+
+    def to_json(self) -> dict[str, Json]:
+        """As in perf.json; what does not apply is left out."""
+        return {name: value for name, value in asdict(self).items() if name != "waves" or value is not None}
 
 
 @dataclass(frozen=True, slots=True)
