@@ -352,7 +352,11 @@ def check_feasible(plan: Plan) -> None:
         if any("\n" in reason for reason in reasons):
             hint = "with these lines in the matrix the same command goes on"
         elif all(HUB_UNASKED in reason for reason in reasons):
-            hint = "plan where the hub can be reached, or name a folder that has the model: model: [./FOLDER]"
+            hint = (
+                "plan where the hub can be reached, name the files that you trust with their SHA-256 in "
+                "settings.download.trust_remote_code, or name a folder that has the model: model: [./FOLDER]; "
+                "--assume takes transformers=VERSION, which may have the model itself"
+            )
         else:
             hint = f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}"
         raise PlanError("no cell can work:\n  " + "\n  ".join(reasons[:10]), hint=hint)

@@ -40,8 +40,7 @@ ASKED: Final = WeightsRepository(
 
 def without(release: str) -> set[str]:
     """Settings that a release has no name for."""
-    gone = not holds(llm_api.recorded()["kv_cache_config"]["onboard_blocks"], release)
-    return {"kv_cache_onboard_blocks"} if gone else set()
+    return set() if "onboard_blocks" in llm_api.of(release)["kv_cache_config"] else {"kv_cache_onboard_blocks"}
 
 
 def test_all_settings_are_looked_at() -> None:
@@ -54,8 +53,8 @@ def test_every_name_is_one_of_the_release(release: str, tmp_path: Path) -> None:
     asked = replace(ASKED, **settings)
     written = llmapi.yaml_settings(tmp_path, asked, release)
     del written["triton_config"]  # Triton's own, which the model's code takes out
-    llm_api.check_names(written, release)
-    llm_api.check_names(llmapi.serve_settings(asked, release), release)
+    llm_api.check_names(written, llm_api.of(release))
+    llm_api.check_names(llmapi.serve_settings(asked, release), llm_api.of(release))
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -68,7 +67,7 @@ def test_every_way_to_draft_is_told_in_the_release_s_words(
     asked = replace(ASKED, speculative=method, max_draft_len=length)
     written = llmapi.speculation(asked, release, tmp_path if method in WITH_DRAFT_MODEL else None)
     model = {"num_nextn_predict_layers": 1}
-    drafted = llm_api.check_speculation(written["speculative_config"], model, release)
+    drafted = llm_api.check_speculation(written["speculative_config"], model, llm_api.of(release))
     assert drafted == (length or {"mtp": 1}.get(method, 3))
 
 
@@ -101,9 +100,9 @@ def test_the_facts_refuse_what_those_releases_refuse() -> None:
         ("1.4.0rc0", {"decoding_type": "MTP", "num_nextn_predict_layers": 1}),
     ):
         with pytest.raises(ProgramError):
-            llm_api.check_speculation(asked, model, release)
+            llm_api.check_speculation(asked, model, llm_api.of(release))
     with pytest.raises(ProgramError, match="onboard_blocks"):
-        llm_api.check_names({"kv_cache_config": {"onboard_blocks": True}}, "1.3.0rc13")
+        llm_api.check_names({"kv_cache_config": {"onboard_blocks": True}}, llm_api.of("1.3.0rc13"))
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -137,6 +136,6 @@ def test_adapters_keep_cuda_graphs_where_the_release_has_both(
     monkeypatch.setattr(llmapi, "read_adapter", lambda _folder: (8, ["attn_q"]))
     monkeypatch.setattr(llmapi, "check_weights", lambda *_: None)
     written = llmapi.lora([tmp_path], tmp_path, release)
-    llm_api.check_names(written, release)
+    llm_api.check_names(written, llm_api.of(release))
     both = holds(llm_api.recorded()["cuda_graphs_with_adapters"], release)
     assert written.get("cuda_graph_config", "the release's own") == ("the release's own" if both else None)

@@ -366,6 +366,9 @@ class Recipe(Strict):
     alone. The plan reads it from the model's files where a hub can be reached, and the download checks it."""
     quantization_group_size: Positive | None = None
     """Weights that share a scale, of a form with groups of several sizes (awq, gptq). Default: 128. The model's files come first."""
+    code_files: dict[CodeFile, Sha256] = {}
+    """SHA-256 of the Python files in the repository of its first source, which must name a commit. Without it, a plan asks the hub
+    which code the model brings."""
     precisions: Precisions | None = None
     """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
     toolchain to judge; an empty list rules a toolchain out."""

@@ -300,7 +300,7 @@ class Pins:
     def _code_of(self, cell: Cell, recipe: Mapping[str, Json]) -> dict[str, Json] | None:
         """`files`, the Python files beside the model's weights with their SHA-256, and `page`, where people read them.
 
-        None where nobody can tell now.
+        The recipe lists them, or the hub is asked. None where nobody can tell now.
         """
         from trtllm_pipeline.hub.sources import code_of, page_of
 
@@ -308,6 +308,8 @@ class Pins:
         source = {name: value for name, value in recipe["source"].items() if name != "code"}  # type: ignore[union-attr]
         if folder is None and not source.keys() & _HUBS:
             return None  # out of a package, or generated: such a model brings none
+        if (listed := _listed_code(recipe, source)) is not None:
+            return {"files": listed, "page": page_of(source, folder=folder)}
         about = canonical({"code_of": source})
         known = None if self._index is None or folder is not None else self._index.pin(about)
         if known is None:
@@ -378,6 +380,17 @@ def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], pref
         for source in sources
         if any(name in source and source[name] != pinned.get(name) for name in wanted)
     ]
+
+
+def _listed_code(recipe: Mapping[str, Json], source: Mapping[str, Json]) -> dict[str, Json] | None:
+    """The Python files that a recipe lists for the commit of its first source; None for another source, or without a list."""
+    files, sources = recipe.get("code_files"), recipe["sources"]
+    assert isinstance(sources, list | tuple)
+    first = sources[0]
+    if not files or not isinstance(files, dict) or not isinstance(first, dict):
+        return None
+    same = all(source.get(name) == first.get(name) for name in (*_HUBS, "revision"))
+    return {**files} if same else None
 
 
 def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from tests.standins.programs import ProgramError, refusal
 from tests.standins.refusals import holds
 
 _RECORDED: Final = Path(__file__).resolve().parents[2] / "data" / "tensorrt_llm" / "llm_args.json"
+_MAPPINGS: Final = ("kv_cache_config", "lora_config")
 
 _MTP: Final = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "exaone_moe", "nemotron_h", "qwen3_next")
 """`model_type` in MTPForCausalLM of modeling_speculative.py; later trees have more."""
@@ -51,28 +52,46 @@ def recorded() -> dict[str, Any]:
     return found
 
 
-def check_names(asked: Mapping[str, Any], release: str) -> None:
-    """Raise ProgramError for a name that the release's LLM API does not have, in any mapping but speculative_config."""
-    _only(asked, recorded()["arguments"], release)
-    for name in ("kv_cache_config", "lora_config"):
-        _only(asked.get(name) or {}, recorded()[name], release)
+@lru_cache(maxsize=64)
+def of(release: str) -> dict[str, Any]:
+    """The names of a release: by mapping, and by decoding type with those that must be greater than 0. Puts releases in order, which
+    programs cannot: they find it among their facts.
+    """
+
+    def names(rows: Mapping[str, Any]) -> list[str]:
+        return [name for name, row in rows.items() if holds(row, release)]
+
+    found: dict[str, Any] = {name: names(recorded()[name]) for name in ("arguments", *_MAPPINGS, "speculative_config")}
+    types = {kind: row for kind, row in recorded()["decoding_types"].items() if holds(row, release)}
+    return found | {
+        "decoding_types": {
+            kind: {"names": names(row["names"]), "required": names(row.get("required", {}))}
+            for kind, row in types.items()
+        }
+    }
 
 
-def _only(asked: Mapping[str, Any], known: Mapping[str, Any], release: str) -> None:
-    for name in sorted(asked):
-        if name not in known or not holds(known[name], release):
-            raise ProgramError(f"pydantic_core.ValidationError: {name}\n  Extra inputs are not permitted")
+def check_names(asked: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise ProgramError for a name that is not `known` of the release, in any mapping but speculative_config."""
+    _only(asked, known["arguments"])
+    for name in _MAPPINGS:
+        _only(asked.get(name) or {}, known[name])
 
 
-def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], release: str) -> int:
-    """Tokens drafted at a time. Raises ProgramError for what the release's LLM API refuses."""
+def _only(asked: Mapping[str, Any], known: Collection[str]) -> None:
+    if unknown := sorted(asked.keys() - {*known}):
+        raise ProgramError(f"pydantic_core.ValidationError: {unknown[0]}\n  Extra inputs are not permitted")
+
+
+def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], known: Mapping[str, Any]) -> int:
+    """Tokens drafted at a time. Raises ProgramError for what a release refuses of which these names are known."""
     kind = str(asked.get("decoding_type"))
-    own = recorded()["decoding_types"].get(kind)
-    if own is None or not holds(own, release):
+    own = known["decoding_types"].get(kind)
+    if own is None:
         raise ProgramError(f"ValueError: Invalid decoding type: {kind}")
-    _only(asked, {**recorded()["speculative_config"], **own["names"]}, release)
-    for name, when in own.get("required", {}).items():
-        if holds(when, release) and not asked.get(name, 0) > 0:
+    _only(asked, [*known["speculative_config"], *own["names"]])
+    for name in own["required"]:
+        if not asked.get(name, 0) > 0:
             raise ProgramError(f"AssertionError: {name} is not greater than 0")
     if kind in _NOT_PYTORCH:
         raise refusal(f"{kind} is not for the PyTorch backend")

@@ -72,7 +72,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if is_engine(model):
         settings = {**settings, **_adapters_of(model)}
     else:
-        check_names(settings, work.release)
+        check_names(settings, work.facts["llm_args"])
         if "lora_config" in settings:
             check_lora(settings["lora_config"])
     iterations = _speculation(work, model, settings)
@@ -145,7 +145,7 @@ def _speculation(work: Work, model: Path, asked: Mapping[str, Any]) -> Iteration
     if is_engine(model):
         check_lookahead(asked["speculative_config"], config["build_config"])
         return None
-    drafted = check_speculation(asked["speculative_config"], config, work.release)
+    drafted = check_speculation(asked["speculative_config"], config, work.facts["llm_args"])
     return Iterations(drafted) if asked.get("enable_iter_perf_stats") else None
 
 

@@ -308,6 +308,10 @@ def test_recipes_are_found_by_name_only(folder: Path, name: str) -> None:
             'package_index: "--index-url=evil" is not of the form',
         ),
         (("{local: ./small}", "{package_index: a==1}"), "sources[0].member: is required"),
+        (
+            ("sources: [{local: ./small}]", f"sources: [{{hugging_face: a/b}}]\ncode_files: {{a.py: {'f' * 64}}}"),
+            "code_files: needs a first source on a hub with a commit as its revision",
+        ),
         (("{local: ./small}", "{generated: llama, code: {}}"), "sources[0].code: unknown key"),
         (("{local: ./small}", "{generated: gpt}"), 'sources[0].generated: "gpt" is not allowed'),
         (("{embedded: [fp16, int8_wo]}", "fp16"), "precisions: is a list of precisions, or a list for each toolchain"),
