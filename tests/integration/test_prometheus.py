@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -17,14 +16,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers import metrics_pages
+from tests.helpers import metrics_pages, needed
 from trtllm_pipeline.hosting import monitoring
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None, reason="Prometheus is not installed: apt install prometheus"
-    ),
+    needed.programs("prometheus", "promtool"),
 ]
 PANELS = json.loads(monitoring.DASHBOARD.read_text())["panels"]
 STARTS_S = 20.0
