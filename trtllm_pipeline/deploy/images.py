@@ -51,7 +51,7 @@ _REFERENCE: Final = re.compile(
 """Source: the grammar of image references, github.com/distribution/reference."""
 
 
-class Reference(NamedTuple):
+class ImageReference(NamedTuple):
     """The parts of an image reference."""
 
     name: str
@@ -59,7 +59,7 @@ class Reference(NamedTuple):
     digest: str | None
 
 
-def parts(image: str) -> Reference:
+def parts(image: str) -> ImageReference:
     """The parts of an image reference. Raises UsageError for a text that is not one."""
     found = _REFERENCE.fullmatch(image)
     if found is None:
@@ -67,7 +67,7 @@ def parts(image: str) -> Reference:
             f"--image {image!r}: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], the name in lower case",
             hint="for example registry.example.org/team/triton:24.12",
         )
-    return Reference(found["name"], found["tag"], found["digest"])
+    return ImageReference(found["name"], found["tag"], found["digest"])
 
 
 def image_for(release: str, *, triton: bool) -> str:
