@@ -12,7 +12,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +23,6 @@ from trtllm_pipeline.machine import assume, gpus, memory, probe
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.machine.probe import Survey
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains import base as toolchains
 
 SCHEMA: Final = 1

@@ -1,14 +1,12 @@
-"""The words of the project as types: cells, stage runs, resources, statuses. A leaf; imports nothing of ours but `records`."""
+"""The words of the project as types: cells, stage runs, resources, statuses. A leaf; imports nothing of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
 from typing import Final, NewType, Union
-
-from trtllm_pipeline.records import dataclass
 
 # A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
 Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]

@@ -17,11 +17,10 @@ its traceback.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
-
-from trtllm_pipeline.records import dataclass
 
 NOT_COMPARABLE: Final = 4
 """Exit code for measurements that must not be compared."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from json import encoder
 from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.records import dataclass
 
 SCHEMA: Final = 1
 """Part of every key; raised when the form of keys changes, which makes every older artifact unreachable."""

@@ -17,7 +17,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,7 +32,6 @@ from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
 from trtllm_pipeline.planning.request import LOCAL, RAY, SLURM, Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.index import Artifact

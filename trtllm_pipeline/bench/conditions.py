@@ -11,6 +11,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -20,7 +21,6 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.machine.probe import here
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:  # a report knows conditions, and no client
     from trtllm_pipeline.bench.load import Level

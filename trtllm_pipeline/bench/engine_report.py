@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ from trtllm_pipeline.bench.result import LevelResult, LoadResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.user_files import fail, read_mapping
-from trtllm_pipeline.records import dataclass
 
 NAME: Final = "report.json"
 """In what a stage leaves."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,6 @@ from trtllm_pipeline.bench.prompts import opened
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.reading import read_bytes
 from trtllm_pipeline.files.user_files import JsonError, decode_mapping
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured
     from pydantic import TypeAdapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,7 +21,6 @@ from trtllm_pipeline.files.user_files import (
     read_json_lines,
     read_text,
 )
-from trtllm_pipeline.records import dataclass
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
 OPENING_WORDS: Final = 2

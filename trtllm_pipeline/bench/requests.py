@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -22,7 +23,6 @@ from trtllm_pipeline.bench.events import (
     level_of,
     read_records,
 )
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

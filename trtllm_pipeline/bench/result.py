@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
@@ -16,7 +16,6 @@ from trtllm_pipeline.bench.metric_names import LATENCIES, LATENCY_NAMES, RATES
 from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary
 from trtllm_pipeline.bench.windows import WAVES, Window
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,7 +25,6 @@ from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
 from trtllm_pipeline.machine.speeds import sheet_bandwidth
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.triton_repository.engine import speculation_of
 
 CPU_MARGIN: Final = 4.0

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,7 +32,6 @@ from google.protobuf import json_format
 
 from trtllm_pipeline.client.transport.http2 import PREFACE, STATUS, Headers, Http2, Http2Error, Kind, Messages, message
 from trtllm_pipeline.client.triton_messages import model_config_pb2, service_pb2
-from trtllm_pipeline.records import dataclass
 
 _STREAM_END: Final = "triton_final_response"
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +34,6 @@ from trtllm_pipeline.client.triton import STREAMING
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import cpu_name
-from trtllm_pipeline.records import dataclass
 
 TARGET_P50_MS: Final = 0.2
 TARGET_P99_MS: Final = 1.0

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,7 +24,6 @@ from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.user_files import decode_yaml, read_mapping
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -17,7 +17,6 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option
 from trtllm_pipeline.client.triton import IMAGE_INPUT, Client, sampling
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.records import dataclass
 
 OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
     "openai_chat": ("chat", True),

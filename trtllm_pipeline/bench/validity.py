@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -18,7 +19,6 @@ from trtllm_pipeline.bench.result import MeasurementFinding
 from trtllm_pipeline.bench.roofline import CPU_MARGIN
 from trtllm_pipeline.bench.stats import percentile
 from trtllm_pipeline.domain import Exclusive
-from trtllm_pipeline.records import dataclass
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from trtllm_pipeline.bench.requests import TimedRequest

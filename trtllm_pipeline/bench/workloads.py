@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -20,7 +20,6 @@ from trtllm_pipeline.bench.prompts import OPENING_WORDS, Prompt, conversations
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

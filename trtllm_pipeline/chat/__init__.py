@@ -21,13 +21,12 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, read_text
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     import subprocess

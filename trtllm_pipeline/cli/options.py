@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -19,7 +19,6 @@ import typer
 from trtllm_pipeline.cli import completion
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE, Request
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store.store import Store, is_workspace
 
 WORKSPACE = DEFAULT_WORKSPACE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,6 @@ from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import count, size
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:

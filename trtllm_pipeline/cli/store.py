@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,6 @@ from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.disk import folder_bytes
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.manifest import Discrepancy, Kind
 from trtllm_pipeline.store.store import Store

@@ -12,10 +12,9 @@ import stat
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-from trtllm_pipeline.records import dataclass
 
 _FORM: Final = re.compile(r"([1-9]\d?)@([1-9]\d{0,3})x([1-9]\d{0,3})")
 _TILE: Final = 16

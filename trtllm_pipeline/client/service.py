@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -37,7 +37,6 @@ from trtllm_pipeline.client.session import (
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,14 +11,13 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault
 from trtllm_pipeline.files import user_files
-from trtllm_pipeline.records import dataclass
 
 KeyPath = tuple[str | int, ...]
 """Where a value is: keys and list positions from the top."""

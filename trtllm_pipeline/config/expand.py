@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -36,7 +36,6 @@ from trtllm_pipeline.config.spelling import (
 from trtllm_pipeline.domain import ALONE, Cell, CellId, Exclusive, Json, in_order
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.records import dataclass
 
 MAX_CELLS: Final = 100_000
 _PERF: Final = f"{SETTINGS_PREFIX}perf."

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.config.document import Document
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

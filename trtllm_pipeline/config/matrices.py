@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,6 @@ from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import MatrixError, UsageError
-from trtllm_pipeline.records import dataclass
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
 """A commented matrix to start from."""

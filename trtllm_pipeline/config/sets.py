@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from trtllm_pipeline.config.document import Document, KeyPath, Origin, child, key_text, nearest, parse
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, UsageError
-from trtllm_pipeline.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

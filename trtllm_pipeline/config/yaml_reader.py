@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import yaml
@@ -12,7 +13,6 @@ from trtllm_pipeline.config.document import Document, KeyPath, Origin
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError
 from trtllm_pipeline.files import user_files
-from trtllm_pipeline.records import dataclass
 
 MAX_DEPTH: Final = 40
 TOO_DEEP: Final = f"is nested deeper than {MAX_DEPTH} levels"

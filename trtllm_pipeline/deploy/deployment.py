@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,6 @@ from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.provenance import Policy
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.serving.command_lines import BLS_MODEL, ENSEMBLE
 from trtllm_pipeline.store import manifest

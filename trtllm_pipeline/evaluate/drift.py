@@ -6,7 +6,7 @@ Pure functions of two `answers.jsonl` files. Answers are compared as they are; s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
@@ -19,7 +19,6 @@ from trtllm_pipeline.bench.stats import Interval, Summary, mean_interval, summar
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files import user_files
 from trtllm_pipeline.files.reading import read_bytes
-from trtllm_pipeline.records import dataclass
 
 Key = tuple[Any, ...]
 """The id of an answer's question, and which of the answers to it in a load run."""

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from trtllm_pipeline.bench.stats import CONFIDENCE, Interval, mean_interval
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.evaluate.result import NAME, AccuracyResult
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.records import dataclass
 
 PROGRAM: Final = "lm_eval"
 _Z: Final = 1.959964

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -15,7 +15,6 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate.scores import NORMALISATION, Metric, Question
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.records import dataclass
 
 ANSWERS: Final = "answers.jsonl"
 NAME: Final = "accuracy.json"

@@ -10,14 +10,13 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.records import dataclass
 
 DRIFT: Final = {
     "agreement": "share of answers that are the same, character by character; every question counts once",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from trtllm_pipeline.bench.events import level_of, read_records
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate.result import AnsweredQuestion, Place
 from trtllm_pipeline.evaluate.scores import Question
-from trtllm_pipeline.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -31,7 +31,6 @@ from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, read_job
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine import gpus, probe
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.claims import Claim, WaitingPlace, lease_machine
 from trtllm_pipeline.store.store import CLUSTER

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -40,7 +40,6 @@ from trtllm_pipeline.execution.executor import Job, Usage, read_job
 from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.writing import object_text, read_object, write_json
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest

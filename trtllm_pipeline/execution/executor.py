@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -27,7 +27,6 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
 from trtllm_pipeline.processes.secrets import hub_tokens
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.store import LOG

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,6 @@ from trtllm_pipeline.planning.needs import (
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.planning.plan_file import action
 from trtllm_pipeline.planning.reasons import reasons
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.download import PARTIAL
 from trtllm_pipeline.stages.params import DownloadParams
 from trtllm_pipeline.store.index import Artifact

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -32,7 +32,6 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.probe import cpus_near, made_by, maker
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users

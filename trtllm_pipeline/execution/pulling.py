@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,6 @@ from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.planning.names import amount, count, size
 from trtllm_pipeline.planning.plan import Plan, to_run, wanted
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store import remote
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.remote import BOUND, ArtifactKey, ArtifactTransfer, Progress, Remote

@@ -47,14 +47,13 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.records import dataclass
 
 BACKOFF_S: Final = 2.0
 """Mean wait before the first retry; doubles with each further one."""

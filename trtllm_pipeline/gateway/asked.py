@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from trtllm_pipeline.files.user_files import JsonError, decode
 from trtllm_pipeline.gateway.api_error import ApiError, bad
-from trtllm_pipeline.records import dataclass
 
 Endpoint = Literal["chat", "completions"]
 PATHS: Final[Mapping[Endpoint, str]] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}

@@ -5,7 +5,7 @@ Written and read as JSON (docs/formats.md). Only light imports: settings of a ma
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.user_files import read_mapping
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.params import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, to_json
 
 SCHEMA: Final = 1

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,6 @@ from trtllm_pipeline.hosting.servers import (
 from trtllm_pipeline.hosting.target import ServeTarget, require_text, write_repository
 from trtllm_pipeline.processes.guardian import kill, process_table, with_descendants
 from trtllm_pipeline.processes.secrets import without_secrets
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.triton import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
 from trtllm_pipeline.stages.params import class_name, to_json

@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +39,6 @@ from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText
 from trtllm_pipeline.processes.process import FIND_REASON, Exited, Guardian, Refused
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.triton import busy_ports
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
 from trtllm_pipeline.stages.launch import LOG_FILE, told_to_end

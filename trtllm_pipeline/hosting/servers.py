@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,6 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.gateway.config import CONFIG_FILE, FILE
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import LOOPBACK
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store import claims

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,6 @@ from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load

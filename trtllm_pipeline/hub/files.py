@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -13,7 +14,6 @@ from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.records import dataclass
 
 Progress = Callable[[float, float | None, str], None]
 """Told how much is done, of how much, in which unit."""

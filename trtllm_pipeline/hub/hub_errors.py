@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.records import dataclass
 
 CONNECT_TIMEOUT_S: Final = 3.0
 """A hub that takes longer to answer anything at all counts as unreachable."""

@@ -13,14 +13,13 @@ import re
 import struct
 import zipfile
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import find
-from trtllm_pipeline.records import dataclass
 
 _SINGLE: Final = "pytorch_model.bin"
 _SHARD: Final = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,6 @@ from trtllm_pipeline.hub.files import (
     weight_files,
 )
 from trtllm_pipeline.hub.transfer import RepositoryCopy, Transfer
-from trtllm_pipeline.records import dataclass
 
 logger = logging.getLogger(__name__)
 

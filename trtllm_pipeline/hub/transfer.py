@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,6 @@ from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import Progress, RemoteFile, Sha256, mismatch, size_bytes
-from trtllm_pipeline.records import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,6 @@ from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode
 from trtllm_pipeline.hub.files import CONFIGURATION, INDEX, MODEL, TOKENIZER, described, read_index, weight_files
-from trtllm_pipeline.records import dataclass
 
 # Source: https://github.com/huggingface/safetensors (format and limits)
 _MAX_HEADER_BYTES: Final = 100_000_000

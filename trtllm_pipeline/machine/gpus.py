@@ -10,14 +10,13 @@ import importlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from trtllm_pipeline.machine.memory import physical_bytes
 from trtllm_pipeline.machine.model import Gpu
-from trtllm_pipeline.records import dataclass
 
 MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _MASK: Final = f"{MASK_VARIABLE}=".encode()

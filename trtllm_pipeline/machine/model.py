@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
-
-from trtllm_pipeline.records import dataclass
 
 _QUOTA_FILE: Final = Path("/sys/fs/cgroup/cpu.max")
 

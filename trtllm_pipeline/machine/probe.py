@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,6 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import gpus, memory, placement, triton_installation
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
 from trtllm_pipeline.machine.packages import version_of
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 from trtllm_pipeline.machine.model import Gpu, Machine
-from trtllm_pipeline.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

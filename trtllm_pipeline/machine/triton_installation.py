@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.packages import version_of
-from trtllm_pipeline.records import dataclass
 
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 OPENAI_PROGRAM: Final = Path("python/openai/openai_frontend/main.py")

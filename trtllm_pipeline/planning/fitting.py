@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm import vision

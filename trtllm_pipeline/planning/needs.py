@@ -7,7 +7,7 @@ median ratio of the two corrects the next estimate of the same kind, and their s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, StageRunId
@@ -15,7 +15,6 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.plan import label as label_of
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.index import Peak
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,6 @@ from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.model_parts import ModelPart, files_of
 from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.toolchains.base import DRAFTER, Toolchain
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from trtllm_pipeline.files.writing import json_lines, write_lines
 from trtllm_pipeline.planning.names import in_flow_order
 from trtllm_pipeline.planning.needs import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.records import dataclass
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"

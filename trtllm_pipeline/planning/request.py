@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +10,6 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.records import dataclass
 
 FILE: Final = "request.json"
 LOCAL: Final = "local"

@@ -7,7 +7,7 @@ import fnmatch
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -17,7 +17,6 @@ from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
 from trtllm_pipeline.planning.request import FILE as REQUEST
 from trtllm_pipeline.planning.request import Request, read_request
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,6 @@ from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import path_from_here
 from trtllm_pipeline.planning.plan import is_result
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store.index import Artifact, AttemptRow

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,6 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, read_plan
 from trtllm_pipeline.planning.runs import find_run, run_folders
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
@@ -19,7 +19,6 @@ from trtllm_pipeline.domain import USUAL_NUM_TOKENS
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.processes.signatures import KILLED, SIGNATURES, Signature, Weight
 from trtllm_pipeline.processes.statements import Grade, Statement, first_statement, flattened, statements
-from trtllm_pipeline.records import dataclass
 
 HEAD_BYTES: Final = 1 << 18
 """Of a log that is too long to be searched whole, as much of its beginning ..."""

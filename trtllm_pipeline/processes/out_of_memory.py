@@ -6,13 +6,12 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.records import dataclass
 
 MACHINE: Final = "/proc/vmstat"
 OWN_GROUPS: Final = "/proc/self/cgroup"

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -26,7 +27,6 @@ from typing import Final, TypeAlias
 from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
 from trtllm_pipeline.fingerprint import encoding
 from trtllm_pipeline.processes.secrets import without_secrets
-from trtllm_pipeline.records import dataclass
 
 _PACKET_BYTES: Final = 65536
 _encode: Final = encoding(json.JSONEncoder())

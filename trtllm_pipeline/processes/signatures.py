@@ -6,11 +6,11 @@ have met them; `source` says where. `processes/diagnosis.py` chooses among those
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.records import dataclass
 
 _TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM/issues/"
 _BACKEND: Final = "https://github.com/triton-inference-server/tensorrtllm_backend/issues/"

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
 from typing import Final
-
-from trtllm_pipeline.records import dataclass
 
 
 class Grade(IntEnum):

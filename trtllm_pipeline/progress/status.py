@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -16,7 +16,6 @@ from trtllm_pipeline.errors import in_brackets
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store.store import LOG, Store
 from trtllm_pipeline.terminal import clean
 

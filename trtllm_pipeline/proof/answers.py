@@ -10,6 +10,7 @@ coarse one, much for one that computes something else. It is the mean of
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,6 @@ from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
 from trtllm_pipeline.proof import families
 from trtllm_pipeline.proof.material import MAX_TOKENS
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.base import EMBEDDED
 from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.toolchains.embedded.reference import Reference

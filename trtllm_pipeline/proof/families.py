@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.hub.files import hex_digest
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.embedded import random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import (
     EMBEDDING,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
@@ -14,7 +14,6 @@ from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
 from trtllm_pipeline.proof.installed import InstalledComparison
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.rows import CellResult, CellStatus

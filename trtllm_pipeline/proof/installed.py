@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, installation, options, releases, templates
 
 _AT_ONCE: Final = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,6 @@ from trtllm_pipeline.provenance.statement import (
     metadata,
     subjects,
 )
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import ENVELOPE, Discrepancy, Kind, Manifest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from trtllm_pipeline.provenance.checking import Looked, Policy, look, read_envel
 from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, read_bytes
 from trtllm_pipeline.provenance.signing import full_statement
 from trtllm_pipeline.provenance.statement import ALL_FILES, statement_of
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Manifest
 

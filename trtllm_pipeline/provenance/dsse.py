@@ -12,13 +12,13 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519

@@ -6,6 +6,7 @@ To add a column: one line in `columns`. Formulas stand beside the code that comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.bench.result import METRICS as LOAD_METRICS
@@ -13,7 +14,6 @@ from trtllm_pipeline.bench.result import LevelResult, MetricDefinition
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
 from trtllm_pipeline.evaluate.scores import DRIFT, NORMALISATION
 from trtllm_pipeline.evaluate.scores import METRICS as SCORES
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.rows import CellResult
 
 METRICS: Final = (

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,7 +20,6 @@ from trtllm_pipeline.bench.result import LevelResult, RepeatResult, latency_of, 
 from trtllm_pipeline.bench.stats import Interval, Statistic
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.measured import Measured, RequestSample, Side
 
 if TYPE_CHECKING:

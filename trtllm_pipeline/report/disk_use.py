@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.disk import folder_bytes
 from trtllm_pipeline.planning.names import size
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.document import Block, Grid
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.config.expand import segment
 from trtllm_pipeline.config.spelling import SETTINGS_PREFIX
 from trtllm_pipeline.domain import Cell, CellId, Json, layout_name
 from trtllm_pipeline.planning.names import count
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.document import Block, Items, TextLine, ToPaste
 
 SCHEMA = 1

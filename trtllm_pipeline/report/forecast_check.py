@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from trtllm_pipeline.files.writing import first_parts
 from trtllm_pipeline.planning.names import duration, size
 from trtllm_pipeline.planning.needs import KINDS, TIME, of_run
 from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.forecast import Forecast

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import NOT_COMPARABLE, ComparisonError, UsageError
 from trtllm_pipeline.planning.names import count
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.compare import (
     DEFAULT,
     ChangeVerdict,

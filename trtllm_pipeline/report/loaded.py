@@ -8,12 +8,12 @@ report.frame().groupby("precision").output_tokens_per_s.max()
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.report.writers import NAME, flat, read_report

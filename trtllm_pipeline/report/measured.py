@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,6 @@ from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import find_run, read_run
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows_of
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report

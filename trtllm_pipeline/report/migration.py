@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,6 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.evaluate import drift
 from trtllm_pipeline.evaluate.drift import ScoredAnswer
 from trtllm_pipeline.planning.names import about, size
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Payback, compare_by
 from trtllm_pipeline.report.compare_writers import percent
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, Value

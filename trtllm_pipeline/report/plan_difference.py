@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Json, StageRunId
@@ -12,7 +12,6 @@ from trtllm_pipeline.fingerprint import changes
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.reasons import in_words
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -19,7 +19,6 @@ from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import shared_parts, without
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.compare import ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.document import Block, Grid, TextLine, Value, on_terminal
 from trtllm_pipeline.report.measured import Measured, Side, selected

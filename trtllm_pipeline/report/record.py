@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,6 @@ from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import shared_parts
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun, read_plan
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact, AttemptRow, RunRow

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.domain import CellId, Scope
 from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.planning.runs import NewestCells, newest_cells
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
 from trtllm_pipeline.report.rows import CellResult, rows_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,6 @@ from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store

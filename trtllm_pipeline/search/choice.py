@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.bench.conditions import GROUPS
@@ -19,7 +20,6 @@ from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.planning.names import about
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.measured import Measured
 from trtllm_pipeline.report.recommend import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.report.rows import references

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,6 @@ from trtllm_pipeline.planning.names import count, shared_parts, without
 from trtllm_pipeline.planning.plan import Plan, part, to_run
 from trtllm_pipeline.planning.plan_file import axes, outline
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.report.document import Block, Heading, Items, TextLine
 from trtllm_pipeline.report.measured import Measured, Side, with_files
 from trtllm_pipeline.report.recommend import Recommendation, advise

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,6 @@ from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.model import Gpu, Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.triton_repository.engine import Engine
 
 FILE: Final = "engine.json"

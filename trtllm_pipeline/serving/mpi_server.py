@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,6 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes.guardian import Process, kill, look_up, proc_file, process_table
 from trtllm_pipeline.processes.process import Group, running_since
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.command_lines import (
     BLS_MODEL,

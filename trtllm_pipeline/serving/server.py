@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,7 +17,6 @@ from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
 
 _LOOK_S: Final = 2.0

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +34,6 @@ from trtllm_pipeline.processes.diagnosis import LogText
 from trtllm_pipeline.processes.guardian import kill, look_up, proc_file, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.processes.secrets import without_secrets
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
 from trtllm_pipeline.serving.server import Server

@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes.process import Group
 from trtllm_pipeline.processes.secrets import without_secrets
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import ENSEMBLE, LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
 from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.triton import reached_at

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from trtllm_pipeline.domain import Cell, Needs, Resources, Scope
 from trtllm_pipeline.files.model_parts import ModelPart
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from trtllm_pipeline.machine.model import Machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,7 +14,6 @@ from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.errors import Fault, MatrixError
 from trtllm_pipeline.files import tables, user_files
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.params import Selection
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,6 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.hub.files import CONFIGURATION
 from trtllm_pipeline.hub.tensor_values import DTYPES, read, to_bfloat16
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.lora import MODULE_IDS, MODULES, tensors_of
 
 WEIGHTS_FILE: Final = "model.lora_weights.npy"

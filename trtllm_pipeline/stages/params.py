@@ -7,16 +7,13 @@ workers import it. No `from __future__ import annotations` where such classes ar
 
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
-    ClassVar,
     Literal,
     NamedTuple,
-    NoReturn,
     TypeVar,
     Union,
     get_args,
@@ -74,63 +71,11 @@ class Param:
         return self.null
 
 
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_options: Any) -> Callable[[T], T]:
-        """For type checkers."""
-        return lambda decorated: decorated
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Parameters:
-    """Parameters of a stage. Each class of them is a frozen dataclass whose fields are given by name.
-
-    `dataclass` would compile six methods for each class, which is most of what importing one takes. These are the same for all.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    _defaults: ClassVar[dict[str, Any]]
-    _factories: ClassVar[dict[str, Callable[[], Any]]]
-
-    def __init_subclass__(cls) -> None:
-        dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=True)(cls)
-        cls._defaults = {each.name: each.default for each in fields(cls)}
-        cls._factories = {each.name: make for each in fields(cls) if (make := each.default_factory) is not MISSING}
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, **given: Any) -> None:
-            values = {**self._defaults, **given}
-            if len(values) != len(self._defaults):
-                raise TypeError(f"{type(self).__name__} has no {', '.join(given.keys() - self._defaults.keys())}")
-            for name, make in self._factories.items():
-                if name not in given:
-                    values[name] = make()
-            if MISSING in values.values():
-                missing = ", ".join(name for name, value in values.items() if value is MISSING)
-                raise TypeError(f"{type(self).__name__} needs {missing}")
-            vars(self).update(values)
-            self.__post_init__()
+    """Parameters of a stage. Each class of them is a frozen dataclass whose fields are given by name."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what does not fit together."""
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise FrozenInstanceError(f"cannot delete field {name!r}")
-
-    def __eq__(self, other: object) -> bool:
-        return vars(self) == vars(other) if other.__class__ is self.__class__ else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(vars(self).values()))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        """Raise ValueError for values that do not fit together."""
 
 
 class ParamField(NamedTuple):
@@ -292,6 +237,7 @@ DRAFT_LENGTHS = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "e
 """Tokens drafted at a time where nobody says it; lookahead's follow from its sizes."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class DownloadParams(Parameters):
     """Parameters of the download stage."""
 
@@ -322,6 +268,7 @@ class DownloadParams(Parameters):
     max_workers: Annotated[int, Param("files fetched at a time", ge=1, le=64, runtime=True)] = 4
 
 
+@dataclass(frozen=True, kw_only=True)
 class Selection(Parameters):
     """Which part of a calibration set is used, and how it is presented."""
 
@@ -339,6 +286,7 @@ class Selection(Parameters):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class LaunchParams(Parameters):
     """Parameters of every launch stage."""
 
@@ -356,12 +304,14 @@ class LaunchParams(Parameters):
     exclusive: Beside = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class LaunchEmbedded(LaunchParams):
     """Parameters of the embedded toolchain's launch stage."""
 
     threads: Annotated[int, Param("CPU threads of the embedded runtime; 0 is one a core", ge=0, le=4096)] = 0
 
 
+@dataclass(frozen=True, kw_only=True)
 class LaunchFrontend(LaunchParams):
     """Parameters of TensorRT-LLM's launch stages."""
 
@@ -373,6 +323,7 @@ class LaunchFrontend(LaunchParams):
     ] = "triton"
 
 
+@dataclass(frozen=True, kw_only=True)
 class OtherServer(Parameters):
     """An OpenAI-compatible server: one that runs already, or how to start it."""
 
@@ -413,6 +364,7 @@ class OtherServer(Parameters):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class LaunchOpenAi(OtherServer, LaunchParams):
     """Parameters of the launch stages of OpenAI-compatible servers."""
 
@@ -429,6 +381,7 @@ class LaunchOpenAi(OtherServer, LaunchParams):
 GENERAL_PROMPT = "The capital of France is"
 
 
+@dataclass(frozen=True, kw_only=True)
 class CheckParams(Parameters):
     """What an engine is asked before it has a server."""
 
@@ -436,6 +389,7 @@ class CheckParams(Parameters):
     max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 8
 
 
+@dataclass(frozen=True, kw_only=True)
 class SmokeParams(Parameters):
     """Parameters of the smoke stage."""
 
@@ -465,6 +419,7 @@ class SmokeParams(Parameters):
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 120.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class PerfParams(Parameters):
     """Parameters of the perf stage."""
 
@@ -700,6 +655,7 @@ def conflicts(perf: Any) -> Iterator[str]:
         yield "stop_words end answers before the length that workload: isl_osl asks for"
 
 
+@dataclass(frozen=True, kw_only=True)
 class ScoreParams(Parameters):
     """Parameters of the score stage."""
 
@@ -712,6 +668,7 @@ class ScoreParams(Parameters):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class AccuracyParams(ScoreParams):
     """Parameters of the accuracy stage."""
 

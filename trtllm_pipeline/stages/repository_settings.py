@@ -4,10 +4,10 @@ What each means to TensorRT-LLM: https://github.com/triton-inference-server/tens
 Types of fields are read, so no `from __future__ import annotations`.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal, cast
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.params import ITSELF, Param, Parameters, table
 
 DataType = Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"]
@@ -34,6 +34,7 @@ class Setting(Param):
         return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
 
 
+@dataclass(frozen=True, kw_only=True)
 class EveryRepository(Parameters):
     """Settings that every toolchain has."""
 
@@ -48,6 +49,7 @@ class EveryRepository(Parameters):
     ] = False
 
 
+@dataclass(frozen=True, kw_only=True)
 class TextModels(EveryRepository):
     """Settings of the five models around an engine."""
 
@@ -75,6 +77,7 @@ class TextModels(EveryRepository):
     ] = 0
 
 
+@dataclass(frozen=True, kw_only=True)
 class LlmApi(EveryRepository):
     """Settings that TensorRT-LLM's Python API has too."""
 
@@ -99,6 +102,7 @@ class LlmApi(EveryRepository):
     enable_chunked_context: Annotated[bool | None, Setting("split long prompts over several passes")] = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class RepositorySettings(TextModels, LlmApi):
     """Everything that people set in a repository of TensorRT-LLM."""
 

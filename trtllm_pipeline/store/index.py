@@ -16,7 +16,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -26,7 +26,6 @@ from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import stamp, stamped_digest
 from trtllm_pipeline.files.writing import write_all
 from trtllm_pipeline.fingerprint import encoding
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.store.manifest import Manifest

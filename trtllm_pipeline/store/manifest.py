@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,6 @@ from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import digest_file, digest_text
 from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.fingerprint import canonical, fingerprint
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 
 SCHEMA: Final = 1

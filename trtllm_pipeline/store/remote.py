@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
@@ -32,7 +32,6 @@ from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import PipelineError, RemoteError, StateError, UsageError
 from trtllm_pipeline.files import disk, reading
 from trtllm_pipeline.files.digest import digest_file
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest, transferable
 from trtllm_pipeline.store.claims import Claim

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import OPENAI_SERVERS
 

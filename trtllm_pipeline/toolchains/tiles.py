@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES
 
 _MODES: Final = {

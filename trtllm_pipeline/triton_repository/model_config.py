@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     ModelConfig = Any  # the message class is made at run time, type checkers see nothing of it

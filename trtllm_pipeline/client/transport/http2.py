@@ -12,7 +12,7 @@ import asyncio
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import unquote
 
@@ -24,7 +24,6 @@ from trtllm_pipeline.client.transport.timestamped_socket import (
     MAX_STREAM_BYTES,
     TimestampedSocket,
 )
-from trtllm_pipeline.records import dataclass
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (

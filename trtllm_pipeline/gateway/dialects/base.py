@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from trtllm_pipeline.chat import Chat
@@ -18,7 +18,6 @@ from trtllm_pipeline.gateway.dialects.parsing import (
     Steps,
     call_id,
 )
-from trtllm_pipeline.records import dataclass
 
 Object = Mapping[str, Any]
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")

@@ -19,11 +19,9 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Collection, Generator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, TypeVar, Union
-
-from trtllm_pipeline.records import dataclass
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

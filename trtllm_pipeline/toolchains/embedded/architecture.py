@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.embedded.params import ARCHITECTURES
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 from trtllm_pipeline import chat
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.calibration_rows import choose, read_lines
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.embedded.architecture import EMBEDDING, ModelConfig

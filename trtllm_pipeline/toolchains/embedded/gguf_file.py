@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.tokenizer import read_tokenizer as load_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.stages.params import Selection

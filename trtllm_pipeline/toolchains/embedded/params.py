@@ -1,6 +1,7 @@
 """Parameters of the stages of the embedded toolchain. Types of fields are read: no `annotations` from the future."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from trtllm_pipeline.stages.params import ITSELF, Param, Parameters, Selection
@@ -18,6 +19,7 @@ CONTEXT_STEP: Final = 256
 """llama.cpp rounds the context of a slot up to a multiple of this."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class ConvertEmbedded(Parameters):
     """Parameters of the convert stage."""
 
@@ -25,6 +27,7 @@ class ConvertEmbedded(Parameters):
     calibration: Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)] = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class BuildEmbedded(Parameters):
     """Parameters of the build stage."""
 
@@ -36,6 +39,7 @@ class BuildEmbedded(Parameters):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class RepositoryEmbedded(TextModels):
     """Parameters of the repository stage."""
 

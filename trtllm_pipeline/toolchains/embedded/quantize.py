@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.hub.tensor_values import to_bfloat16
 from trtllm_pipeline.machine.model import cpu_count
-from trtllm_pipeline.records import dataclass
 
 Array = NDArray[np.float32]
 BLOCK: Final = 32

@@ -8,13 +8,13 @@ names, so the same code runs on a model folder and, through `benchmarks/fidelity
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.embedded.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 

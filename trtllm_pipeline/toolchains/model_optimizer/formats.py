@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.calibration_rows import Tokens
 from trtllm_pipeline.toolchains.model_optimizer import memory
 from trtllm_pipeline.toolchains.model_optimizer.calibration import batches

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,6 @@ from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.machine import probe
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.params import OPENAI_SERVERS
 
 MODEL: Final = "model"

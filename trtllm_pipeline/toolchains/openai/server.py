@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import Group
 from trtllm_pipeline.processes.secrets import without_secrets
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.triton import reached_at

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized, speculation, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape

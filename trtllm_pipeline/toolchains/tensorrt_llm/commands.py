@@ -7,12 +7,12 @@ so that one matrix makes the same engine everywhere. What cannot work is refused
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Json
 from trtllm_pipeline.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import MPIRUN
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, Selection

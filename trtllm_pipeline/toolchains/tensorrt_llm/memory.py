@@ -6,11 +6,10 @@ What the runtime adds (activations, buffers, the CUDA context) depends on the re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 
 _WEIGHT_BITS: Final = {
     "fp32": 32.0,

@@ -7,11 +7,11 @@ the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import IMAGE_POOL
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.toolchains import companions

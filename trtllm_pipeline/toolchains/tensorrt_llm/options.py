@@ -11,13 +11,13 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
 
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
 Tool = str

@@ -4,7 +4,7 @@ Types of fields are read, so no `from __future__ import annotations`. Standard l
 under other Pythons.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from trtllm_pipeline.stages.params import ITSELF, CheckParams, Option, Param, Parameters, Scalar, Selection
@@ -83,6 +83,7 @@ ExpertParallel = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint(Parameters):
     """Parameters of the stages that make a checkpoint for engines."""
 
@@ -114,6 +115,7 @@ class Checkpoint(Parameters):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class HuggingFaceCheckpoint(Parameters):
     """Parameters of the stage that makes a quantized Hugging Face folder: the layout over GPUs is the runtime's business."""
 
@@ -127,6 +129,7 @@ class HuggingFaceCheckpoint(Parameters):
     pp: ClassVar[int] = 1
 
 
+@dataclass(frozen=True, kw_only=True)
 class EngineBuild(Parameters):
     """Parameters of the build stage."""
 
@@ -160,6 +163,7 @@ class EngineBuild(Parameters):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class VisualBuild(Parameters):
     """Parameters of the stage that builds a visual engine."""
 
@@ -167,6 +171,7 @@ class VisualBuild(Parameters):
     max_batch_size: Annotated[int, Param("images, or parts of them, that it encodes at once", ge=1)] = 4
 
 
+@dataclass(frozen=True, kw_only=True)
 class EngineCheck(CheckParams):
     """Parameters of the check stage."""
 
@@ -180,6 +185,7 @@ class EngineCheck(CheckParams):
     ] = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class EngineRepository(RepositorySettings):
     """Parameters of the repository stage for an engine."""
 
@@ -203,6 +209,7 @@ class EngineRepository(RepositorySettings):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class WeightsRepository(LlmApi):
     """Parameters of the repository stage for Hugging Face weights."""
 
@@ -231,6 +238,7 @@ class WeightsRepository(LlmApi):
     unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
 
 
+@dataclass(frozen=True, kw_only=True)
 class EngineBench(Parameters):
     """Parameters of the stage that runs trtllm-bench. An engine says its limits and its layout itself."""
 

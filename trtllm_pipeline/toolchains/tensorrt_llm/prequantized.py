@@ -9,13 +9,12 @@ Engines: `update_quant_config_from_hf` of the scripts that convert Llama and Qwe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.version import Version

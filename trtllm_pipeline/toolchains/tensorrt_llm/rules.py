@@ -9,7 +9,7 @@ stand-ins refuse, so that this table and they can disagree.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -21,7 +21,6 @@ from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.hub.files import trusted_code
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions, tiles

@@ -7,11 +7,10 @@ tensorrtllm_backend, and the page on speculative decoding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES

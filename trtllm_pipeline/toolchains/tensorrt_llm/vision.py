@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import ENCODERS_MODEL
 from trtllm_pipeline.toolchains.base import ENGINES
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.triton_repository.lint.repository import ModelRepository, Violation
 
 Severity = Literal["error", "warning", "note"]

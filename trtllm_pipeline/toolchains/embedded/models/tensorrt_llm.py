@@ -10,14 +10,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import THREADS_VARIABLE
 from trtllm_pipeline.toolchains.embedded.models import messages, tensors
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text

@@ -11,9 +11,8 @@ instead of being answered as if it had not been there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal
-
-from trtllm_pipeline.records import dataclass
 
 DataType = Literal["BOOL", "INT32", "INT64", "UINT8", "UINT64", "FP16", "FP32", "STRING"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.triton_repository.lint.repository import ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
