@@ -215,7 +215,7 @@ def test_refused_with_words(installed: Installed, release: str, params: dict[str
         ({"bls_instances": 0}, "should be greater than or equal to 1, not 0"),
         ({"bls_instances": True}, "bls_instances: must be a whole number"),
         ({"decoupled": "yes"}, "decoupled: should be a valid boolean"),
-        ({"batching_strategy": "inflight"}, "did you mean 'inflight_batching'"),
+        ({"batching_strategy": "inflight"}, "did you mean one of inflight_batching, inflight_fused_batching"),
         ({"gpu_device_ids": "0,1"}, "gpu_device_ids: must be a list"),
         ({"medusa_choices": 3}, "medusa_choices: must be text, not 3"),
     ],
