@@ -582,6 +582,38 @@ def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_p
             assert "no chat template" in error(no_chat)["message"]
 
 
+def test_a_triton_is_asked_which_models_it_has(tmp_path: Path) -> None:
+    several = {name: config(name, counts=True) for name in ("one", "two")}
+    whole = {name: config(name, counts=True) for name in ("ensemble", "preprocessing", "tensorrt_llm_bls")}
+    with (
+        running(respond, {"only": config("only", counts=True)}) as (_a, only),
+        running(respond, whole) as (_b, usual),
+        running(respond, several) as (_c, unclear),
+    ):
+        models = (
+            OfferedModel(name="m", url=f"grpc://{only['grpc']}"),
+            OfferedModel(name="usual", url=f"grpc://{usual['grpc']}"),
+            OfferedModel(name="two", url=f"grpc://{unclear['grpc']}"),
+            OfferedModel(name="unclear", url=f"grpc://{unclear['grpc']}"),
+            OfferedModel(name="wrong", url=f"grpc://{unclear['grpc']}", server_model="three"),
+        )
+        with listening(tmp_path, GatewayConfig(models=models)) as url:
+            for name in ("m", "usual", "two"):
+                assert ask(url, "hello", model=name).json()["choices"][0]["text"] == "hello"
+            failed = ask(url, "hello", model="unclear")
+            assert failed.status_code == 502
+            assert "has one, two: --server-model unclear=MODEL says which" in error(failed)["message"]
+            assert "it has one, two" in error(ask(url, "hello", model="wrong"))["message"]
+
+
+def test_a_path_behind_a_slash_and_the_top_are_answered(served: Running) -> None:
+    top = served.url.removesuffix("/v1")
+    assert HTTP.get(f"{top}//v1/models").json() == HTTP.get(f"{top}/v1/models").json()
+    body = {"model": "scripted", "prompt": "hello", "max_tokens": 9}
+    assert HTTP.post(f"{top}//v1//completions", json=body).json()["choices"][0]["text"] == "hello"
+    assert "there are /v1/chat/completions, /v1/completions, /v1/models" in error(HTTP.get(top))["message"]
+
+
 def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has_forgotten_it(tmp_path: Path) -> None:
     """A scripted server with the inputs of TensorRT-LLM's ensemble, which keeps one adapter at a time."""
     adapters = {

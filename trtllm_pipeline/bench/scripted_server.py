@@ -178,6 +178,10 @@ class ScriptedServer:
             reply = service_pb2.ModelConfigResponse(config=known)
         elif method == "ModelMetadata":
             reply = _metadata(self._known(service_pb2.ModelMetadataRequest.FromString(raw).name))
+        elif method == "RepositoryIndex":
+            reply = service_pb2.RepositoryIndexResponse()
+            for name in self.models:
+                reply.models.add(name=name, version="1", state="READY")
         elif method == "ServerReady":
             reply = service_pb2.ServerReadyResponse(ready=self.ready)
         else:

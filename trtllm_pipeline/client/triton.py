@@ -230,6 +230,15 @@ class Client(BaseClient):
         request = service_pb2.ModelConfigRequest(name=model)
         return (await self._call("ModelConfig", request, service_pb2.ModelConfigResponse)).config
 
+    async def models(self) -> list[str]:
+        """The names of the server's models, over gRPC. Raises ServerError."""
+        from trtllm_pipeline.client.triton_messages import service_pb2
+
+        index = await self._call(
+            "RepositoryIndex", service_pb2.RepositoryIndexRequest(), service_pb2.RepositoryIndexResponse
+        )
+        return sorted({model.name for model in index.models})
+
     async def stop_by(self, engine: str) -> None:
         """End cancelled requests at the model `engine` behind an ensemble, if the server has one with an input `stop`.
 

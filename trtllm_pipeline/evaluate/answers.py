@@ -106,10 +106,24 @@ def score_server(
             failure=failure_class(str(answer.error)),
         )
     scored = result.score(answers, metrics)
-    found = result.summary(scored, metrics, settings, source=source)
+    found = result.summary(scored, metrics, settings, asked=asked_at(target.protocol, questions), source=source)
     if folder is not None:
         result.write(folder, scored, found)
     return found
+
+
+def asked_at(protocol: str, questions: Sequence[Question]) -> str:
+    """The endpoint that questions go to, and whose chat template writes their prompts: both change the scores."""
+    from trtllm_pipeline.bench.target import OPENAI
+
+    endpoint, _ = OPENAI.get(protocol, (None, False))
+    if endpoint == "chat":
+        return "/v1/chat/completions, with the server's chat template"
+    where = f"Triton over {protocol.removesuffix('_unary')}" if endpoint is None else "/v1/completions"
+    rendered = sum(bool(question.prompt.messages) for question in questions)
+    if not rendered:
+        return f"{where}, without a chat template"
+    return f"{where}, with the model's chat template for {rendered} of {len(questions)} questions"
 
 
 async def _ask(

@@ -25,6 +25,7 @@ class TimedAnswers:
     """Ids of questions that no measured request asked: there were fewer requests than prompts."""
     settings: Mapping[str, Any]
     """Of the load run."""
+    protocol: str
 
 
 def timed_answers(
@@ -59,4 +60,4 @@ def timed_answers(
         times[key] += 1
     asked = {id_ for id_, *_ in times}
     not_asked = tuple(id_ for id_ in questions if id_ not in asked)
-    return TimedAnswers(tuple(answers), failed, not_asked, told.header["settings"])
+    return TimedAnswers(tuple(answers), failed, not_asked, told.header["settings"], told.header["protocol"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -116,6 +117,8 @@ class GatewayApp:
         """Generate, or leave it to Starlette, whose layers would be around each event of a stream."""
         if scope["type"] != "http":
             return await self._others(scope, receive, send)
+        if "//" in scope["path"]:  # a client has put its path behind a URL that ends in a slash
+            scope["path"] = re.sub("/{2,}", "/", scope["path"])
         endpoint = self._endpoints.get(scope["path"])
         if endpoint is not None and scope["method"] == "POST":
             return await self._generate(endpoint, scope, receive, send)
@@ -524,7 +527,11 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: f"there is no {request.url.path[:200]}", 405: f"{request.method} is not allowed here"}
+    there = ", ".join([*PATHS.values(), "/v1/models", "/health", "/metrics"])
+    words = {
+        404: f"there is no {request.url.path[:200]}; there are {there}",
+        405: f"{request.method} is not allowed here",
+    }
     codes = {404: "unknown_path", 405: "method_not_allowed"}
     told = ApiError(error.status_code, words.get(error.status_code, error.detail), code=codes.get(error.status_code))
     return Response(told.body, told.status, error.headers, media_type="application/json")

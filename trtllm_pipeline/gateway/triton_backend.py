@@ -29,7 +29,7 @@ from trtllm_pipeline.gateway.config import OF_TRITON
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
 from trtllm_pipeline.records import dataclass
-from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL
+from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of
 from trtllm_pipeline.triton_repository.engine import Engine
 from trtllm_pipeline.triton_repository.model_config import string_parameters
@@ -129,7 +129,8 @@ class TritonBackend:
         cls, service: Service, served: OfferedModel, params: GatewayParams, texts: ModelTexts | None
     ) -> TritonBackend:
         """Ask the server what its model takes. Raises ApiError 503 or 502."""
-        client = Client(service, served.server_model or service.model or served.name, "grpc", timeout_s=CONNECT_S)
+        name = served.server_model or service.model or await _model_at(service, served.name)
+        client = Client(service, name, "grpc", timeout_s=CONNECT_S)
         try:
             await client.__aenter__()
             await client.stop_by(ENGINE_MODEL)
@@ -144,8 +145,10 @@ class TritonBackend:
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise unavailable(f"the server of model {served.name} does not answer") from error
+            known = await _models_at(service)
+            has = f"; it has {', '.join(known)}" if known and name not in known else ""
             raise ApiError(
-                502, f"the server of model {served.name}: {error.message}", code="bad_gateway", reason="upstream"
+                502, f"the server of model {served.name}: {error.message}{has}", code="bad_gateway", reason="upstream"
             ) from error
         client.timeout_s = params.generation_timeout_s
         if drafts:
@@ -508,6 +511,33 @@ def guided(guide: Guide) -> dict[str, Any]:
     """TensorRT-LLM's inputs for a guide."""
     schema = {} if guide.schema is None else {_GUIDE: guide.schema}
     return {_GUIDE_TYPE: guide.kind, **schema}
+
+
+async def _models_at(service: Service) -> list[str]:
+    """The models that a server has; none where it does not say."""
+    try:
+        return await Client(service, "", "grpc", timeout_s=CONNECT_S).models()
+    except ServerError:
+        return []
+
+
+async def _model_at(service: Service, name: str) -> str:
+    """The model to ask of a server where nobody has named one: `name`, one of TensorRT-LLM's, or the only one it has.
+
+    Raises ApiError 502 where that is not clear.
+    """
+    known = await _models_at(service)
+    if not known:  # the next request says what is wrong
+        return name
+    found = [each for each in (name, ENSEMBLE, BLS_MODEL) if each in known] or known
+    if len(known) == 1 or found is not known:
+        return found[0]
+    raise ApiError(
+        502,
+        f"the server of model {name} has {', '.join(known)}: --server-model {name}=MODEL says which of them it is",
+        code="bad_gateway",
+        reason="upstream",
+    )
 
 
 async def _parameters(client: Client, model: str) -> dict[str, str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate.answers import asked_at
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.evaluate.timed_answers import timed_answers
@@ -47,7 +48,15 @@ def run(context: StageContext[ScoreParams]) -> None:
         "not_asked": list(found.not_asked),
     }
     greedy = not found.settings.get("temperature")
-    means = result.summary(scored, metrics, to_json(asked), source="perf", not_scored=not_scored, greedy=greedy)
+    means = result.summary(
+        scored,
+        metrics,
+        to_json(asked),
+        asked=asked_at(found.protocol, questions),
+        source="perf",
+        not_scored=not_scored,
+        greedy=greedy,
+    )
     result.write(context.out, scored, means)
     print(means, f"({len(scored)} answers)")  # noqa: T201 - the stage's log
     for fault in faults:
