@@ -56,6 +56,8 @@ class Script:
     """`num_output_tokens` of each event, true or not, for clients that ask; None for a server that does not count."""
     reasoning: int = 0
     """OpenAI chat: this many events are thinking."""
+    reasoning_as: str = "reasoning_content"
+    """OpenAI chat: the field that has it."""
     finish_reason: str = "stop"
     """OpenAI: why it ended, true or not."""
 
@@ -310,7 +312,7 @@ class ScriptedServer:
         about = {"id": "1", "object": kind, "created": int(time.time()), "model": model}
 
         def choice(part: _Part, index: int, script: Script) -> dict[str, Any]:
-            name = "reasoning_content" if index < script.reasoning else "content"
+            name = script.reasoning_as if index < script.reasoning else "content"
             return {"index": 0, "delta": {name: part.text}} if chat else {"index": 0, "text": part.text}
 
         def delta(script: Script, part: _Part) -> dict[str, Any]:

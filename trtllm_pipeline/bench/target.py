@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.prompts import Prompt, beside_template
 from trtllm_pipeline.client import images
 from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.client.openai import options as openai_sampling
@@ -27,6 +27,13 @@ OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
 }
 """Protocol -> endpoint, streamed. `api/chat/completions` and `api/completions` of any OpenAI-compatible server."""
 
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_OF_TRITON: Final = {**{name: name for name in (*_SAMPLING, "min_tokens")}, "seed": "random_seed"}
+"""Field of a chat request -> input tensor."""
+_OF_COMPLETIONS: Final = {
+    name: name
+    for name in (*_SAMPLING, "min_p", "seed", "min_tokens", "logit_bias", "response_format", "structured_outputs")
+} | {name: name for name in ("guided_json", "guided_choice", "guided_regex", "guided_grammar")}
 AnyClient = Client | OpenAiClient
 _PORTS: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000}
 """Triton's, by default."""
@@ -148,12 +155,29 @@ class Target:
             )
         return Client(self.service, self.model, self.protocol, timeout_s=self.timeout_s)
 
+    def of_row(self, prompt: Prompt) -> dict[str, Any]:
+        """Options that the row of `prompt` asks for. Raises ServerError for those that this protocol cannot send."""
+        if self.protocol.startswith("openai_chat"):
+            return {**prompt.request}
+        left = beside_template(prompt.request)
+        names = _OF_COMPLETIONS if self.protocol in OPENAI else _OF_TRITON
+        unknown = ", ".join(name for name in left if name not in names)
+        if unknown:
+            raise ServerError(
+                f"prompt {prompt.id}: {unknown} cannot be sent over {self.protocol}",
+                failure=FailureClass.USER,
+                hint="measure a chat endpoint (--protocol openai), or leave it out of the row",
+            )
+        return {names[name]: value for name, value in left.items()}
+
     def generation(self, prompt: Prompt, number: int) -> GenerationRequest:
         """The request for `prompt`, the `number`-th of its level; what the prompt says goes before the rest."""
         of_openai = self.protocol in OPENAI
         chosen = openai_sampling if of_openai else sampling
         max_tokens = prompt.max_tokens or self.max_tokens
-        options: dict[str, Option] = {**chosen(self.temperature, seed=self.seed + number), **self.options}
+        of_row = self.of_row(prompt)
+        temperature = of_row.pop("temperature", self.temperature)
+        options: dict[str, Option] = {**chosen(temperature, seed=self.seed + number), **self.options, **of_row}
         if self.exact_length:
             # Engines in Triton have no such switch: no end may come before all tokens have.
             options |= {"min_tokens": max_tokens, **({"ignore_eos": True} if of_openai else {})}

@@ -690,6 +690,12 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
             yield "warning", f"stop_when: there is no {name} here, so no repeat waited for its interval"
 
 
+@_gate("rows of the prompt file that were left out", "-; a warning", "the load is not that of the file", of_level=False)
+def _rows_left_out(run: LoadRun) -> Found:
+    if told := run.records.header["settings"].get("rows_left_out"):
+        yield "warning", str(told)
+
+
 @_gate("prompts that warm-up and measurement share", "-", "cached prompts are faster")
 def _warmup(run: LoadRun, level: LevelRun) -> Found:
     warm = {_sent(run, request) for request in level.requests if not request.measured}

@@ -4,12 +4,14 @@ import json
 import os
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from trtllm_pipeline.bench import prompts
+from trtllm_pipeline.bench.conditions import prompts_digest
 from trtllm_pipeline.bench.load import warmup_prompt
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.bench.workloads import CORPUS, Workload, made
@@ -85,6 +87,68 @@ def test_chat_template(tmp_path: Path) -> None:
         assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
         with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* rejects this conversation: role"):
             read(path, render)
+
+
+TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+ASKS = [{"role": "user", "content": "list files"}]
+
+
+def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    request = {
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_object"},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "temperature": 0.5,
+        "seed": 7,
+    }
+    others = {"model": "m", "stream": True, "mine": 1, "n": 1, "top_p": None}
+    row = {"messages": ASKS, **request, **others, "stop": ["x"], "max_completion_tokens": 5}
+    path.write_text(json.dumps(row) + "\n" + json.dumps({"input": "a", "temperature": "warm", "tools": "hammer"}))
+    told: list[object] = []
+
+    def render(messages: object, **more: object) -> str:
+        told.append(more)
+        return str(messages)
+
+    prompt, plain = read(path, render)
+    assert (prompt.request, prompt.stop_words, prompt.max_tokens) == (request, ("x",), 5)
+    assert told == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
+    assert plain == Prompt("2", "a")
+    assert prompts_digest([prompt]) != prompts_digest([replace(prompt, request={})])
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"tools": TOOL}, "tools: expected a list, got"),
+        ({"tool_choice": 3}, "tool_choice: expected a text or an object, got 3"),
+        ({"response_format": "json"}, "response_format: expected an object, got 'json'"),
+        ({"temperature": True}, "temperature: expected an integer or a number, got True"),
+        ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
+        ({"n": 2}, "n: expected 1, one answer to a request, got 2"),
+    ],
+)
+def test_fields_of_a_chat_request_of_another_type_are_refused(
+    tmp_path: Path, row: dict[str, object], told: str
+) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"messages": ASKS, **row}))
+    with pytest.raises(MatrixError, match=re.escape(f"p.jsonl:1: {told}")):
+        read(path, lambda _messages, **_more: "x")
+
+
+def test_a_chat_template_gets_the_tools_of_a_row(tmp_path: Path) -> None:
+    template = (
+        "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}{{ messages[0].content }}{{ enable_thinking }}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    path = tmp_path / "p.jsonl"
+    rows = ({"tools": [TOOL], "chat_template_kwargs": {"enable_thinking": 1}}, {"tools": [TOOL], "tool_choice": "none"})
+    path.write_text("\n".join(json.dumps({"messages": ASKS, **row}) for row in rows))
+    with chat_renderer(tmp_path) as render:
+        assert [prompt.text for prompt in read(path, render)] == ["<ls>list files1", "list files"]
 
 
 def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:

@@ -435,3 +435,20 @@ def test_what_failed_a_gate_has_no_headline(tmp_path: Path) -> None:
     (level,) = result["levels"]
     assert level["headline"] == {"window": None, "reason": "not valid: stop_reasons"}
     assert (level["output_tokens_per_s"], level["requests_per_s"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"rows_left_out": "p.jsonl: rows left out: 9 of 10 (without a message of a user: 9)"},
+            {"rows_left_out": "warning"},
+        ),
+        ({"rows_left_out": ""}, {}),
+        ({}, {}),
+    ],
+)
+def test_rows_that_were_left_out_are_told(tmp_path: Path, settings: dict[str, str], expected: dict[str, str]) -> None:
+    path = write(tmp_path / "e", answer(0))
+    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    assert found(analyze(path, Words())) == expected
