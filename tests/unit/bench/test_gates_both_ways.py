@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.unit.bench.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
-from tests.unit.bench.test_validity import answer, probes, roofline, silent
+from tests.unit.bench.test_validity import answer, late, probes, reported, roofline, silent
 from trtllm_pipeline.bench.validity import ENOUGH_REQUESTS, GATES
 
 
@@ -92,6 +92,7 @@ CHECK: Final = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix
 BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
     "server": (Run([answer(0)], server_at_end={**ALIVE, "since": 10}), Run([answer(0)])),
     "beside": (Run([answer(0)], {"exclusive": "none"}), Run([answer(0)], {"exclusive": "machine"})),
+    "rows_left_out": (Run([answer(0)], {"rows_left_out": "1 of 2"}), Run([answer(0)], {"rows_left_out": ""})),
     "adapters": (
         Run([answer(0)], {"lora_names": ["sql", "chat"], "lora": None}),
         Run([answer(0)], {"lora_names": ["sql"], "lora": None}),
@@ -110,6 +111,12 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
     "token_count": (
         Run([answer(0) | {"max_tokens": 2}]),
         Run([answer(0) | {"max_tokens": 3}]),
+    ),
+    "unseen_text": (Run([late(50, 4)]), Run([late(81, 4)])),
+    "texts": (Run([reported(20, 39)]), Run([reported(20, 38)])),
+    "usage": (
+        Run([answer(0, input_tokens=4, total_tokens=8)]),
+        Run([answer(0, input_tokens=4, total_tokens=7)]),
     ),
     "server_queue": (queued("preprocessing"), queued("tensorrt_llm")),
     "roofline": (
