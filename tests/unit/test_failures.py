@@ -71,7 +71,12 @@ def test_what_nobody_knows_is_shown_by_the_lines_that_say_most(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("code", "log"), [(-signal.SIGKILL, "loading weights"), (1, "convert.sh: line 2:  71 Killed  python3")]
+    ("code", "log"),
+    [
+        (-signal.SIGKILL, "loading weights"),
+        (1, "convert.sh: line 2:  71 Killed  python3"),
+        (1, "the health check failed\nconvert.sh: line 2:  71 Killed  python3"),
+    ],
 )
 def test_a_kill_is_for_memory_only_where_the_kernel_counted_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, log: str
@@ -84,8 +89,15 @@ def test_a_kill_is_for_memory_only_where_the_kernel_counted_it(
     assert error.failure is FailureClass.OUT_OF_MEMORY
     assert "the kernel killed it for lack of memory (oom_kill in memory.events went from 2 to 3" in error.message
     for each in (other, error):
-        assert log in each.message
+        assert log.rpartition("\n")[2] in each.message
         assert each.hint == out_of_memory.HINTS[each.failure]
+
+
+def test_what_killed_a_process_comes_before_that_it_was_killed(tmp_path: Path) -> None:
+    watchdog = "[2026-03-01 10:00:00 TP0] Watchdog timeout (self.watchdog_timeout=300)"
+    error = failed(tmp_path, 1, "loading", watchdog, "Received sigquit from a child process.", "Killed")
+    assert (error.failure, error.line) == (FailureClass.BUG, 2)
+    assert "watchdog" in (error.hint or "")
 
 
 def test_a_log_may_know_better_than_a_kill(tmp_path: Path) -> None:

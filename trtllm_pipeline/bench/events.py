@@ -18,6 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.bench.prompts import opened
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.files.reading import read_bytes
 from trtllm_pipeline.files.user_files import JsonError, decode_mapping
 from trtllm_pipeline.records import dataclass
 
@@ -162,12 +163,19 @@ class RequestRecord(_OfLevel):
     first_byte_ns: NotRequired[Ns | None]
     first_event_ns: NotRequired[Ns | None]
     role_ns: NotRequired[Ns | None]
+    silent_ns: NotRequired[Ns | None]
+    """First response without text before the first text, besides that of the role; `silent` is how many there were."""
+    silent: NotRequired[Count]
+    unread: NotRequired[str | None]
+    """A field of them with strings that are not known to be text or to be none."""
     events: list[EventRecord]
     usage_ns: NotRequired[Ns | None]
     output_tokens: NotRequired[Count | None]
     """Of the whole answer, by the server's own count."""
     input_tokens: NotRequired[Count | None]
     cached_tokens: NotRequired[Count | None]
+    total_tokens: NotRequired[Count | None]
+    """Input and output, as the server adds them."""
     drafted_tokens: NotRequired[Count | None]
     accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
@@ -310,7 +318,15 @@ _Known = (
     | ProbedRecord
     | GaugesRecord
 )
-_IN_ORDER: Final = ("scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns")
+_IN_ORDER: Final = (
+    "scheduled_ns",
+    "connected_ns",
+    "sent_ns",
+    "headers_ns",
+    "first_byte_ns",
+    "first_event_ns",
+    "silent_ns",
+)
 _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "header": (),
     "conditions": (),
@@ -446,7 +462,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
     from trtllm_pipeline.bench.load import SCHEMA  # reports have the types of records, and no client
 
     try:
-        text = path.read_bytes() if text is None else text
+        text = read_bytes(path) if text is None else text
     except OSError as error:
         raise StageError(f"{path}: cannot be read: {error.strerror}") from error
     lines = text.split(b"\n")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean, median
 from typing import Any, Final
 
-from trtllm_pipeline.bench.events import ProbeRecord
+from trtllm_pipeline.bench.events import ProbeRecord, RequestRecord
 from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.bench.result import MeasurementFinding
 from trtllm_pipeline.bench.roofline import CPU_MARGIN
@@ -55,8 +55,21 @@ POSSIBLE_REUSE: Final = 0.8
 """Second time to first token / first, of one prompt sent twice: the median below the one with all below the other."""
 LEAST_SAVED_MS: Final = 2.0
 """What saves less is not told from noise."""
-PLANNED_ENDS: Final = frozenset({"stop", "length", "end_id", "stop_words"})
+_CALLED: Final = ("tool_calls", "function_call")
+PLANNED_ENDS: Final = frozenset({"stop", "length", "end_id", "stop_words", *_CALLED})
 """Reasons to end an answer that a plan has. Not in it: content_filter, cancelled, timeout, abort, error."""
+CHARACTER_TOKENS: Final = 4
+"""A character of UTF-8 has at most this many bytes, and so may need as many tokens before it is text."""
+MAX_SILENT_SHARE: Final = 0.20
+"""Of the time to first token, between the first response without text and the first text."""
+MAX_SILENT_ANSWERS: Final = 0.10
+SPARE_TOKENS: Final = 8
+"""In each answer: tokens that servers count and do not send as text, such as its end and marks around reasoning."""
+MAX_UNSEEN_SHARE: Final = 0.50
+"""Of the tokens of the texts, beside those."""
+SPARE_TEXTS: Final = 2
+"""In each answer: texts without a token of their own, such as what was held back until the end."""
+MAX_TEXTS_SHARE: Final = 0.10
 
 Found = Iterator[tuple[str, str]]
 """Severity and message of each finding."""
@@ -140,7 +153,10 @@ def _beside(run: LoadRun) -> Found:
     if rule == Exclusive.NONE:
         yield "warning", "anything may have run beside it: settings.perf.exclusive is none"
     elif rule == Exclusive.GPU:
-        yield "info", "other measurements may have run beside it, on GPUs of their own: settings.perf.exclusive is gpu"
+        others = (
+            "other measurements may have run beside it on their own GPUs, and servers of another run may have loaded"
+        )
+        yield "info", f"{others}: settings.perf.exclusive is gpu"
 
 
 @_gate(
@@ -308,7 +324,7 @@ def _prompt_echo(_run: LoadRun, level: LevelRun) -> Found:
 
 
 @_gate(
-    "finish reasons: the model's own end, a stop word, or the requested length",
+    "finish reasons: the model's own end, a stop word, a tool call, or the requested length",
     f"any other reason, or a length not reached (by the tokenizer's count: by more than a token per answer and "
     f"{MAX_EXCESS:.0%}; a warning below)",
     "shorter answers take less time",
@@ -406,6 +422,96 @@ def _server_counts(good: list[TimedRequest], total: int) -> Found:
             f"they differ by {mismatch / total:.1%}. The server's count is used"
         )
         yield "warning", message
+
+
+@_gate(
+    "responses without text before the first text, apart from the role's",
+    f"more than {CHARACTER_TOKENS - 1}, or one with an unknown field, from {MAX_SILENT_SHARE:.0%} of the TTFT before the first text on, in more than "
+    f"{MAX_SILENT_ANSWERS:.0%} of the answers; a warning in fewer",
+    "text in a field that is not read makes TTFT too long and TPOT too short",
+)
+def _unseen_text(_run: LoadRun, level: LevelRun) -> Found:
+    good = level.answered
+    late = [
+        request
+        for request in good
+        if (request.record.get("silent", 0) >= CHARACTER_TOKENS or request.record.get("unread"))
+        and _silence_ms(request) > MAX_SILENT_SHARE * request.ttft_ms
+    ]
+    if late:
+        worst = max(late, key=_silence_ms)
+        message = (
+            f"in {len(late)} of {len(good)} answers, responses without text arrived long before the first text, such as "
+            f"{worst.record['silent']} within {_silence_ms(worst):.0f} of the {worst.ttft_ms:.0f} ms to the first text "
+            f"of prompt {worst.record['prompt']!r}: the server may send text in a field that is not known"
+        )
+        if unread := worst.record.get("unread"):
+            message += f", such as `{unread}`"
+        yield "invalid" if len(late) > MAX_SILENT_ANSWERS * len(good) else "warning", message
+
+
+def _silence_ms(request: TimedRequest) -> float:
+    """From the first response without text to the first text."""
+    first_ns = request.record.get("silent_ns")
+    return 0.0 if first_ns is None else (request.times_ns[0] - first_ns) / 1e6
+
+
+@_gate(
+    "the server's token count against the texts that it sent",
+    f"more tokens than the texts have (by the tokenizer, else bytes) by over {MAX_UNSEEN_SHARE:.0%} and {SPARE_TOKENS} an answer; "
+    f"fewer tokens than texts by over {MAX_TEXTS_SHARE:.0%} and {SPARE_TEXTS} an answer",
+    "times per token need the tokens of the texts whose times are known",
+)
+def _texts(run: LoadRun, level: LevelRun) -> Found:
+    """Several tokens in a text are usual: speculation, and a stream interval. No token has less than a byte."""
+    if not run.counted_by_server:
+        return
+    good = level.answered
+    tokens, texts = sum(each.output_tokens for each in good), sum(len(set(each.times_ns)) for each in good)
+    if texts - tokens > SPARE_TEXTS * len(good) + MAX_TEXTS_SHARE * tokens:
+        yield "invalid", f"the server counts {tokens} output tokens, and sent {texts} texts"
+    # Parsers of tool calls leave out what a model writes around them.
+    plain = [request for request in good if request.record.get("finish_reason") not in _CALLED]
+    tokens = sum(request.output_tokens for request in plain)
+    if run.special_tokens is None:
+        most, spare, unit = sum(len(request.text.encode()) for request in plain), 0.0, "bytes"
+    elif _fixed_length(run):  # a model that has to go on behind its end writes special tokens, which are no text
+        return
+    else:
+        most, spare, unit = sum(request.encoded_again for request in plain), MAX_UNSEEN_SHARE, "tokens"
+    if tokens - most > SPARE_TOKENS * len(plain) + spare * most:
+        message = (
+            f"the server counts {tokens} output tokens in answers whose texts have {most} {unit}: it counts text that it "
+            "does not send, or sends it in a field that is not known"
+        )
+        yield "invalid", message
+
+
+@_gate(
+    "the server's counts of one request against each other",
+    f"in more than {MAX_FAILURES:.0%} of the answers: input and output tokens that are not the total, or more cached than "
+    "input tokens; a warning in fewer",
+    "one of the counts is wrong, and which one is not known",
+)
+def _usage(_run: LoadRun, level: LevelRun) -> Found:
+    wrong = [(request, found) for request in level.ok if (found := _contradiction(request.record)) is not None]
+    if wrong:
+        request, found = wrong[0]
+        message = (
+            f"the server's token counts contradict each other in {len(wrong)} of {len(level.ok)} answers, such as for "
+            f"prompt {request.record['prompt']!r}: {found}"
+        )
+        yield "invalid" if len(wrong) > MAX_FAILURES * len(level.ok) else "warning", message
+
+
+def _contradiction(record: RequestRecord) -> str | None:
+    given, made = record.get("input_tokens"), record.get("output_tokens")
+    total, cached = record.get("total_tokens"), record.get("cached_tokens")
+    if given is not None and made is not None and total is not None and given + made != total:
+        return f"{given} input and {made} output tokens, {total} in total"
+    if given is not None and cached is not None and cached > given:
+        return f"{cached} cached of {given} input tokens"
+    return None
 
 
 @_gate(

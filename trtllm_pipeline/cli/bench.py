@@ -29,6 +29,7 @@ OTHER_NAMES: Final = {
     "arrival-pattern": "request-distribution",
     "arrival-smoothness": "burstiness",
     "request-timeout-seconds": "request-timeout-s",
+    "concurrency-range": "concurrency",
     "profile-export-file": "event-file",
     **options.TOKENIZER_NAMES,
 }
@@ -57,7 +58,11 @@ Engine = _expected(
 Repository = _expected(
     "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
 )
-Concurrency = _load("--concurrency", "N,...", "Requests in flight, level by level, such as 1,4 (default: 1).")
+Concurrency = _load(
+    "--concurrency",
+    "N,...",
+    "Requests in flight, level by level, such as 1,4; a range is FIRST:LAST:STEP (default: 1).",
+)
 RequestRate = _load(
     "--request-rate", "N,...", "Requests a second, level by level, such as 5,10, however many are in flight."
 )
@@ -306,11 +311,8 @@ def load(
             seed=random_seed,
         ),
         load=Load(
-            concurrency=options.numbers(
-                "--concurrency",
-                concurrency or (None if request_rate or find_rate else "1"),
-                int,
-                params.MOST_IN_FLIGHT,
+            concurrency=options.counts(
+                "--concurrency", concurrency or (None if request_rate or find_rate else "1"), params.MOST_IN_FLIGHT
             ),
             request_rate=rates,
             requests=requests,

@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.client import fields, recognise
+from trtllm_pipeline.client import fields, recognise, said
 from trtllm_pipeline.client.session import ServerSentEvents
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
@@ -211,10 +211,9 @@ def _take(body: Mapping[str, Any], reply: Reply, show: Show) -> None:
         raise ServerError(f"the server failed: {_message(error)}")
     for each in fields.items(body.get("choices"), "choices"):
         choice = fields.mapping(each, "a choice")
-        said = fields.mapping(choice.get("delta"), "delta")
-        thought = fields.text(said.get("reasoning_content") or said.get("reasoning"), "reasoning")
-        text = fields.text(said.get("content"), "content")
-        for call in fields.items(said.get("tool_calls"), "tool_calls"):
+        delta = fields.mapping(choice.get("delta"), "delta")
+        thought, text, *_ = said.read(delta)
+        for call in fields.items(delta.get("tool_calls"), "tool_calls"):
             _call(fields.mapping(call, "a tool call"), reply)
         reply.finish_reason = fields.text(choice.get("finish_reason"), "finish_reason") or reply.finish_reason
         for piece, reasoning in ((thought, True), (text, False)):

@@ -1,7 +1,6 @@
 """Talks to any OpenAI-compatible server: chat and completions, streamed or not.
 
-Source: OpenAI API reference, "Create chat completion" and "Create completion"; `reasoning_content` (and `reasoning`) are
-what vLLM, SGLang and TensorRT-LLM call the thinking of a model in a message.
+Source: OpenAI API reference, "Create chat completion" and "Create completion".
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.client import fields, recognise
+from trtllm_pipeline.client import fields, recognise, said
 from trtllm_pipeline.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
@@ -143,16 +142,20 @@ class _OpenAiSession(HttpSession):
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
         for each in fields.items(body.get("choices"), "choices"):
             choice = fields.mapping(each, "a choice")
-            said = fields.mapping(choice.get("delta") or choice.get("message") or choice, "what a choice says")
-            thought = fields.text(said.get("reasoning_content") or said.get("reasoning"), "reasoning")
-            key = "content" if self._endpoint == "chat" else "text"
-            text = fields.text(said.get(key), key) or _calls(said)
-            if thought:
-                answer.received(now_ns, thought, None, reasoning=True)
-            if text or not thought:
-                answer.received(now_ns, text, None)
-            if "role" in said and not text and not thought and answer.role_ns is None:
+            message = fields.mapping(choice.get("delta") or choice.get("message"), "a message")
+            reasoning, text, calls, unread = said.read(
+                {"text": choice.get("text")} if self._endpoint == "completions" else message
+            )
+            if "role" in message and not (reasoning or text or calls) and answer.role_ns is None:
+                answer.began(now_ns)
                 answer.role_ns = now_ns
+            else:
+                if reasoning:
+                    answer.received(now_ns, reasoning, None, reasoning=True)
+                if text or calls or not reasoning:
+                    answer.received(now_ns, text + calls, None)
+                if not answer.events:
+                    answer.unread = answer.unread or unread
             answer.finish_reason = fields.text(choice.get("finish_reason"), "finish_reason") or answer.finish_reason
         usage = fields.mapping(body.get("usage"), "usage")
         if usage:
@@ -161,15 +164,7 @@ class _OpenAiSession(HttpSession):
             answer.input_tokens = fields.count(usage.get("prompt_tokens"), "prompt_tokens")
             details = fields.mapping(usage.get("prompt_tokens_details"), "prompt_tokens_details")
             answer.cached_tokens = fields.count(details.get("cached_tokens"), "cached_tokens")
-
-
-def _calls(said: Mapping[str, Any]) -> str:
-    """The text of a message's tool calls, which is generated text as well."""
-    parts = []
-    for each in fields.items(said.get("tool_calls"), "tool_calls"):
-        function = fields.mapping(fields.mapping(each, "a tool call").get("function"), "a function")
-        parts += [fields.text(function.get(name), name) for name in ("name", "arguments")]
-    return "".join(parts)
+            answer.total_tokens = fields.count(usage.get("total_tokens"), "total_tokens")
 
 
 def options(temperature: float, *, seed: int) -> dict[str, float | int]:

@@ -82,6 +82,12 @@ class Answer:
     """First whole response, with text or without."""
     role_ns: int | None = None
     """OpenAI chat: the message that only has the role."""
+    silent_ns: int | None = None
+    """First response without text before the first text, besides that of the role."""
+    silent: int = 0
+    """How many there were."""
+    unread: str | None = None
+    """OpenAI: a field of them with strings that are not known to be text or to be none."""
     events: list[TextChunk] = field(default_factory=list)
     usage_ns: int | None = None
     """OpenAI: the message with the server's counts."""
@@ -90,6 +96,8 @@ class Answer:
     """As the server counts them."""
     cached_tokens: int | None = None
     """Input tokens found in the server's KV cache."""
+    total_tokens: int | None = None
+    """OpenAI: input and output, as the server adds them."""
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     """Of speculative decoding, where `return_perf_metrics` was asked for and the server tells it."""
@@ -117,16 +125,23 @@ class Answer:
         if late_ns > self.late_ns:
             self.late_ns = late_ns
 
-    def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:
-        """Note one response, with or without text, and the server's count of the tokens it brought."""
+    def began(self, now_ns: int) -> None:
+        """Note that a response arrived."""
         if self.first_byte_ns is None:
             self.first_byte_ns = now_ns
         if self.first_event_ns is None:
             self.first_event_ns = now_ns
+
+    def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:
+        """Note one response, with or without text, and the server's count of the tokens it brought."""
+        self.began(now_ns)
         if tokens is not None:
             self.output_tokens = (self.output_tokens or 0) + tokens
         if text:
             self.events.append(TextChunk(now_ns, text, None if tokens is None else self.output_tokens, reasoning))
+        elif not self.events:
+            self.silent_ns = now_ns if self.silent_ns is None else self.silent_ns
+            self.silent += 1
 
     def whole(self) -> None:
         """Note that nothing more comes. Only called where the protocol tells the end apart from the last response."""

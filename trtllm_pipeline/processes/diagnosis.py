@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.processes.signatures import SIGNATURES, Signature, Weight
+from trtllm_pipeline.processes.signatures import KILLED, SIGNATURES, Signature, Weight
 from trtllm_pipeline.processes.statements import Grade, Statement, first_statement, flattened, statements
 from trtllm_pipeline.records import dataclass
 
@@ -94,6 +94,11 @@ class Diagnosis:
     def hint(self) -> str | None:
         """What to do."""
         return None if self.signature is None else _filled(self.signature.hint, self.groups)
+
+    @property
+    def killed(self) -> bool:
+        """Its words are that a process was killed, certain or not: `out_of_memory.verdict` knows more."""
+        return self.signature is KILLED
 
     @property
     def quote(self) -> str:
@@ -203,7 +208,11 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] = SIGNA
         _best(_meanings(logs[place], each, signatures)) for place, each in stated if each.grade <= Grade.PASSED_ON
     ]
     rivals = {each[2][0].category for each in others if each and each[0] is Weight.CAUSE} - {signature.category}
-    certain = weight is not Weight.CLASS and clear and place in statement.own and not rivals
+    # A process that kills others for a reason writes about it first.
+    reasoned = signature is KILLED and any(
+        each.grade is not Grade.WARNED and each.index < statement.index for each in log.stated
+    )
+    certain = weight is not Weight.CLASS and clear and place in statement.own and not rivals and not reasoned
     return Diagnosis(signature, line, certain, groups, statement.text)
 
 

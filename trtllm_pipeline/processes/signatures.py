@@ -76,11 +76,11 @@ _LESS_MEMORY: Final = (
 KILLED: Final = Signature(
     "killed",
     "memory",
-    r"(?:^[ \t]*|\])Killed[ \t]*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
+    r"(?:^[ \t]*|\])Killed[ \t]*$|line \d+:\s+\d+ Killed\b|: tasks? [\d,-]+: Killed$|exited on signal 9 \(Killed\)"
     r"|(?:[Ee]xit(?:ed with)?|returned non-zero exit) (?:code|status):? (?:137|-9)\b|died with <Signals\.SIGKILL",
     _BUG,
     "a process was killed: out of memory where the kernel's own count (`oom_kill`) says so, and the message with it",
-    ("exited on signal 9 (Killed)", "returned non-zero exit status 137"),
+    ("exited on signal 9 (Killed)", "returned non-zero exit status 137", "srun: error: gpu01: task 0: Killed"),
     (f"{_TRTLLM}102", f"{_TRTLLM}743", f"{_TRTLLM}538"),
     Weight.GENERAL,
 )
@@ -174,6 +174,16 @@ SIGNATURES: Final = (
         (f"{_TRTLLM}435",),
     ),
     Signature(
+        "ptx-feature",
+        "gpu",
+        r"ptxas[\w-]* [^\n]*(?:not supported on \.target|requires \.target sm_\w+ or higher)",
+        _INFEASIBLE,
+        "a kernel that Triton or a plugin compiles here uses an instruction that this GPU does not have: leave out what needs it, "
+        "such as speculative_config (MTP) or bfloat16, or take another release",
+        ("ptxas x.ptx, line 12; error   : Feature '.rs' not supported on .target 'sm_121a'",),
+        ("https://github.com/triton-lang/triton/pull/9734", "https://github.com/hiyouga/LlamaFactory/issues/7417"),
+    ),
+    Signature(
         "gpu-not-supported",
         "gpu",
         r"Assertion failed: Unsupported [Aa]rch|no kernel image is available for execution"
@@ -190,12 +200,43 @@ SIGNATURES: Final = (
         "driver",
         r"CUDA driver version is insufficient|This container was built for NVIDIA Driver Release"
         r"|forward compatibility was attempted on non supported HW|unsupported display driver / cuda driver combination"
-        r"|NVIDIA driver on your system is too old|PTX was compiled with an unsupported toolchain|NVMLError_FunctionNotFound|CUDA version [\d.]+ is not compatible with",
+        r"|NVIDIA driver on your system is too old|PTX was compiled with an unsupported toolchain|API call is not supported in the installed CUDA driver"
+        r"|NVMLError_FunctionNotFound|CUDA version [\d.]+ is not compatible with",
         _USER,
         "the NVIDIA driver is older than what this image needs: a newer driver on the host, or the image of an older "
         "release (docs/images.md)",
-        ("CUDA driver version is insufficient", "This container was built for NVIDIA Driver Release 535.86 or later"),
+        (
+            "CUDA driver version is insufficient",
+            "This container was built for NVIDIA Driver Release 535.86 or later",
+            "CUDA error: API call is not supported in the installed CUDA driver",
+        ),
         (f"{_TRTLLM}23", "https://github.com/NVIDIA/TensorRT/issues/1786"),
+    ),
+    Signature(
+        "triton-helper",
+        "driver",
+        r"(?:/\.triton/\S*|cuda_utils[\w.-]*)\.so: undefined symbol: cu[A-Z]",
+        _USER,
+        "the helper that Triton compiled was not linked with the driver's libcuda: ldconfig -p has to list libcuda.so.1 of the "
+        "driver, and not only a stub; then remove Triton's cache (~/.triton), so that it is compiled again",
+        ("/root/.triton/cache/x/cuda_utils.so: undefined symbol: cuModuleGetFunction",),
+        ("https://github.com/sgl-project/sglang/issues/3065", "https://github.com/hiyouga/LlamaFactory/issues/5833"),
+        Weight.CLASS,
+    ),
+    Signature(
+        "driver-symbol",
+        "driver",
+        r"(?<!cuda_utils\.so: )undefined symbol: (?:cu(?!File)[A-Z]|nvml[A-Z])\w+",
+        _USER,
+        "a function of the NVIDIA driver is missing: the driver of the host is older than the CUDA of this image, or another libcuda "
+        "or libnvidia-ml than the driver's is loaded (LD_LIBRARY_PATH, the NVIDIA container toolkit). Install a newer driver on the "
+        "host, or take the image of an older release (docs/images.md); other Python packages do not help",
+        ("libtensorrt_llm.so: undefined symbol: cuKernelGetName", "undefined symbol: nvmlDeviceGetGpuFabricInfoV"),
+        (
+            f"{_TRTLLM}3629",
+            "https://github.com/aws/deep-learning-containers/issues/5253",
+            "https://github.com/leptonai/gpud/pull/1183",
+        ),
     ),
     Signature(
         "driver-mismatch",
@@ -211,7 +252,7 @@ SIGNATURES: Final = (
         "driver",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|could not select device driver"
         r"|unknown or invalid runtime name: nvidia|NVML Shared Library Not Found|NVMLError_(?:LibraryNotFound|DriverNotLoaded)"
-        r"|libcuda\.so\.1: cannot open shared object|Found no NVIDIA driver|CUDA_ERROR_NO_DEVICE",
+        r"|lib(?:cuda|nvidia-ml|nvidia-ptxjitcompiler|nvcuvid)\.so(?:\.1)?: cannot open shared object|Found no NVIDIA driver|CUDA_ERROR_NO_DEVICE",
         _USER,
         "no GPU is visible: docker run --gpus all, the NVIDIA container toolkit, and CUDA_VISIBLE_DEVICES; nvidia-smi must "
         "work in this container",
@@ -319,11 +360,32 @@ SIGNATURES: Final = (
     Signature(
         "undefined-symbol",
         "release",
-        r"undefined symbol: \w+",
+        r"undefined symbol: _Z\w*\d(?:c10|at|torch|caffe2|tensorrt_llm|nvinfer1)(?:\d|[A-Z]\w)",
         _USER,
         _ONE_RELEASE,
         ("libth_common.so: undefined symbol: _ZN3c1021throwNullDataPtrErrorEv",),
         (f"{_TRTLLM}808", f"{_TRTLLM}2380", f"{_TRTLLM}2180", f"{_BACKEND}618", f"{_TRTLLM}7665"),
+    ),
+    Signature(
+        "python-symbol",
+        "release",
+        r"undefined symbol: _?Py[A-Z_]\w+",
+        _USER,
+        "a compiled Python module was built for another Python than the one that loads it: install its package with this Python",
+        ("undefined symbol: _PyThreadState_UncheckedGet",),
+        ("https://docs.python.org/3/c-api/stable.html",),
+    ),
+    Signature(
+        "library-symbol",
+        "release",
+        r"undefined symbol: \w+",
+        _USER,
+        "the library that should have this symbol is of another release than the one that needs it. Its name tells which library "
+        "it is: cuda, cublas, cudnn, nccl, nvJitLink, MPI, ucp, ibv; ldd shows which file is loaded. LD_LIBRARY_PATH often "
+        "names another installation than that of the image",
+        ("libtorch_cuda.so: undefined symbol: ncclCommWindowRegister",),
+        ("https://github.com/pytorch/pytorch/issues/119072", "the dynamic loader"),
+        Weight.CLASS,
     ),
     Signature(
         "numpy-abi",
@@ -336,9 +398,19 @@ SIGNATURES: Final = (
         Weight.GENERAL,
     ),
     Signature(
+        "conda-libstdcxx",
+        "release",
+        r"(?:conda|forge|/envs/)[^\n:]*/libstdc\+\+\.so\.6: version `(?:GLIBCXX|CXXABI)_[\d.]+' not found",
+        _USER,
+        "the C++ library of this conda environment is older than the packages need: conda install -c conda-forge libstdcxx-ng, or "
+        "leave its lib folder out of LD_LIBRARY_PATH",
+        ("/opt/conda/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found",),
+        ("https://github.com/ztxz16/fastllm/issues/102", "https://github.com/kvcache-ai/ktransformers/issues/524"),
+    ),
+    Signature(
         "glibc",
         "release",
-        r"version `GLIBC(?:XX)?_[\d.]+' not found",
+        r"version `(?:GLIBC(?:XX)?|CXXABI)_[\d.]+' not found",
         _USER,
         "the distribution is older than the packages: use NVIDIA's image of the release (docs/images.md)",
         ("version `GLIBCXX_3.4.30' not found",),
@@ -460,6 +532,51 @@ SIGNATURES: Final = (
         "shared memory is full: make /dev/shm larger (docker run --shm-size=16g, or --ipc=host)",
         ("there is not enough space for /dev/shm/vader_segment",),
         (f"{_TRTLLM}1021",),
+    ),
+    Signature(
+        "collective-timeout",
+        "ranks",
+        r"[Ww]atchdog caught collective operation timeout|detected by watchdog at work|watchdog timeout after \d+ ?ms"
+        r"|[Ww]atchdog got stuck for|\bgloo\b[^\n]*[Tt]imed out waiting|Heartbeat monitor timed out",
+        _BUG,
+        "a collective operation did not end within its limit: a rank failed, hangs, or is slow, as while it loads weights; see the "
+        "logs of the other ranks first. For slow weights: faster storage, or a longer limit (--dist-timeout of SGLang, "
+        "--distributed-timeout-seconds of vLLM)",
+        (
+            "[Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)",
+            "NCCL communicator was aborted on rank 3. Original reason for failure was: watchdog timeout after 600000 ms",
+            "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
+            "[PG ID 0 Rank 1] Heartbeat monitor timed out! Process will be terminated after dumping debug info",
+        ),
+        ("https://github.com/sgl-project/sglang/issues/3784", "https://github.com/vllm-project/vllm/issues/5531"),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "rendezvous-timeout",
+        "ranks",
+        r"Timed out after \d+ seconds waiting for clients|[Cc]lient socket has timed out|store[- ]based barrier"
+        r"|wait timeout after \d+ ?ms",
+        _BUG,
+        "not all ranks met within the limit: a rank did not start, as its own log says, or the address and port of the first "
+        "rank (MASTER_ADDR, --dist-init-addr) cannot be reached from it",
+        (
+            "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+            "Timed out initializing process group in store based barrier on rank: 1",
+            "wait timeout after 300000ms, keys: /default_pg/0//cuda//1",
+        ),
+        ("https://github.com/verl-project/verl/issues/4373", "PyTorch, TCPStore.cpp and socket.cpp"),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "server-watchdog",
+        "ranks",
+        r"[Ww]atchdog timeout \((?:self\.)?\w*watchdog_timeout|\bHang detected on rank \d+",
+        _BUG,
+        "the server ended itself since a pass over its requests took longer than its watchdog allows: it hangs, or compiles kernels "
+        "or loads weights slowly; a longer limit (--watchdog-timeout of SGLang, hang_detection_timeout of TensorRT-LLM) shows which",
+        ("Watchdog timeout (self.watchdog_timeout=300)", "Hang detected on rank 0 in PyExecutor."),
+        ("https://github.com/sgl-project/sglang/pull/1816", "https://github.com/NVIDIA/TensorRT-LLM/pull/10480"),
+        Weight.GENERAL,
     ),
     Signature(
         "nccl",
@@ -856,13 +973,32 @@ SIGNATURES: Final = (
     Signature(
         "weights-shape",
         "model",
-        r"not the same shape as the original|size mismatch for \S+: copying a param"
-        r"|Number of bytes for rows and cols must be a multiple",
+        r"not the same shape as the original|size mismatch for \S+: copying a param",
         _INFEASIBLE,
         "the checkpoint is not what is expected: converted by another release, for another tp, with a group size that does not "
         "divide the weights over this tp, or a form of weights that is not read; convert it again with this release",
         ("The value updated is not the same shape as the original",),
         (f"{_TRTLLM}2014", f"{_TRTLLM}894"),
+    ),
+    Signature(
+        "weight-columns",
+        "model",
+        r"Number of bytes for rows and cols must be a multiple",
+        _INFEASIBLE,
+        "what a rank gets of a weight is not a whole number of the tiles that weight-only quantization stores: a smaller tp "
+        "(axes.parallel), or another precision",
+        ("Number of bytes for rows and cols must be a multiple of 32. However, num_col_bytes = 3696",),
+        (f"{_TRTLLM}894",),
+    ),
+    Signature(
+        "no-architectures",
+        "model",
+        r"\.architectures\[0\][\s\S]{0,400}'NoneType' object is not subscriptable",
+        _USER,
+        "the model's config.json has no `architectures`: add the name of the model's class to it, or install a newer release of the "
+        "program that reads it",
+        ("architecture=model.config.architectures[0] ... TypeError: 'NoneType' object is not subscriptable",),
+        ("transformers, PretrainedConfig.architectures",),
     ),
     Signature(
         "weights-missing",
@@ -1057,6 +1193,15 @@ SIGNATURES: Final = (
         "end the server that runs already",
         ("tritonserver process(es) already found with PID",),
         ("TensorRT-LLM's launch_triton_server.py",),
+    ),
+    Signature(
+        "job-time-limit",
+        "machine",
+        r"CANCELLED AT [^\n]*DUE TO TIME LIMIT",
+        _USER,
+        "the job reached the time limit of the cluster's scheduler, which then killed it: ask for more time",
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-02T03:00:11 DUE TO TIME LIMIT ***",),
+        ("https://github.com/ZettaAI/zetta_utils/issues/671", "Slurm"),
     ),
     Signature(
         "disk-full",

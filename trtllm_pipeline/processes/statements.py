@@ -147,7 +147,7 @@ _PATTERNS: Final = {
         |\[?(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,:]\d+)?)?)(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ][A-Z]P\d+)*\]?(?:[ ]-)?[ ]?
         |(?P<clock2>\[?(?:\d\d/\d\d/\d\d[ ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?[ ]+(?=[A-Z\[]))
         |time=\S+[ ]level=(?P<level6>\w+)[ ](?:source=\S+[ ])?msg="?
-        |\[(?P<torch>[EFIW]\d{4}[ ][\d:.]+[ ][\w./-]+:\d+\])[ ]?|[A-Z][a-z]{2}[ ]+\d+[ ]\d\d:\d\d:\d\d[ ]\S+[ ][\w.@-]+\[\d+\]:[ ]?
+        |\[(?P<torch>[EFIW]\d{3,4}[ ][\d:.]+[ ][\w./-]+:\d+\])[ ]?|[A-Z][a-z]{2}[ ]+\d+[ ]\d\d:\d\d:\d\d[ ]\S+[ ][\w.@-]+\[\d+\]:[ ]?
         |\[(?P<us>\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d)\][ ]?
         |(?P<glog>[EFIW]\d+[ ](?:(?P<clocked>[\d:.]+)[ ]+\d+[ ]+)?[\w./-]+:\d+\][ ]*)
         |(?P<syslog>(?P<level1>ERROR|WARNING|INFO|DEBUG)[ ](?P<day>\d\d-\d\d)[ ](?P<clock>\d\d:\d\d:\d\d)[ ](?:\[[^\]]*\][ ])?)
@@ -195,6 +195,7 @@ _PATTERNS: Final = {
     "follows": r"""(?xi)
         ^(?:\S+[ ]){0,12}(?:check|see)[ ](?:the[ ])?(?:error[ ]|root[ ]|previous[ ]|stack[ ])?(?:log|cause|trace|above|below)s?\b.{0,20}$
         |^(?:see[ ]above|see[ ].{0,30}(?:log|above|below)|unknown(?:[ ]error)?|failed|error|none|null|\W*)[.!]?$
+        |communicator[ ]was[ ]aborted[ ]on[ ]rank[ ]\d+[.]?$|:[ ]tasks?[ ][\d,-]+:[ ]Terminated$|^received[ ]sig\w+[ ]from[ ](?:a[ ])?child[ ]proc|(?:^|:[ ])Internal[ ]Triton[ ]PTX[ ]codegen[ ]error$
         |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
         |MPI_ABORT|mpi(?:run|exec)[ ](?:noticed|detected|has[ ]exited|was[ ]unable[ ]to[ ]cleanly)|(?:Primary|Child)[ ]job|peer[ ]process[ ]has|PMIX?[ ]ERROR:[ ](?:UNREACHABLE|LOST)
         |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b|ConnectionResetError|BrokenPipeError
@@ -216,8 +217,8 @@ _PATTERNS: Final = {
     "ended": r"(?i)\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
     # what says hardly more than that something is wrong
     "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
-        |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
-        |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|Failed[ ]building[ ]wheel|Could[ ]not[ ]build[ ]wheels|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|RemoteDisconnected|[Cc]onnection[ ]refused|[Ff]ailed[ ]to[ ]connect[ ]to|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
+        |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
+        |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|Failed[ ]building[ ]wheel|Could[ ]not[ ]build[ ]wheels|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|\bwatchdog\b.{0,60}\btime(?:out|d[ ]out)|\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)|by[ ]watchdog\b|[Hh]eartbeat[ ]monitor[ ]timed[ ]out|\bHang[ ]detected\b|[Tt]imed[ ]out[ ]after[ ]\d+[ ]seconds[ ]waiting|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|store[ -]based[ ]barrier|RemoteDisconnected|[Cc]onnection[ ]refused|[Ff]ailed[ ]to[ ]connect[ ]to|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
         """,
     "killed": r"OOMKilled|[Ee]xit code:? -\d|Bus error|exited on signal|\bKilled\b|SIGKILL|Signal: \w|[Ss]ignal \(\d+\) received|Segmentation fault|Floating point exception|Illegal instruction",
     # what is often caught and told better: preferred to nothing in a chain
@@ -234,6 +235,7 @@ _PATTERNS: Final = {
         |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
         |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
         |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mkdir):.*(?:No[ ]such[ ]file|Permission[ ]denied|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
+        |\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)\b|\bHang[ ]detected\b|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|^ptxas[\w-]*[ ][^;]+;[ ](?:error|fatal)\s*:
         |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|\]Killed$|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Floating[ ]point[ ]exception|Illegal[ ]instruction|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|Unhandled[ ]exception[ ]caught
         """,
     "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"

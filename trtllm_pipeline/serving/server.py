@@ -17,7 +17,6 @@ from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.processes.signatures import KILLED
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
 
@@ -143,7 +142,7 @@ def diagnose(
     known = first_cause(logs)
     ended = "ended" if status is None else f"ended with exit status {status}"
     how = cause or (f"was ended by signal {_signal_name(-status)}" if status is not None and status < 0 else ended)
-    if known.signature is KILLED if known and known.certain else status == -signal.SIGKILL:
+    if (known and known.killed) or (status == -signal.SIGKILL and not (known and known.certain)):
         failure, words_, hint = out_of_memory.verdict(before)
         return ServerError(f"{who} {how}; {words_}{_last_words(logs)}", failure=failure, hint=hint, log=log)
     if known is None:

@@ -19,12 +19,12 @@ from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources, Scop
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import (
-    MPIRUN,
     TRTLLM_SERVE,
     OpenAiWays,
     Ports,
     address_options,
     argv,
+    launcher,
     openai_argv,
 )
 from trtllm_pipeline.stages.base import Stage, StageContext
@@ -134,13 +134,12 @@ def planned_world(
         context.inputs["repository"],
         planned_ports(context.params),
         world_size,
-        release=release,
+        mpirun=launcher(world_size, release, machine.mpirun),
         run_prefix="{prefix}",
         root=os.geteuid() == 0,
         oversubscribe=True,
         log=context.attempt / "ranks",
         host=context.params.host,
-        mpirun=machine.mpirun or MPIRUN,
         images=images,
     )
 

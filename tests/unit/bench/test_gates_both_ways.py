@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.unit.bench.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
+from tests.unit.bench.test_perf_metrics import ALIVE, MS, Words, analyze, client, counted, due, moved, request, write
 from tests.unit.bench.test_validity import answer, probes, roofline, silent
 from trtllm_pipeline.bench.validity import ENOUGH_REQUESTS, GATES
 
@@ -55,6 +55,16 @@ def saying(text: str, prompt: str = "three word prompt") -> Run:
 def scheduled(late_ms: float) -> Run:
     times = [(number * 100, number * 100 + late_ms) for number in range(4)]
     return Run([due(at, sent, [(sent + 20, " a")]) for at, sent in times])
+
+
+def silent_until(first_ms: int) -> Run:
+    """Four responses without text, the first of them then, and text at 100 ms."""
+    return Run([request(0, [(100, " a")], silent=4, silent_ns=first_ms * MS)])
+
+
+def counting(tokens: int) -> Run:
+    """By the server, of a text of three."""
+    return Run([counted(0, [(100, " a b c", tokens)], max_tokens=tokens)])
 
 
 def queued(model: str) -> Run:
@@ -110,6 +120,12 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
     "token_count": (
         Run([answer(0) | {"max_tokens": 2}]),
         Run([answer(0) | {"max_tokens": 3}]),
+    ),
+    "unseen_text": (silent_until(70), silent_until(90)),  # of 100 ms
+    "texts": (counting(13), counting(12)),
+    "usage": (
+        Run([answer(0, input_tokens=4, total_tokens=8)]),
+        Run([answer(0, input_tokens=4, total_tokens=7)]),
     ),
     "server_queue": (queued("preprocessing"), queued("tensorrt_llm")),
     "roofline": (

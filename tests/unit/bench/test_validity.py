@@ -144,6 +144,9 @@ def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> N
         (answer(0, 2, finish_reason="length"), {"stop_reasons": "invalid"}),
         (answer(0, 2, finish_reason="content_filter"), {"stop_reasons": "invalid"}),
         (answer(0, 2, finish_reason=None), {}),
+        (answer(0, 2, finish_reason="tool_calls"), {}),
+        (answer(0, 2, finish_reason="function_call"), {}),
+        (answer(0, 2, finish_reason="tool_error"), {"stop_reasons": "invalid"}),
     ],
 )
 def test_answers_end_as_planned(tmp_path: Path, record: dict[str, Any], expected: dict[str, str]) -> None:
@@ -199,6 +202,87 @@ def test_an_empty_answer_has_to_be_the_models_own(
     records = [moved(record, 100 * at) for at, record in enumerate([*empty, *[answer(0)] * others])]
     result = found(analyze(write(tmp_path / "e", *records), Words()))
     assert result.get("empty_answers") == expected["empty_answers"]
+
+
+def late(first_ms: float, silent: int, **changes: Any) -> dict[str, Any]:
+    """An answer whose first text, after 100 ms, follows responses without text."""
+    events = [(100 + 10 * index, " a", index + 1) for index in range(3)]
+    first_ns = int(first_ms * 1_000_000)
+    return counted(0, events, first_byte_ns=first_ns, silent_ns=first_ns, silent=silent, max_tokens=3, **changes)
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([late(50, 4)] * 2, "invalid"),
+        ([late(50, 3)] * 2, None),  # a character of four tokens
+        ([late(81, 4)] * 2, None),  # right before the text
+        ([late(50, 1, unread="hidden")] * 2, "invalid"),
+        ([late(81, 1, unread="hidden")] * 2, None),
+        ([late(50, 4)] + [answer(0)] * 9, "warning"),  # one of ten
+        ([late(50, 4)] * 2 + [answer(0)] * 9, "invalid"),
+        ([counted(0, [(100, " a", 1), (110, " b", 2)], role_ns=1)] * 2, None),  # the role long before the text
+    ],
+)
+def test_responses_without_text_long_before_the_first_text(
+    tmp_path: Path, records: list[dict[str, Any]], expected: str | None
+) -> None:
+    result = judged(tmp_path, *(moved(record, 200 * at) for at, record in enumerate(records)))
+    assert result.get("unseen_text") == expected
+
+
+def reported(texts: int, tokens: int, **changes: Any) -> dict[str, Any]:
+    """An answer of single words whose tokens the server reports at its end."""
+    events = [(20.0 + 10 * index, " a") for index in range(texts)]
+    ends = int(events[-1][0] * 1_000_000)
+    return request(0, events, usage_ns=ends, output_tokens=tokens, max_tokens=400, finish_reason="stop") | changes
+
+
+SPOKEN = {"events": [[(400 * at + 20) * 1_000_000, " a" * 20] for at in range(3)], "usage_ns": 820 * 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (reported(20, 39), {"texts": "invalid", "token_count": "warning"}),
+        (reported(20, 38), {"token_count": "warning"}),  # marks around the reasoning
+        (reported(20, 39, finish_reason="tool_calls"), {"token_count": "warning"}),
+        (reported(20, 16), {"texts": "invalid", "token_count": "warning"}),
+        (reported(20, 17), {"token_count": "warning"}),
+        (reported(3, 60) | SPOKEN | {"end_ns": 900 * 1_000_000}, {}),  # 20 tokens in each text
+    ],
+)
+def test_texts_and_tokens_fit_each_other(tmp_path: Path, record: dict[str, Any], expected: dict[str, str]) -> None:
+    assert judged(tmp_path, record) == expected
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(48, {}), (49, {"texts": "invalid"}), (16, {"texts": "invalid"})])
+def test_without_a_tokenizer_no_token_has_less_than_a_byte(
+    tmp_path: Path, tokens: int, expected: dict[str, str]
+) -> None:
+    assert found(analyze(write(tmp_path / "e", reported(20, tokens)), None)) == expected
+
+
+def test_a_fixed_length_may_have_tokens_without_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "e", reported(20, 200, max_tokens=200, finish_reason="length"))
+    path.write_text(path.read_text().replace('"settings": {}', '"settings": {"exact_length": true}'))
+    assert found(analyze(path, Words())) == {"token_count": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"input_tokens": 4, "total_tokens": 7}, {}),
+        ({"input_tokens": 4, "total_tokens": 8}, {"usage": "invalid"}),
+        ({"input_tokens": 4}, {}),
+        ({"input_tokens": 4, "cached_tokens": 4}, {}),
+        ({"input_tokens": 4, "cached_tokens": 5}, {"usage": "invalid"}),
+        ({"output_tokens": 0}, {"empty_answers": "invalid"}),
+    ],
+)
+def test_counts_of_one_request_fit_each_other(tmp_path: Path, counts: dict[str, int], expected: dict[str, str]) -> None:
+    record = request(0, [(20, " a"), (30, " b"), (40, " c")], usage_ns=40_000_000, output_tokens=3) | counts
+    assert judged(tmp_path, record) == expected
 
 
 def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:

@@ -189,6 +189,63 @@ def test_errors_and_calls_of_tools_in_a_chat() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "reasoning", "text"),
+    [
+        ({"reasoning": "a"}, "a", ""),
+        ({"thinking": "a"}, "a", ""),
+        ({"content": "", "reasoning_details": [{"type": "reasoning.text", "text": "a", "signature": "s"}]}, "a", ""),
+        ({"reasoning_details": [{"type": "reasoning.summary", "summary": "a", "format": "x-1", "id": "7"}]}, "a", ""),
+        ({"content": None, "thinking_blocks": [{"type": "thinking", "thinking": "a", "signature": "s"}]}, "a", ""),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}]}, "a", ""),
+        ({"content": [{"type": "reasoning", "text": "a"}, {"type": "text", "text": "b"}]}, "a", "b"),
+        ({"content": ["b", {"type": "output_text", "text": "c"}]}, "", "bc"),
+        ({"content": None, "refusal": "b"}, "", "b"),
+        ({"audio": {"id": "a", "data": "UklGRg==", "transcript": "b"}}, "", "b"),
+        ({"provider_specific_fields": {"reasoning_content": "a"}}, "a", ""),
+        ({"reasoningText": "a"}, "a", ""),
+        ({"function_call": {"name": "f", "arguments": "{"}}, "", "f{"),
+        ({"tool_calls": [{"type": "custom", "custom": {"name": "f", "input": "x"}}]}, "", "fx"),
+        ({"content": "b", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "", "bf{}"),
+        # The same text in several fields is one text.
+        ({"reasoning": "a", "reasoning_content": "a", "reasoning_details": [{"text": "a"}]}, "a", ""),
+        # These fields hold no text.
+        ({"name": "bot", "channel": "analysis", "tool_call_id": "7", "type": "message"}, "", ""),
+        ({"content": "", "extra_content": {"google": {"thought_signature": "c2ln"}}}, "", ""),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "c2ln"}], "encrypted_content": "c2ln"}, "", ""),
+        ({"annotations": [{"url_citation": {"title": "t", "content": "c"}}], "context": {"content": "c"}}, "", ""),
+    ],
+)
+def test_a_text_counts_in_whatever_field_it_comes(said: dict[str, object], reasoning: str, text: str) -> None:
+    answer = chat(delta(role="assistant", content=""), delta(**said), delta("stop"))
+    assert answer.error is None
+    assert "".join(event.text for event in answer.events if event.reasoning) == reasoning
+    assert answer.text == text
+    reply = conversation.Reply(0.0)
+    shown: list[tuple[str, bool]] = []
+    conversation._take(delta(**said), reply, lambda piece, thought: shown.append((piece, thought)))
+    assert [piece for piece, thought in shown if thought] == [reasoning] * bool(reasoning)
+
+
+def test_nesting_and_broken_characters_do_no_harm() -> None:
+    deep: object = "a"
+    for _ in range(500):
+        deep = [deep]
+    assert chat(delta(content=deep), delta(content=[{"text": "\ud83d"}])).text == "\ufffd"
+    assert "content in the server's answer is 3, expected text" in (chat(delta(content=3)).error or "")
+
+
+def test_responses_before_the_first_text_are_noted() -> None:
+    answer = chat(
+        delta(role="assistant", content=""), delta(hidden="a"), delta(role="assistant", content=""), delta(content="b")
+    )
+    assert (answer.role_ns, answer.silent_ns, answer.silent, answer.unread) == (0, 1, 2, "hidden")
+    answer = chat(delta(content=[{"type": "new", "blob": "a"}]), delta(content="b", hidden="c"))
+    assert (answer.silent_ns, answer.silent, answer.unread) == (0, 1, "blob")
+    answer = chat(delta(role="assistant", content=""), delta(content="b"), delta(content=""), delta("stop"))
+    assert (answer.silent_ns, answer.silent, answer.unread) == (None, 0, None)
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ({"error": {"message": "no"}}, {"message": "no"}),

@@ -166,6 +166,67 @@ def test_of_causes_of_two_kinds_none_is_certain(tmp_path: Path) -> None:
         assert (found.certain, found.line.number) == (certain, 1)
 
 
+@pytest.mark.parametrize(
+    ("symbol", "key", "certain"),
+    [
+        ("_ZN3c105ErrorC2ENS_14SourceLocationE", "undefined-symbol", True),
+        ("_ZN2at4_ops9is_pinned4callERKNS_6TensorE", "undefined-symbol", True),
+        ("_ZN8nvinfer114IBuilderConfigE", "undefined-symbol", True),
+        ("cuGreenCtxCreate, version libcuda.so.1", "driver-symbol", True),
+        ("cuMulticastCreate", "driver-symbol", True),
+        ("nvmlDeviceGetGpuFabricInfoV", "driver-symbol", True),
+        ("PyUnicode_AsUTF8AndSize", "python-symbol", True),
+        # A library of the toolkit or of the system is the likely cause, and which one it is has to be found out.
+        ("cuFileDriverOpen", "library-symbol", False),
+        ("cudaGetDriverEntryPointByVersion, version libcudart.so.12", "library-symbol", False),
+        ("cublasLtMatmul", "library-symbol", False),
+        ("ncclCommWindowRegister", "library-symbol", False),
+        ("_ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1Ev", "library-symbol", False),
+        ("mlx5dv_devx_obj_create", "library-symbol", False),
+    ],
+)
+def test_the_name_of_a_missing_symbol_tells_whose_it_is(
+    tmp_path: Path, symbol: str, key: str, *, certain: bool
+) -> None:
+    found = first_cause([log(tmp_path, f"ImportError: /venv/x.so: undefined symbol: {symbol}")])
+    assert found is not None
+    assert found.signature is not None
+    assert (found.signature.key, found.certain) == (key, certain)
+
+
+def test_a_kill_for_a_reason_is_no_certain_cause(tmp_path: Path) -> None:
+    """What kills others writes about it before; whether it was for memory, only the kernel's count can tell."""
+    for before, certain in (
+        ("loading weights", True),
+        ("FutureWarning: `x` is not supported any more", True),
+        ("Received sigquit from a child process. It usually means the child failed.", False),
+        ("health check failed for 300 s", False),
+    ):
+        found = first_cause([log(tmp_path, before, "Killed")])
+        assert found is not None
+        assert (found.killed, found.certain, found.line.number) == (True, certain, 2)
+
+
+def test_of_a_timeout_and_what_made_or_ended_it_the_first_counts(tmp_path: Path) -> None:
+    """Ranks wait in vain for one that failed, and a launcher kills those that waited in vain."""
+    watchdog = (
+        "[rank1]:[E304 08:31:44.120311 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=3, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600071 milliseconds"
+    )
+    killed = "mpirun noticed that process rank 0 with PID 7 on node n exited on signal 9 (Killed)."
+    memory = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    for lines, key, number in (
+        ((watchdog, killed), "collective-timeout", 1),
+        ((killed, watchdog), "killed", 1),
+        ((memory, watchdog, killed), "gpu-memory", 1),
+        ((watchdog, memory), "gpu-memory", 2),
+    ):
+        found = first_cause([log(tmp_path, *lines)])
+        assert found is not None
+        assert found.signature is not None
+        assert (found.signature.key, found.certain, found.line.number) == (key, True, number)
+
+
 def test_words_of_another_exception_of_a_chain_are_not_certain(tmp_path: Path) -> None:
     first = ("Traceback (most recent call last):", "ValueError: the moon is full")
     link = "The above exception was the direct cause of the following exception:"
