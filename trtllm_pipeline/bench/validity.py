@@ -310,17 +310,17 @@ def _ended_at_once(request: TimedRequest) -> bool:
 
 
 @_gate(
-    f"answers that start with their prompt, for prompts of {ECHO_WORDS} words or more",
-    "more than half; a warning below",
+    "answers that start with their prompt",
+    f"more than half, to different prompts or to one of {ECHO_WORDS} words or more; otherwise a warning",
     "the prompt's tokens would count as output",
 )
 def _prompt_echo(_run: LoadRun, level: LevelRun) -> Found:
     """A server that repeats prompts repeats them all; a model may greet a greeting, or say a sentence again."""
-    telling = [request for request in level.ok if len(request.prompt.split()) >= ECHO_WORDS]
-    echoed = sum(request.text.lstrip().startswith(request.prompt.strip()) for request in telling)
+    echoed = [each.prompt for each in level.ok if each.text.lstrip().startswith(each.prompt.strip())]
     if echoed:
-        message = f"{echoed} of {len(telling)} answers start with their prompt, which counts as output"
-        yield "invalid" if echoed > len(telling) / 2 else "warning", message
+        message = f"{len(echoed)} of {len(level.ok)} answers start with their prompt, which counts as output"
+        telling = len({*echoed}) > 1 or len(echoed[0].split()) >= ECHO_WORDS
+        yield "invalid" if telling and len(echoed) > len(level.ok) / 2 else "warning", message
 
 
 @_gate(
