@@ -1,12 +1,21 @@
-"""Do the figures of `pipeline bench load` agree with those of a client that shares no code with it, on a real model?
+"""Do the figures of `pipeline bench load` agree with those of a client that shares no code with it?
 
     python benchmarks/agreement.py [--cells PATTERN] [--levels 1,2,4,8] [--rounds 5] [--requests 24] [--aiperf PATH] [--format json]
+    python benchmarks/agreement.py --scripted [--levels 16,64] [--rounds 3] [--requests 192] [--format json]
+
+With --scripted, both ask a server whose throughput is known: each request gets its first token after PREFILL_S and
+another every GAP_S(requests in flight), so C in flight get C n / (PREFILL_S + (n - 1) GAP_S(C)) tokens per second for
+answers of n tokens on average. Their lengths differ, from a fifth of the mean to nearly twice the mean. The column `right`
+has the known answer.
+
+Without it, the server has a real model:
 
 Builds one cell of the quickstart, serves it with `pipeline launch`, and lets both clients ask it the same prompts for
 greedy answers of the same length, level by level, in turns: which of them is first changes from round to round. The
 other client is written from scratch over tritonclient's asyncio API: it notes the time in Python when a response is
-handed to it, and counts tokens by encoding the whole answer. With --aiperf, an environment's aiperf and ours also take
-turns at llama.cpp's own OpenAI server with the same engine.
+handed to it, and counts tokens by encoding the whole answer. Its throughput is that of the time in which all of its
+users are busy: from when the last of them has its first answer until the first of them has its last one. With --aiperf, an environment's aiperf and ours also take
+turns at llama.cpp's own OpenAI server with the same engine; its throughput has ramp-up and drain, and so has ours there.
 
 The server has one half of the CPUs, and the clients take turns on the other: a client that has many processes takes no time
 from the server that it measures.
@@ -21,6 +30,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -28,17 +38,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.bench.load import Load as Levels
 from trtllm_pipeline.bench.prompts import read
+from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config
 from trtllm_pipeline.bench.stats import paired_change
 from trtllm_pipeline.bench.workloads import Workload, made
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS: Final = 64
+PREFILL_S: Final = 0.2
 PIPELINE: Final = (sys.executable, "-m", "trtllm_pipeline")
 CPUS: Final = sorted(os.sched_getaffinity(0))
 OF_SERVER: Final = CPUS[: max(1, len(CPUS) // 2)]
@@ -47,7 +59,7 @@ OF_CLIENTS: Final = CPUS[len(OF_SERVER) :] or CPUS
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one client says of one level: medians in milliseconds, and tokens over first send to last content."""
+    """What one client says of one level: medians in milliseconds, and tokens per second at full concurrency."""
 
     ttft_ms: float
     tpot_ms: float
@@ -66,10 +78,13 @@ class Row:
     ratio: float
     low: float | None
     high: float | None
+    right: float | None = None
 
 
 Measure = Callable[[int], Figures]
 """Measures one concurrency."""
+Asked = tuple[str, int]
+"""Text and max_tokens of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,50 +94,70 @@ class Load:
     prompts: Path
     requests: int
     max_tokens: int
-    tokenizer: Path
+    tokenizer: Path | None
+    """None: each message is a token."""
 
-    def texts(self, concurrency: int) -> tuple[list[str], list[str]]:
-        """Prompts of the warm-up and of the measurement, those that ours takes of the file."""
+    def asked(self, concurrency: int) -> tuple[list[Asked], list[Asked]]:
+        """Warm-up and measured requests, those that ours takes of the file."""
         (level,) = Levels(concurrency=(concurrency,), requests=self.requests).levels(read(self.prompts))
-        return [prompt.text for prompt in level.warmup], [prompt.text for prompt in level.measured]
+        warm, measured = (
+            [(each.text, each.max_tokens or self.max_tokens) for each in part]
+            for part in (level.warmup, level.measured)
+        )
+        return warm, measured
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default="*/int8_wo/*/bs8", help="one cell of the quickstart")
-    parser.add_argument("--levels", default="1,2,4,8", help="requests in flight")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=24, help="of each level")
-    parser.add_argument("--max-tokens", type=int, default=16)
+    parser.add_argument("--scripted", action="store_true", help="ask a server whose throughput is known")
+    parser.add_argument("--levels", help="requests in flight (default: 1,2,4,8; scripted: 16,64)")
+    parser.add_argument("--rounds", type=int, help="(default: 5; scripted: 3)")
+    parser.add_argument("--requests", type=int, help="of each level (default: 24; scripted: 192)")
+    parser.add_argument("--max-tokens", type=int, help="(default: 16; scripted, the mean: 64)")
     parser.add_argument("--aiperf", metavar="PATH", help="the program, in an environment of its own")
     parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary folder)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    turns = tuple(map(int, args.levels.split(","))), args.rounds
+    if args.serve:
+        asyncio.run(serve_scripted())
+        return
+    levels = args.levels or ("16,64" if args.scripted else "1,2,4,8")
+    requests: int = args.requests or (192 if args.scripted else 24)
+    max_tokens: int = args.max_tokens or (64 if args.scripted else 16)
+    rounds: int = args.rounds or (3 if args.scripted else 5)
+    turns = tuple(map(int, levels.split(","))), rounds
     with tempfile.TemporaryDirectory(prefix="agreement-") as scratch:
         folder = Path(scratch)
-        model, engine, repository = build(args.cells, Path(args.workspace or folder / "workspace"))
-        load = Load(prompts(model, folder), args.requests, args.max_tokens, model)
-        rows: list[Row] = []
-        with triton(repository, folder) as url:
-            rows += compare(
-                "Triton", ours(load, folder, "-u", url, "--model", "ensemble"), independent(load, url), *turns
+        if args.scripted:
+            rows = scripted(
+                Load(scripted_prompts(requests, max_tokens, folder), requests, max_tokens, None), folder, *turns
             )
-        if args.aiperf:
+        else:
+            model, engine, repository = build(args.cells, Path(args.workspace or folder / "workspace"))
+            load = Load(prompts(model, folder), requests, max_tokens, model)
+            with triton(repository, folder) as url:
+                mine = ours(load, folder, "-u", url, "--model", "ensemble")
+                rows = list(compare("Triton", mine, independent(load, url), *turns))
+        if args.aiperf and not args.scripted:
             with llama(engine, folder) as url:
                 where = ("-u", url, "--protocol", "openai", "--endpoint-type", "completions", "--model", "engine")
                 other = aiperf(load, folder, url, args.aiperf)
-                rows += compare("llama.cpp", ours(load, folder, *where), other, *turns)
+                rows += compare("llama.cpp", ours(load, folder, *where, whole=True), other, *turns)
     if args.format == "json":
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(f"{'server':<12}{'in flight':>10}  {'figure':<22}{'ours':>9}{'theirs':>9}{'ratio':>8}   95 % interval")
+    print(
+        f"{'server':<12}{'in flight':>10}  {'figure':<22}{'right':>9}{'ours':>9}{'theirs':>9}{'ratio':>8}   95 % interval"
+    )
     for row in rows:
         interval = "-" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
+        right = "-" if row.right is None else f"{row.right:.2f}"
         print(
-            f"{row.server:<12}{row.concurrency:>10}  {row.figure:<22}{row.ours:>9.2f}{row.theirs:>9.2f}{row.ratio:>8.3f}"
-            f"   {interval}"
+            f"{row.server:<12}{row.concurrency:>10}  {row.figure:<22}{right:>9}{row.ours:>9.2f}{row.theirs:>9.2f}"
+            f"{row.ratio:>8.3f}   {interval}"
         )
 
 
@@ -153,6 +188,67 @@ def prompts(model: Path, folder: Path) -> Path:
     path = folder / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"id": prompt.id, "input": prompt.text}) for prompt in texts))
     return path
+
+
+# A server whose throughput is known
+
+
+def gap_s(in_flight: int) -> float:
+    """Time between two tokens of a request."""
+    return 0.02 + 0.0006 * in_flight
+
+
+def scripted(load: Load, folder: Path, levels: Sequence[int], rounds: int) -> list[Row]:
+    """Both clients at the scripted server, and the known answer."""
+    with serving([sys.executable, __file__, "--serve"], folder / "scripted.log") as server:
+        assert server.stdout is not None
+        url = json.loads(server.stdout.readline())["grpc"]
+        mine = ours(load, folder, "-u", url, "--model", "ensemble")
+        rows = list(compare("scripted", mine, independent(load, url), levels, rounds))
+    return [replace(row, right=known(row.figure, row.concurrency, load.max_tokens)) for row in rows]
+
+
+def known(figure: str, concurrency: int, tokens: int) -> float:
+    """The server's figure at full concurrency; its latencies have no other part."""
+    gap = gap_s(concurrency)
+    tokens_per_s = concurrency * tokens / (PREFILL_S + (tokens - 1) * gap)
+    return {"ttft_ms": PREFILL_S * 1e3, "tpot_ms": gap * 1e3, "output_tokens_per_s": tokens_per_s}[figure]
+
+
+def scripted_prompts(count: int, max_tokens: int, folder: Path) -> Path:
+    """Different prompts, whose answers have `max_tokens` on average: one longer than that for each that is as much shorter."""
+    draw, most = random.Random(1), max_tokens * 4 // 5
+    more = [draw.randint(0, most) for _ in range(count // 2)]
+    lengths = [max_tokens + each for each in (*more, *(-each for each in more))] + [max_tokens] * (count % 2)
+    draw.shuffle(lengths)
+    path = folder / "prompts.jsonl"
+    rows = [{"id": f"{n}", "input": f"Number {n} of many.", "max_tokens": each} for n, each in enumerate(lengths)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+async def serve_scripted() -> None:
+    """Print where the scripted server listens, and serve until stdin closes."""
+    in_flight = 0
+
+    def respond(_model: str, values: Mapping[str, Any]) -> Script:
+        def paced() -> Iterator[tuple[float, str]]:
+            nonlocal in_flight
+            in_flight += 1
+            at_s = PREFILL_S
+            for _ in range(count):
+                yield at_s, " word"
+                at_s += gap_s(in_flight)
+            in_flight -= 1
+
+        count = int(values["max_tokens"])
+        # Each event is drawn when the one before has been sent: its time depends on how many are in flight then.
+        return Script(paced(), counts=(1,) * count)  # type: ignore[arg-type]
+
+    server = ScriptedServer(respond, {"ensemble": config("ensemble", counts=True)})
+    print(json.dumps(await server.start()), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await server.stop()
 
 
 # Servers
@@ -218,8 +314,8 @@ def serving(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
 # Clients
 
 
-def ours(load: Load, folder: Path, *where: str) -> Measure:
-    """The whole command."""
+def ours(load: Load, folder: Path, *where: str, whole: bool = False) -> Measure:
+    """The command. `whole`: throughput from first to last, with ramp-up and drain."""
 
     def measure(concurrency: int) -> Figures:
         words = (
@@ -230,7 +326,8 @@ def ours(load: Load, folder: Path, *where: str) -> Measure:
             "--concurrency",
             str(concurrency),
         )
-        length = ("--max-tokens", str(load.max_tokens), "--tokenizer", str(load.tokenizer), "--format", "json")
+        counter = () if load.tokenizer is None else ("--tokenizer", str(load.tokenizer))
+        length = ("--max-tokens", str(load.max_tokens), *counter, "--format", "json")
         events = folder / f"events-{time.monotonic_ns()}.jsonl"
         command = [*PIPELINE, "bench", "load", *where, *words, *length, "--event-file", str(events)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -238,8 +335,8 @@ def ours(load: Load, folder: Path, *where: str) -> Measure:
             why = json.loads(done.stdout)["findings"] if done.stdout else done.stderr
             raise SystemExit(f"{' '.join(command)}\n{why}")
         (level,) = json.loads(done.stdout)["levels"]
-        whole = level["repeats"][0]["whole"]
-        return Figures(level["ttft_ms"]["p50"], level["tpot_ms"]["p50"], whole["output_tokens_per_s"])
+        rates = level["repeats"][0]["whole"] if whole else level
+        return Figures(level["ttft_ms"]["p50"], level["tpot_ms"]["p50"], rates["output_tokens_per_s"])
 
     return measure
 
@@ -248,31 +345,43 @@ def independent(load: Load, url: str) -> Measure:
     """A stopwatch around tritonclient's asyncio API."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(load.tokenizer / "tokenizer.json"))
+    tokenizer = None if load.tokenizer is None else Tokenizer.from_file(str(load.tokenizer / "tokenizer.json"))
 
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+    def count(parts: Parts) -> int:
+        text = "".join(text for _, text in parts)
+        return len(parts) if tokenizer is None else len(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def measure(concurrency: int) -> Figures:
-        warm, measured = load.texts(concurrency)
-        answers = asyncio.run(stopwatch(url, [*warm, *measured], load.max_tokens, concurrency))[len(warm) :]
-        ttft_ms = [(parts[0][0] - sent_s) * 1e3 for sent_s, parts in answers]
-        tokens = [count("".join(text for _, text in parts)) for _, parts in answers]
-        tpot_ms = [
-            (parts[-1][0] - parts[0][0]) * 1e3 / (n - 1) for (_, parts), n in zip(answers, tokens, strict=True) if n > 1
-        ]
-        seconds = max(parts[-1][0] for _, parts in answers) - min(sent_s for sent_s, _ in answers)
-        return Figures(statistics.median(ttft_ms), statistics.median(tpot_ms), sum(tokens) / seconds)
+        warm, measured = load.asked(concurrency)
+        everything = asyncio.run(stopwatch(url, [*warm, *measured], concurrency))
+        answers = everything[len(warm) :]
+        ttft_ms = [(parts[0][0] - sent_s) * 1e3 for _, sent_s, parts in answers]
+        tpot_ms = [(parts[-1][0] - parts[0][0]) * 1e3 / (n - 1) for _, _, parts in answers if (n := count(parts)) > 1]
+        return Figures(statistics.median(ttft_ms), statistics.median(tpot_ms), busy_rate(everything, count))
 
     return measure
 
 
-Answered = tuple[float, list[tuple[float, str]]]
-"""When it was sent, and when each text came, in seconds."""
+def busy_rate(answers: Sequence[Answered], count: Callable[[Parts], int]) -> float:
+    """Tokens per second from when the last user has its first answer until the first user has its last one."""
+    ends: dict[int, list[float]] = {}
+    for user, _, parts in answers:
+        ends.setdefault(user, []).append(parts[-1][0])
+    start_s, end_s = max(min(each) for each in ends.values()), min(max(each) for each in ends.values())
+    inside = 0.0
+    for _, _, parts in answers:
+        inside += count(parts) * sum(start_s < at_s <= end_s for at_s, _ in parts) / len(parts)
+    return inside / (end_s - start_s)
 
 
-async def stopwatch(url: str, texts: Sequence[str], max_tokens: int, concurrency: int) -> list[Answered]:
-    """Answers in the order of the texts, `concurrency` requests in flight."""
+Parts = list[tuple[float, str]]
+"""When each text came, in seconds."""
+Answered = tuple[int, float, Parts]
+"""Which user sent it, when, and what came."""
+
+
+async def stopwatch(url: str, requests: Sequence[Asked], concurrency: int) -> list[Answered]:
+    """Answers in the order of the requests, `concurrency` of them in flight."""
     import numpy as np
     from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
@@ -281,14 +390,14 @@ async def stopwatch(url: str, texts: Sequence[str], max_tokens: int, concurrency
         made.set_data_from_numpy(np.array([[value]], dtype={"BYTES": object, "INT32": np.int32, "BOOL": bool}[kind]))
         return made
 
-    async def ask(client: Any, text: str) -> Answered:
+    async def ask(client: Any, user: int, text: str, max_tokens: int) -> Answered:
         values = {"text_input": ("BYTES", text.encode()), "max_tokens": ("INT32", max_tokens), "top_k": ("INT32", 1)}
         inputs = [tensor(name, *value) for name, value in {**values, "stream": ("BOOL", True)}.items()]
 
         async def request() -> Any:
             yield {"model_name": "ensemble", "inputs": inputs, "enable_empty_final_response": True}
 
-        parts: list[tuple[float, str]] = []
+        parts: Parts = []
         sent_s = time.perf_counter()
         async for result, error in client.stream_infer(request()):
             now_s = time.perf_counter()
@@ -299,28 +408,28 @@ async def stopwatch(url: str, texts: Sequence[str], max_tokens: int, concurrency
                 parts.append((now_s, output.reshape(-1)[0].decode(errors="replace")))
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
-        return sent_s, parts
+        return user, sent_s, parts
 
     found: dict[int, Answered] = {}
-    waiting = iter(enumerate(texts))
+    waiting = iter(enumerate(requests))
 
-    async def user() -> None:
+    async def user(name: int) -> None:
         async with InferenceServerClient(url) as client:
-            for number, text in waiting:
-                found[number] = await ask(client, text)
+            for number, asked in waiting:
+                found[number] = await ask(client, name, *asked)
 
-    await asyncio.gather(*(user() for _ in range(concurrency)))
-    return [found[number] for number in range(len(texts))]
+    await asyncio.gather(*map(user, range(concurrency)))
+    return [found[number] for number in range(len(requests))]
 
 
 def aiperf(load: Load, folder: Path, url: str, program: str) -> Measure:
     """The medians that aiperf reports; its inter-token latency is our TPOT, (e2e - TTFT) / (n - 1)."""
 
     def measure(concurrency: int) -> Figures:
-        warm, measured = load.texts(concurrency)
+        warm, measured = load.asked(concurrency)
         to = folder / f"aiperf-{time.monotonic_ns()}"
         to.mkdir()
-        (to / "inputs.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in [*warm, *measured]))
+        (to / "inputs.jsonl").write_text("\n".join(json.dumps({"text": text}) for text, _ in [*warm, *measured]))
         command = [
             *(program, "profile", "--model", "engine", "--url", url, "--endpoint-type", "completions", "--streaming"),
             *("--concurrency", str(concurrency), "--request-count", str(len(measured))),

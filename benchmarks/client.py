@@ -36,10 +36,11 @@ from typing import Any, Final
 
 from trtllm_pipeline.bench import self_test
 from trtllm_pipeline.bench.stats import percentile
+from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.client.service import Service
 
 FEW_EVENTS: Final = 10
-REQUESTS: Final = 2
+REQUESTS: Final = least_requests(1, 0)
 """Of each stream, one after the other: the fewest that `pipeline bench load` sends."""
 Times = Mapping[str, Sequence[int]]
 """Prompt -> time of each of its events with text, in nanoseconds."""

@@ -13,7 +13,7 @@ and these loads:
 
     one             one stream, an answer after the other
     steady          requests arrive one by one (Poisson), as many a second as keep 64 answers in progress
-    burst           64 requests at the same moment, and 64 more when those end at the same moment
+    burst           64 requests at the same moment, and 64 more each time those end at the same moment
 
     ttft            time to first token over the gateway, and what that is more than each of the direct ways, as p50 and p99
     throughput      answers per second over the gateway, as a share of `direct`; events that arrive together are one to a client,
@@ -42,6 +42,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from trtllm_pipeline.bench.windows import WAVES
 
 STREAMS: Final = 64
 EVENTS: Final = 40
@@ -150,7 +152,7 @@ def loads(max_tokens: int, rate: float | None, *, scripted: bool) -> Iterator[Lo
     if rate is not None:
         yield Load("steady", max_tokens, round(rate * SECONDS), rate=rate)
         yield Load("short", FEW_EVENTS, round(rate * SECONDS), rate=rate)
-    yield Load("burst", max_tokens, 2 * STREAMS, concurrency=STREAMS)
+    yield Load("burst", max_tokens, (WAVES + 1) * STREAMS, concurrency=STREAMS)
 
 
 def parts(long: Row, short: Row) -> tuple[float, float]:
@@ -211,7 +213,7 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
     return Turn(
         ttft["p50"],
         ttft["p99"],
-        level["requests"] / level["duration_s"],
+        level["repeats"][0]["whole"]["requests_per_s"],
         *(each * load.requests / sent for each in used),
     )
 

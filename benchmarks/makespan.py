@@ -87,21 +87,20 @@ def plan(rng: random.Random, gpus: int, rule: Exclusive = Exclusive.MACHINE) -> 
                 serve = f"serve/{key}"
                 add(serve, repository, s=20 + billions, scope=Scope.SERVICE, gpus=tp, cpus=4, exclusive=exclusive)
                 smoke = add(f"smoke/{key}", s=5, scope=Scope.IN_SERVICE, of=serve)
-                add(f"perf/{key}", smoke, s=rng.choice([60, 180]), scope=Scope.IN_SERVICE, of=serve)
+                measured_s = rng.choice([60, 180])
+                add(f"perf/{key}", smoke, s=measured_s, scope=Scope.IN_SERVICE, of=serve, exclusive=exclusive)
     return tasks
 
 
 def with_accuracy(tasks: Sequence[Task], seconds: float) -> list[Task]:
     """The same, each server of one unit of memory and asked for so long what is not measured."""
-    rules = {task.id: task.resources.exclusive for task in tasks}
     found: list[Task] = []
     for task in tasks:
         if task.scope is Scope.SERVICE:
             task = replace(task, memory=(1,))
         elif task.service is not None and task.id.startswith("perf/"):
-            asked = replace(task, id=StageRunId(task.id.replace("perf/", "accuracy/")), expected_s=seconds)
-            task = replace(task, resources=Resources(exclusive=rules[task.service]))
-            found.append(asked)
+            accuracy = StageRunId(task.id.replace("perf/", "accuracy/"))
+            found.append(replace(task, id=accuracy, expected_s=seconds, resources=Resources()))
         found.append(task)
     return found
 

@@ -70,7 +70,7 @@ _WORTH_SHOWING: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
 }
 """Recipe -> layouts, tp and pp."""
 _FILLED_BY: Final = {
-    "triton_max_batch_size": "the axis `max_batch_size`",
+    "triton_max_batch_size": "`settings.repository.triton_max_batch_size`, or else the axis `max_batch_size`",
     "engine_dir": "the engine's folder",
     "tokenizer_dir": "the model's folder",
 }

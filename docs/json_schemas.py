@@ -101,7 +101,7 @@ FILES: Final = {
 }
 """Name of a schema -> the files of a workspace that it describes."""
 _MAPS: Final = re.compile(
-    r"(^|\.)(seconds|counts|environment|inputs|params|key|files|accuracy|accuracy_intervals|finish_reasons|scores|slo"
+    r"(^|\.)(seconds|counts|environment|inputs|params|key|files|next_commands|accuracy|accuracy_intervals|finish_reasons|scores|slo"
     r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
     r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|triton\[\]\.of|triton_use\.models|(recommended|candidates)\[\]\.workload)$"
 )

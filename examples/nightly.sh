@@ -6,6 +6,7 @@
 # FOLDER       what stays from night to night: the workspace, and the baseline of each matrix
 # MATRIX       matrix file, or the name of a shipped one
 # BASELINE     report to compare with in place of the last good night's, which then stays what it is
+# REF          branch that is run, if it is not the main one: it gets its own workspace, and the baseline stays what it is
 # FAIL_ON      conditions of `pipeline compare`
 # NIGHT        what the run is called, another every night
 #
@@ -17,7 +18,7 @@ FOLDER=${FOLDER:-$HOME/trtllm-pipeline}
 MATRIX=${MATRIX:-nightly}
 FAIL_ON=${FAIL_ON:-ttft_p50:+10%,tpot_p50:+10%,output_tps:-5%,accuracy:-2%}
 NIGHT=${NIGHT:-night-$(date +%Y%m%d-%H%M%S)}
-export PIPELINE_WORKSPACE=$FOLDER/workspace
+export PIPELINE_WORKSPACE=$FOLDER/${REF:+refs/$REF/}workspace
 kept=$FOLDER/$(basename "$MATRIX" .yaml).json
 
 rm -rf night
@@ -43,4 +44,4 @@ pipeline store gc --unused-days 30
 
 [ "$run" -eq 0 ] || exit "$run"
 [ "$gate" -eq 0 ] || exit "$gate"
-[ -n "${BASELINE:-}" ] || pipeline report --run "$NIGHT" --format json --output "$kept"
+[ -n "${BASELINE:-}${REF:-}" ] || pipeline report --run "$NIGHT" --format json --output "$kept"

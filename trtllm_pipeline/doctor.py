@@ -394,7 +394,7 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
                 CheckStatus.WARNING if part in problems else CheckStatus.MISSING,
             )
     if machine.mpirun is None:
-        detail = "no mpirun, which Triton needs for engines on several GPUs (up to TensorRT-LLM 0.18, on one too)"
+        detail = "no mpirun, which starts engines on several GPUs"
         yield _missing("tensorrt_llm.mpirun", detail, "apt-get install openmpi-bin")
     else:
         told = "" if machine.assumed else _first_line(machine.mpirun, "--version")

@@ -103,6 +103,8 @@ class Resources:
     exclusive: Exclusive = Exclusive.NONE
     accelerator: str | None = None
     """Type of its GPUs, in lower case, where a cluster has several."""
+    beside_standing: bool = False
+    """Whether managed servers may stand beside it: it asks a server that it has not started, which may be one of them."""
 
 
 @dataclass(frozen=True, slots=True)

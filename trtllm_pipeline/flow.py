@@ -241,7 +241,7 @@ def _expanded(
     cells = expand(
         loaded,
         default_toolchain=toolchain,
-        instead=None if told else lambda recipe: toolchains.load(toolchain).instead(recipe, machine),
+        instead=None if told else lambda cell: toolchains.load(toolchain).instead(cell, machine.of(cell.gpu)),
         release=release,
     )
     cells = with_control(cells, lambda cell: len(machine.of(cell.gpu).gpus), feasibility)
@@ -352,7 +352,11 @@ def check_feasible(plan: Plan) -> None:
         if any("\n" in reason for reason in reasons):
             hint = "with these lines in the matrix the same command goes on"
         elif all(HUB_UNASKED in reason for reason in reasons):
-            hint = "plan where the hub can be reached, or name a folder that has the model: model: [./FOLDER]"
+            hint = (
+                "plan where the hub can be reached, name the files that you trust with their SHA-256 in "
+                "settings.download.trust_remote_code, or name a folder that has the model: model: [./FOLDER]; "
+                "--assume takes transformers=VERSION, which may have the model itself"
+            )
         else:
             hint = f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}"
         raise PlanError("no cell can work:\n  " + "\n  ".join(reasons[:10]), hint=hint)
@@ -527,6 +531,7 @@ def _run(
 
     plan = _runnable_plan(request, loaded, store, place.machine)
     present = _present(plan, store)
+    _check_signed(request, present)
     source = _source(request, loaded, plan.machine)
     offers = None if source is None else source.offers(plan, present)
     seen = forecast(plan, store, present, offers=offers, nodes=place.nodes)
@@ -630,6 +635,7 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     with store.in_use():
         repeated.forget(store)  # this says what cells last had, and the next run says it again
         present: Mapping[Fingerprint, Artifact] = _present(plan, store)
+        _check_signed(request, present)
         source = _source(request, loaded, plan.machine)
         if source is not None:
             present = source.pull(plan, store, present, observer)
@@ -637,6 +643,16 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
             plan, store, Executor(), observer, run_id=BY_HAND, nodes=[capacity(plan.machine)], present=present
         )
     return plan, outcome
+
+
+def _check_signed(request: Request, present: Mapping[Fingerprint, Artifact]) -> None:
+    """Raise StateError if a policy requires signatures that artifacts here lack: what is found is used like what is pulled."""
+    from trtllm_pipeline import provenance
+
+    keys = None if request.trusted_keys is None else Path(request.trusted_keys)
+    policy = provenance.policy(keys, required=request.require_signed)
+    if policy.required:
+        provenance.require([artifact.folder for artifact in present.values()], policy)
 
 
 def _present(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:

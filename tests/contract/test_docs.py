@@ -201,6 +201,7 @@ def test_other_programs_are_known() -> None:
         "sha256sum",
         "start",
         "tar",
+        "sh",
         "source",
     }
     assert {Path(command.words[0]).name for command in ALL} <= known

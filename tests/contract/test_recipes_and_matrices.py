@@ -16,6 +16,7 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers import trtllm_cells
+from tests.standins import templates
 from trtllm_pipeline.config import matrices, recipes
 from trtllm_pipeline.config.document import read
 from trtllm_pipeline.config.expand import expand
@@ -23,6 +24,8 @@ from trtllm_pipeline.config.load import TEMPLATE, load_matrix
 from trtllm_pipeline.config.models import Recipe, Settings, json_schema
 from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.toolchains import base as toolchains
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(trtllm_pipeline.__file__).parent
@@ -36,7 +39,7 @@ CELLS = {
     "nightly": 6,
     "phi3": 1,
     "quickstart": 4,
-    "qwen2": 24,
+    "qwen2": 18,
     "qwen2-tp4": 1,
     "tiny": 2,
 }
@@ -280,9 +283,24 @@ def test_qwen2_is_the_well_known_script_row_by_row() -> None:
     rows = {(cell.model, cell.tp, cell.pp, cell.precision, cell.max_batch_size, cell.isl, cell.osl) for cell in cells}
     layouts = (("qwen2-7b", 1, 1), *(("qwen2-72b-instruct", tp, pp) for tp, pp in ((4, 1), (4, 2), (8, 1))))
     precisions = ("fp8", "fp16", "int8_wo")
-    assert rows == {
+    script = {
         (*layout, precision, batch, 2048, 1024) for layout in layouts for precision in precisions for batch in (4, 8)
     }
+    never = {row for row in script if row[0] == "qwen2-72b-instruct" and row[3] == "int8_wo"}
+    assert rows == script - never
+    assert len(never) == 6, "29568 / 4 and 29568 / 8 are no multiples of 64"
+
+
+@pytest.mark.parametrize("release", ["0.16.0", "1.2.0"])
+def test_every_cell_of_qwen2_can_work(release: str) -> None:
+    machine = parse(f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80")
+    cells = expand(load_matrix(matrices_folder() / "qwen2.yaml"), default_toolchain="embedded")
+    toolchain = toolchains.load("tensorrt_llm")
+    assert [said for cell in cells if (said := toolchain.infeasible(cell, machine)) is not None] == []
+
+
+def test_qwen2_has_the_script_s_settings() -> None:
+    cells = expand(load_matrix(matrices_folder() / "qwen2.yaml"), default_toolchain="embedded")
     caches = {"fp8": "fp8", "fp16": None, "int8_wo": "int8"}
     for cell in cells:
         settings = cell.settings
@@ -416,3 +434,17 @@ def test_names_work_where_the_package_is_installed(tmp_path: Path) -> None:
     assert {cell["id"].split("/")[0] for cell in plan["cells"]} == {"tiny"}
     pipeline("matrix", "init", "--from", "tiny")
     assert "2 cells" in pipeline("matrix", "check", "matrix.yaml")
+
+
+def test_the_sampling_of_a_script_can_be_measured() -> None:
+    """docs/coming-from-scripts.md: its load client's sampling are settings, and inputs of every release's models."""
+    page = (ROOT / "docs" / "coming-from-scripts.md").read_text(encoding="utf-8")
+    (others,) = re.findall(r"`extra_inputs: (\{[^}]*\})`", page)
+    sets = [f"settings.perf.{each}" for each in ("temperature=1.0", "top_k=40", "top_p=0.9", f"extra_inputs={others}")]
+    sets += ["settings.perf.measurement_interval_ms=30000", "settings.repository.triton_max_batch_size=2"]
+    cells = expand(load_matrix(matrices_folder() / "qwen2.yaml", sets), default_toolchain="tensorrt_llm")
+    perf = cells[0].settings["perf"]
+    assert perf["extra_inputs"].keys() == {"beam_width", "repetition_penalty", "length_penalty"}
+    for release in templates.releases():
+        inputs = templates.names(templates.model(release, "ensemble")["inputs"])
+        assert {"temperature", "top_k", "top_p", *perf["extra_inputs"]} <= {*inputs}, release

@@ -84,7 +84,7 @@ def serve(folder: Path, configs: Mapping[str, ModelConfig], **variables: str) ->
             ports=triton.free_ports(),
         )
     try:
-        server.wait_ready(60)
+        server.wait_ready(180)
         yield server
     finally:
         server.stop()

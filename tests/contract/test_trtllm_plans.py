@@ -200,9 +200,9 @@ def test_the_script_of_nested_loops_is_planned_for_every_release(planner: Planne
     assert refused == {
         cell["id"] for cell in planned["cells"] if cell["axes"]["precision"] == "fp8" and release == "0.20.0"
     }
-    assert len(planned["cells"]) == 24
-    # 7B on one GPU, 72B as tp4, tp4pp2 and tp8: 4 checkpoints in each precision, each for two batch sizes.
-    quantized, engines = 8 - len(refused) // 2, 24 - len(refused)
+    assert len(planned["cells"]) == 18
+    # 7B on one GPU, 72B as tp4, tp4pp2 and tp8: 4 checkpoints in FP8 and FP16, and INT8 of 7B, each for two batch sizes.
+    quantized, engines = 5 - len(refused) // 2, 18 - len(refused)
     started = check_programs(planned, release)
     by_script = Counter({"quantize.py": quantized if release != "0.10.0" else 0})  # there Model Optimizer does it
     assert started == Counter({"convert_checkpoint.py:qwen": 4, "trtllm-build": engines, "run.py": engines}) + by_script
@@ -268,7 +268,13 @@ def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted
     told = planner.refusal("phi3", "0.10.0")
     assert "transformers has it since 4.41.0, here is 4.38.2" in told
     assert "and its hub, which tells the files' SHA-256, cannot be asked now" in told
-    assert "try: plan where the hub can be reached, or name a folder that has the model" in told
+    assert "try: plan where the hub can be reached, name the files that you trust with their SHA-256" in told
+    assert "or name a folder that has the model" in told
+    assert "--assume takes transformers=VERSION" in told
+    assert len(feasible(planner.plan("phi3", "0.10.0,transformers=4.41.0"))) == 1
+    trusted = {"phi-3-mini-128k-instruct": {"configuration_phi3.py": "0" * 64}}
+    said = planner.plan("phi3", "0.10.0", "--set", f"settings.download.trust_remote_code={json.dumps(trusted)}")
+    assert len(feasible(said)) == 1
 
 
 @pytest.mark.parametrize("matrix", ["gpt2", "phi3"])

@@ -217,6 +217,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         ),
         on(),
     ),
+    "TLM514": Example(
+        cell(lane=PYTORCH, repository__kv_cache_onboard_blocks=True),
+        cell(lane=PYTORCH, repository__kv_cache_onboard_blocks=True),
+        on("1.3.0rc13"),
+        on("1.3.0rc12"),
+    ),
     "TLM601": Example(some_cell(tp=16), some_cell(tp=8), on()),
     "TLM602": Example(cell(build__max_num_tokens=64), cell(build__max_num_tokens=128), on()),
     "TLM603": Example(some_cell("bf16", osl=4096, recipe=GEMMA2), some_cell("bf16", osl=3968, recipe=GEMMA2), on()),
@@ -694,15 +700,6 @@ def test_engines_read_a_shared_expert_as_model_optimizer_names_it_since_a_releas
     }
     assert "since 0.20, this is 0.19.0" in str(said["0.19.0"])
     assert said["0.20.0"] is None
-
-
-@pytest.mark.parametrize(("precision", "works"), [("int4_awq", False), ("w4a8_awq", False), ("fp8", True)])
-def test_pytorch_cuts_no_groups_of_awq(precision: str, works: bool) -> None:
-    cut = {"intermediate_size": 14208}
-    for tp in (1, 2):
-        said = infeasible(some_cell(precision, tp=tp, toolchain=PYTORCH, recipe=cut), on("1.1.0"))
-        assert (said is None) is (works or tp == 1)
-    assert said is None or "tp2: each rank's part of intermediate_size 14208 must be a multiple of" in said
 
 
 def test_model_optimizer_deals_no_experts_either() -> None:

@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from contextlib import AbstractContextManager
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -32,10 +30,6 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 TIMEOUT_S = 60.0
-
-
-def find_chromium() -> str | None:
-    return next((path for name in PROGRAMS if (path := shutil.which(name)) is not None), None)
 
 
 class Browser(AbstractContextManager["Browser"]):

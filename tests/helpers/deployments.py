@@ -58,6 +58,7 @@ def deployment(kind: str = "engine", gpus: int = 1, **changes: Any) -> Deploymen
         "memory_from": "what was measured",
         "cpus": 6,
         "openai": False,
+        "api_keys": True,
         "storage_class": None,
         **changes,
     }

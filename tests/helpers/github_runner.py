@@ -79,7 +79,12 @@ def evaluated(expression: str, contexts: Mapping[str, Any], *, failed: bool = Fa
     """The value of an expression."""
     for operator, python in _OPERATORS:
         expression = re.sub(operator, python, expression)
-    status = {"success": lambda: not failed, "failure": lambda: failed, "cancelled": lambda: False}
+    status = {
+        "success": lambda: not failed,
+        "failure": lambda: failed,
+        "cancelled": lambda: False,
+        "format": str.format,
+    }
     known = {name: Context(value) for name, value in contexts.items()}
     return eval(expression.strip(), {"__builtins__": {}, **status, **known})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -65,7 +64,4 @@ def isolated(workspace: Path, *command: str) -> list[str]:
 
 def may_isolate(workspace: Path) -> bool:
     """Whether such a command can be run here."""
-    return (
-        bool(shutil.which("unshare"))
-        and not subprocess.run(isolated(workspace, "true"), capture_output=True, check=False).returncode
-    )
+    return subprocess.run(isolated(workspace, "true"), capture_output=True, check=False).returncode == 0

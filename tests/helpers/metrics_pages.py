@@ -98,7 +98,8 @@ class Gateway:
             request.queued()
             request.started()
             for _ in range(4):
-                request.chunk(50)
+                request.output()
+                request.tokens(50)
             request.usage(100, 200)
             request.tool_calls(1)
             request.finish(200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 import uuid
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import needed
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import mpi_server, triton
+from trtllm_pipeline.serving.command_lines import launcher
 
 STAND_IN = Path(__file__).resolve().parents[1] / "standins" / "rank.py"
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")
@@ -51,7 +54,18 @@ class Stage:
     def report(self, rank: int) -> dict[str, Any]:
         return dict(json.loads((self.orders / f"rank.{rank}.json").read_text()))
 
-    def start(self, world_size: int, *, release: str = "0.16.0", name: str = "a", **options: Any) -> mpi_server.World:
+    def start(
+        self,
+        world_size: int,
+        *,
+        release: str = "0.16.0",
+        mpirun: str | None = None,
+        name: str = "a",
+        **options: Any,
+    ) -> mpi_server.World:
+        """Start a world by `mpirun`, by default that of this machine. Skips the test if several ranks lack it."""
+        if mpirun is None:
+            mpirun = needed.program("mpirun") if world_size > 1 else shutil.which("mpirun")
         attempt = self.folder / name
         attempt.mkdir(exist_ok=True)
         ports = options.pop("ports", None) or triton.free_ports()
@@ -59,7 +73,7 @@ class Stage:
             self.installed,
             self.repository,
             world_size,
-            release=release,
+            mpirun=launcher(world_size, release, mpirun),
             log=attempt / "server.log",
             ports=ports,
             **options,
@@ -70,7 +84,7 @@ class Stage:
         """A world that is ready; nothing of it is left afterwards."""
         world = self.start(world_size, **options)
         try:
-            world.wait_ready(30)
+            world.wait_ready(180)
             yield world
         finally:
             world.stop(3.0)

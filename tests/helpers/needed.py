@@ -1,12 +1,55 @@
-"""Packages that only some environments have."""
+"""Packages and programs that only some machines have. Tests ask here, so that all of them are skipped in the same words."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+import shutil
+from typing import Any, Final
 
 import pytest
+
+PROGRAMS: Final = {
+    "chromium": "chromium",
+    "curl": "curl",
+    "docker-compose": "docker-compose",
+    "git": "git",
+    "kubectl": "kubernetes-client",
+    "mkfs.ext4": "e2fsprogs",
+    "mpirun": "openmpi-bin",
+    "munged": "munge",
+    "openssl": "openssl",
+    "prometheus": "prometheus",
+    "prometheus-pushgateway": "prometheus-pushgateway",
+    "promtool": "prometheus",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "systemd-analyze": "systemd",
+}
+"""Program -> its package in Debian and Ubuntu."""
+_OTHER_NAMES: Final = {"chromium": ("chromium-browser", "google-chrome", "google-chrome-stable")}
+
+
+def program(name: str) -> str:
+    """Path of a program in PROGRAMS. Skips the test without it."""
+    if reason := _missing(name):
+        pytest.skip(reason)
+    return str(_find(name))
+
+
+def programs(*names: str) -> pytest.MarkDecorator:
+    """Skip a test on a machine that lacks one of these programs."""
+    reasons = [reason for name in names if (reason := _missing(name))]
+    return pytest.mark.skipif(bool(reasons), reason=", ".join(reasons))
+
+
+def _missing(name: str) -> str | None:
+    """Why a test is skipped; `.ci/run` recognizes these words."""
+    return None if _find(name) else f"needs the program {name}: apt install {PROGRAMS[name]}"
+
+
+def _find(name: str) -> str | None:
+    return next((path for each in (name, *_OTHER_NAMES.get(name, ())) if (path := shutil.which(each))), None)
 
 
 def quantize_package(name: str) -> Any:

@@ -178,7 +178,7 @@ def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
         ports=triton.free_ports(),
     )
     try:
-        server.wait_ready(60)
+        server.wait_ready(180)
         yield Client(server)
     finally:
         server.stop()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.helpers import needed
 from tests.standins import templates
 from tests.standins.installation import Installation, install
 from tests.standins.triton import install_server
@@ -42,9 +43,15 @@ ALL_STARTS = {"convert_checkpoint.py:llama": 1, "quantize.py": 1, "trtllm-build"
 
 
 class Lane:
-    """A release of TensorRT-LLM with everything around it, a matrix and a workspace."""
+    """A release of TensorRT-LLM with everything around it, a matrix and a workspace.
+
+    Several GPUs are for engines with several ranks: without mpirun, the test is skipped. With `gpus=1` it needs none.
+    """
 
     def __init__(self, folder: Path, release: str, **options: Any) -> None:
+        options = {"gpus": 4, **options}
+        if options["gpus"] > 1:
+            needed.program("mpirun")
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.workspace = folder / "w"
@@ -54,7 +61,7 @@ class Lane:
             folder / "trt",
             release,
             templates=templates.install(folder / "templates", release),
-            **{"gpus": 4, **options},
+            **options,
         )
         self.marker = f"TEST_MARKER_{uuid.uuid4().hex}"
         self.environment = {
@@ -63,6 +70,20 @@ class Lane:
             "XDG_RUNTIME_DIR": str(folder),
             self.marker: "1",
         }
+
+    def hide(self, program: str) -> None:
+        """Let the machine lack a program: folders of PATH that have it are replaced by links to all else in them."""
+        folders = []
+        for number, folder in enumerate(map(Path, self.environment["PATH"].split(os.pathsep))):
+            shown = folder
+            if (folder / program).exists():
+                shown = self.folder / f"without-{program}-{number}"
+                shown.mkdir()
+                for path in folder.iterdir():
+                    if path.name != program:
+                        (shown / path.name).symlink_to(path)
+            folders.append(str(shown))
+        self.environment["PATH"] = os.pathsep.join(folders)
 
     def start(self, *words: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """`pipeline` with these words."""

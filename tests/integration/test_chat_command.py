@@ -19,6 +19,7 @@ from tests.helpers.gateways import listening
 from tests.helpers.terminals import Terminal
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
+from trtllm_pipeline.processes.guardian import proc_file, process_table
 
 pytestmark = pytest.mark.integration
 PIPELINE = [sys.executable, "-m", "trtllm_pipeline", "chat"]
@@ -243,8 +244,7 @@ def test_an_engine_is_served_for_as_long_as_one_talks(tmp_path: Path) -> None:
     assert "it ends with this conversation" in done.stderr
     assert done.returncode == 0
     assert not (tmp_path / "ws" / "serve").exists()
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(tmp_path) not in listed
+    assert not [line for pid in process_table() if str(tmp_path).encode() in (line := proc_file(pid, "cmdline"))]
 
 
 def test_a_workspace_without_servers(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -22,7 +21,6 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof import material
 
 pytestmark = pytest.mark.integration
-needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)")
 
 
 def rows(found: dict[str, Any], kind: str = "cell") -> dict[str, dict[str, Any]]:
@@ -91,7 +89,6 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
     assert "launch" not in told
 
 
-@needs_mpirun
 @pytest.mark.slow
 def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
@@ -182,7 +179,6 @@ def test_trtllm_serve_serves_where_there_is_no_triton_and_its_options_are_compar
     assert [start.argv[0] for start in lane.installed.invocations("trtllm-serve")] == ["serve", "serve"]
 
 
-@needs_mpirun
 @pytest.mark.slow
 def test_what_ten_minutes_are_not_enough_for_comes_the_next_time(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0", gpus=1)

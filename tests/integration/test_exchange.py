@@ -125,7 +125,7 @@ def test_a_job_reads_artifacts_and_files_and_its_result_comes_back(
     assert (attempt / "out" / "all").read_text() == "wcmine"
     assert (attempt / "out" / "link").readlink() == Path("all")
     assert (attempt / "log").read_text() == "said\n"
-    assert eventually(lambda: not folder_of(attempt).exists())
+    assert eventually(lambda: executor.wait(0.1) == [] and not folder_of(attempt).exists())
 
 
 def test_a_view_of_an_artifact_has_only_its_files_there_too(workspace: Path, executor: ClusterExecutor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers import needed
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.bundles import started
 from tests.helpers.deployments import deployment
@@ -135,6 +137,10 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert "for a hub" in refused("--upload")
     assert "--to lws is for several nodes" in refused(to="lws")
     assert "needs the public keys" in refused("--require-signed")
+    assert r"--image 'a\x01b': expected" in refused("--image", "a\x01b")
+    assert "--image ''" in refused("--image", "")
+    assert "expected lower-case letters" in refused("--storage-class", "a\nb")
+    assert "--no-require-keys is for the OpenAI endpoint" in refused("--no-require-keys")
 
     full = tmp_path / "full"
     full.mkdir()
@@ -154,6 +160,30 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     said = refused()
     assert "is not verified: build is missing, which its repository was made of" in said
     assert "pipeline run --matrix" in said
+
+
+def test_the_next_commands_are_said(built: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out of here"
+    words = ("export", CELL, "--to", "kubernetes,compose", "--workspace", str(built), "--output-dir", str(out))
+    told = json.loads(pipeline(*words, "--openai", "--format", "json").stdout)
+    again, keys, *steps = told["next_commands"]["kubernetes"]
+    name, bundle = told["name"], f"{out}-bundle/bundle"
+    assert keys == f'kubectl create secret generic {name}-api-keys --from-literal=keys="$(openssl rand -hex 24)"'
+    assert steps[:2] == [
+        f"kubectl apply -k '{out}/kubernetes/overlay'",
+        f"sh '{out}/kubernetes/fill/fill-from-bundle.sh' '{bundle}'",
+    ]
+    assert steps[2].endswith(f"s deployment/{name}")
+    assert told["next_commands"]["compose"][0] == again
+    program, *typed = shlex.split(again)
+    assert program == "pipeline"
+    pipeline(*typed)
+    assert (Path(bundle) / "SHA256SUMS").is_file()
+
+    both = tmp_path / "both"
+    said = pipeline(*words[:3], "bundle,kubernetes", *words[4:-1], str(both)).stderr
+    assert said.startswith("next, for kubernetes:\n  kubectl apply -k ")
+    assert f"fill-from-bundle.sh {both}/bundle\n" in said
 
 
 def test_a_cell_whose_server_was_never_tested(tmp_path: Path) -> None:
@@ -203,7 +233,6 @@ def test_the_hub_is_asked_only_when_told_to_upload(built: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 def test_a_moved_bundle_with_two_ranks(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
     lane.run("--cells", LARGER, "--until", "smoke")
@@ -250,7 +279,6 @@ assert said and said[0][1] is None, said
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 def test_a_moved_bundle_with_an_adapter(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.2.0")
     write_adapter(lane.folder / "sql", random_pairs({"q_proj": (128, 128)}, rank=2, layers=4))
@@ -298,7 +326,6 @@ HEAD = """\
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 @pytest.mark.parametrize(
     ("release", "settings", "folder"), [("1.2.0", TWO_ENGINES, "drafter"), ("1.3.0", HEAD, "draft")]
 )
@@ -335,7 +362,7 @@ def test_a_bundle_has_what_drafts_too(tmp_path: Path, release: str, settings: st
 
 def _namespaces() -> bool:
     command = ["unshare", "--map-root-user", "--uts", "--mount", "hostname", "x"]
-    return bool(shutil.which("unshare")) and subprocess.run(command, check=False, capture_output=True).returncode == 0
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 STAND_IN = """#!/bin/sh
@@ -345,7 +372,7 @@ sleep 1
 """
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+@needed.programs("mpirun")
 @pytest.mark.skipif(not _namespaces(), reason="needs namespaces of its own")
 def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
     """Two pods as namespaces with host names and /tmp of their own, on one volume; the rest is as in the manifests."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import needed
 from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.report import tracking
 from trtllm_pipeline.report.openmetrics import to_openmetrics
@@ -49,10 +49,7 @@ def serving(command: Sequence[str], option: str, ready: str, timeout_s: float, *
         process.wait(120)
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus-pushgateway") is None,
-    reason="Pushgateway is not installed: apt install prometheus-pushgateway",
-)
+@needed.programs("prometheus-pushgateway")
 @pytest.mark.parametrize("hostile", [False, True])
 def test_a_push_gateway_keeps_what_is_pushed(hostile: bool, tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -12,9 +13,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.helpers.embedded_engines import LETTERS, SCRIPT, script_engine
+from tests.helpers.embedded_engines import END_ID, LETTERS, SCRIPT, script_engine
 from tests.helpers.gateways import listening
 from tests.helpers.triton_client import serve
+from trtllm_pipeline.client.openai import OpenAiClient
+from trtllm_pipeline.client.session import Answer, GenerationRequest
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 
 pytestmark = pytest.mark.integration
@@ -89,6 +92,33 @@ def test_stop_words_end_the_request_on_the_server(served: Served) -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_of_an_exact_length(served: Served, model: str, stream: bool) -> None:
+    """As `pipeline bench load --ignore-eos` asks for them."""
+    client = OpenAiClient(served.url, model, "completions", stream=stream, timeout_s=30)
+
+    async def generate(**options: Any) -> Answer:
+        async with client:
+            return await client.session().generate(GenerationRequest("s", 150, options))
+
+    short, exact = asyncio.run(generate()), asyncio.run(generate(min_tokens=150, ignore_eos=True))
+    assert (short.error, short.finish_reason, exact.error, exact.finish_reason) == (None, "stop", None, "length")
+    assert (short.output_tokens or 0) < 100
+    assert exact.output_tokens == 150
+    assert exact.text.startswith(SCRIPT[1:])
+
+
+def test_special_tokens_end_an_answer_and_are_handled_as_the_server_does(served: Served) -> None:
+    assert complete(served, "s", max_tokens=100, stop_token_ids=[END_ID]).json()["choices"][0]["text"] == SCRIPT[1:]
+    ends = complete(served, "A", max_tokens=50, stop_token_ids=[ord("C")])
+    assert (ends.status_code, ends.json()["error"]["param"]) == (400, "stop_token_ids")
+    assert "give the text in stop" in ends.json()["error"]["message"]
+    for name in ("skip_special_tokens", "add_special_tokens"):
+        statuses = [complete(served, "A", max_tokens=1, **{name: value}).status_code for value in (True, False)]
+        assert statuses == [200, 400]
+
+
 def test_sampling_seed_and_log_probabilities(served: Served) -> None:
     def sample(**more: Any) -> list[str]:
         asked = {"max_tokens": 12, "temperature": 2, "n": 2, **more}
@@ -115,6 +145,12 @@ def test_what_does_not_fit_or_is_not_supported(served: Served) -> None:
             "unsupported_parameter",
             "follows no response_format: its server has no guided decoding",
         ),
+        ({"prompt": "x", "min_p": 0.5}, "unsupported_parameter", "does not take min_p"),
+        (
+            {"prompt": "x", "min_tokens": 9, "max_tokens": 8},
+            "invalid_value",
+            "min_tokens is 9; the answer has at most 8",
+        ),
         ({"prompt": "x", "length_penalty": 0.5, "temperature": 3}, "invalid_value", "from 0 to 2"),
     ):
         response = complete(served, **body)
@@ -134,7 +170,7 @@ def test_a_client_that_leaves_frees_the_one_slot_at_once(served: Served, model: 
         asked = {"model": model, "prompt": "A", "max_tokens": 7000, "stream": stream}
         body = json.dumps(asked).encode()
         with socket.create_connection((at.hostname, at.port)) as sock:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             sock.sendall(head.encode() + body)
             if stream:
                 assert b"200 OK" in sock.recv(100)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers import needed
 
 pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
@@ -24,8 +25,10 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
     ids=["two at once", "five at once", "power cut"],
 )
 def test_nothing_is_torn_made_twice_or_left_behind(tmp_path: Path, words: tuple[str, ...], kills: int) -> None:
-    if "power" in words and (os.geteuid() != 0 or shutil.which("mkfs.ext4") is None):
-        pytest.skip("a file system whose power can be cut needs root and mkfs.ext4")
+    if "power" in words:
+        needed.program("mkfs.ext4")
+        if os.geteuid() != 0:
+            pytest.skip("a file system whose power can be cut needs root")
     done = subprocess.run(
         [sys.executable, SCRIPT, "--toy", "64", "--kills", str(kills), *words],
         env={**os.environ, "TMPDIR": str(tmp_path)},

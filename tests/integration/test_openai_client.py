@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers import needed
 from tests.helpers.chat_models import LOG, Running, gateway, said, spoken
 from tests.helpers.openai_shapes import chunk_of, shaped
 from trtllm_pipeline.bench.scripted_server import Script, config
@@ -469,7 +469,7 @@ def test_models_and_errors_have_the_published_shape(running: Running) -> None:
 # --------------------------------------------------------------------------------------------------------------- curl
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@needed.programs("curl")
 def test_curl(running: Running) -> None:
     def curl(*words: str) -> str:
         command = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "20", *words]

@@ -169,6 +169,25 @@ def test_a_server_that_runs_already_is_left_alone_and_the_report_says_so(servers
     assert servers.run(["openai"], {"openai": {"url": running}})["openai"]["status"] == "up_to_date"
 
 
+def test_a_managed_server_is_measured_through_its_own_gateway(servers: Servers, tmp_path: Path) -> None:
+    """It stands on the machine for as long as people want, so nothing that asks it may wait for its end."""
+    servers.stand_in("vllm")
+    assert servers.run(["vllm"])["vllm"]["status"] == "done", servers.said
+    known = ("--workspace", str(servers.workspace))
+    exact = {"perf": {**MATRIX["settings"]["perf"], "exclusive": "machine", "workload": "isl_osl"}}
+    try:
+        servers.pipeline("serve", "start", "vllm", *known, "--openai", "--name", "kept")
+        (kept,) = json.loads(servers.pipeline("serve", "ps", *known, "--format", "json"))["servers"]
+        servers.workspace = tmp_path / "measured"
+        (row,) = servers.run(["openai"], {"openai": {"url": kept["endpoints"]["openai"]}, **exact}).values()
+        assert "in use by" not in servers.said
+    finally:
+        servers.pipeline("serve", "stop", "kept", *known)
+    assert row["status"] == "done", servers.said
+    assert row["perf"][0]["requests"] == 2
+    assert row["accuracy_total"] == 28
+
+
 def test_nothing_at_a_url_is_told_at_once(servers: Servers) -> None:
     with socket_port() as port:
         pass

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def test_a_sweep_of_concurrencies_over_several_processes(
     assert [level["concurrency"] for level in result["levels"]] == [1, 4]
     for level in result["levels"]:
         assert (level["requests"], level["failures"]) == (12, 0)
-        assert 19 < level["ttft_ms"]["min"] < 60
-        assert 44 < level["e2e_ms"]["min"] < 200
+        assert level["ttft_ms"]["min"] > 19
+        assert level["e2e_ms"]["min"] > 44
         assert [each["missed"] for each in level["objectives"]] == [None]
         assert level["goodput"]["share"] == 0.0, "nothing ends within a millisecond"
         assert level["as"]["vllm"]["ttft_ms"] == level["ttft_ms"]
@@ -111,16 +112,20 @@ def test_an_open_loop_against_an_openai_server(
 ) -> None:
     words = ("--request-rate", "40", "--requests", "20", "--request-distribution", "constant")
     where = ("-u", f"http://{service.http}", "--protocol", "openai", "--endpoint-type", endpoint, "--model", "ensemble")
-    (level,) = (result := loaded(home, tmp_path, *where, *words))["levels"]
+    (level,) = (result := loaded(home, tmp_path, *where, *words, "--event-file", "e.jsonl"))["levels"]
     assert (level["concurrency"], level["request_rate"], level["failures"]) == (None, 40.0, 0)
-    assert level["schedule"]["achieved_rate"] == pytest.approx(40, rel=0.1)
+    records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
+    measured = [record for record in records if record["type"] == "request" and record["phase"] == "measured"]
+    scheduled, sent = (sorted(record[at] for record in measured) for at in ("scheduled_ns", "sent_ns"))
+    assert [after - before for before, after in pairwise(scheduled)] == pytest.approx([25e6] * 19, abs=1e3)
+    assert level["schedule"]["achieved_rate"] == pytest.approx(19e9 / (sent[-1] - sent[0]), abs=1e-3)
     assert level["schedule"]["response_ms"]["min"] >= level["e2e_ms"]["min"]
     assert level["finish_reasons"] == {"stop": 20}
     assert result["token_count"]["source"] == "server"
     assert level["output_tokens_per_request"]["mean"] == 6
     # A chat begins with a message that only says who speaks: first content is not first message.
-    early = level["as"]["vllm"]["ttft_ms"]["p50"] < 15
-    assert early == (endpoint == "chat")
+    first_message, first_content = level["as"]["vllm"]["ttft_ms"], level["ttft_ms"]
+    assert first_message["mean"] < first_content["mean"] if endpoint == "chat" else first_message == first_content
 
 
 @pytest.mark.parametrize("interface", ["http", "openai"])

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+import trtllm_pipeline
+from tests.helpers.signed import write_key
 from trtllm_pipeline.config.recipes import matrices_folder
 
 pytestmark = pytest.mark.integration
@@ -406,3 +408,57 @@ def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(
     assert measured["conditions"]["workload"]["max_tokens"] == [16, 16]
     assert [level["requests"] for level in measured["conditions"]["workload"]["levels"]] == [4, 4]
     assert measured["perf"][0]["output_tokens_per_request"]["mean"] == 16
+
+
+def test_an_artifact_of_other_code_is_marked_and_stays_up_to_date(done: Path, tmp_path: Path) -> None:
+    """Two states of the pipeline's code in one workspace."""
+    assert "made by other code" not in pipeline("explain", "tiny/fp16", "--matrix", TINY, cwd=done)
+    changed = tmp_path / "changed" / "trtllm_pipeline"
+    shutil.copytree(Path(trtllm_pipeline.__file__).parent, changed, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(matrices_folder().parent / "recipes", changed.parent / "recipes")
+    with (changed / "toolchains/embedded/build.py").open("a", encoding="utf-8") as file:
+        file.write("\n# a branch\n")
+    words = ("explain", "tiny/fp16", "build", "--matrix", TINY, "--workspace", str(done / ".pipeline"))
+    shown = subprocess.run(
+        [sys.executable, "-m", "trtllm_pipeline", *words],
+        cwd=changed.parent,
+        env={**os.environ, "PYTHONPATH": str(changed.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search(r"build +up to date", shown), shown
+    made = json.loads(next((done / ".pipeline/store/build").glob("*/manifest.json")).read_text())["provenance"][
+        "system"
+    ]
+    assert f"made by other code: {made['code']}, this is " in shown
+
+
+def test_a_policy_in_the_environment_holds_for_what_a_run_finds(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPELINE_REQUIRE_SIGNED", "1")
+    key = write_key(done, "me")
+    builds = ("run", "--matrix", TINY, *BUILDS_ONLY)
+    assert "needs the public keys" in refused(*builds, cwd=done)
+    monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(done / "trusted"))
+    engine = next((done / ".pipeline/store/build").iterdir())
+    repository = next((done / ".pipeline/store/repository").iterdir())
+    job = ("exec", str(engine / "job.json"), "--output-dir", "replayed")
+    by_hand = ("launch", "--toolchain", "embedded", "--repository")
+    for words in (builds, (*by_hand, str(repository / "out")), job):
+        assert "is not signed" in refused(*words, cwd=done)
+    assert "nobody can have signed it" in refused(*by_hand, str(repository), cwd=done)
+    pipeline("store", "provenance", "--sign", str(key), cwd=done)
+    assert "2 up to date" in pipeline(*builds, cwd=done)
+    pipeline(*job, cwd=done)
+    # Also what only another run wants: a new engine of a checkpoint that is signed.
+    changed = ("--set", "axes.max_batch_size=[3]", "--cells", "tiny/fp16", *BUILDS_ONLY)
+    pipeline("run", "--matrix", TINY, *changed, cwd=done)
+    assert "is not signed" in refused("run", "--matrix", TINY, *changed, cwd=done)
+
+
+def refused(*words: str, cwd: Path) -> str:
+    process = start(*words, cwd=cwd)
+    err = process.communicate(timeout=300)[1]
+    assert process.returncode in {1, 2}, err
+    assert "Traceback" not in err, err
+    return err

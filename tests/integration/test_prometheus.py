@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -17,15 +16,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers import metrics_pages
+from tests.helpers import metrics_pages, needed
 from trtllm_pipeline.hosting import monitoring
 from trtllm_pipeline.hosting.dashboard import ROWS
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None, reason="Prometheus is not installed: apt install prometheus"
-    ),
+    needed.programs("prometheus", "promtool"),
 ]
 STARTS_S = 20.0
 TRTLLM_SERVE_PATH = "/prometheus/metrics"

@@ -430,7 +430,7 @@ def test_what_cannot_be_cut_is_refused(llama: Path, rows: Path, tmp_path: Path) 
     for params, said in (
         ({"precision": "fp8", "tp": 3}, "4 attention heads cannot be split evenly over 3 GPUs"),
         ({"precision": "fp8", "pp": 3}, "4 layers cannot be split evenly into 3 stages"),
-        ({"precision": "int4_awq", "tp": 4}, "must be a multiple of W4A16_AWQ's group of 128"),
+        ({"precision": "int4_awq", "tp": 4}, "must be a multiple of 128 for int4_awq"),
         ({"precision": "int3"}, "'int3' is not known"),
     ):
         with pytest.raises(StageError, match=said) as caught:

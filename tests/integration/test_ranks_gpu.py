@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.helpers.mpi_worlds import Stage, eventually, seen_over
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.gpu,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)"),
 ]
 ALLOCATED_MIB = 1024
 """What a stand-in allocates; its CUDA context comes on top."""

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.browser import Browser, find_chromium
+from tests.helpers import needed
+from tests.helpers.browser import Browser
 from tests.helpers.fabricated_run import HOSTILE, START_S, run
 from trtllm_pipeline.bench.result import Goodput, GpuUse, HighestRate, TritonUse
 from trtllm_pipeline.planning.names import shared_parts, without
@@ -29,16 +30,13 @@ from trtllm_pipeline.report.workloads import Workload
 pytestmark = pytest.mark.integration
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
 
-CHROMIUM = find_chromium()
 READY = "document.documentElement?.dataset.ready !== undefined && !document.querySelector('.plot:empty:not([hidden] *):not([hidden])')"
 LIMITS_BYTES = {2: 600_000, 40: 700_000, 1000: 1_500_000}
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with Browser(CHROMIUM, tmp_path_factory.mktemp("profile")) as one:
+    with Browser(needed.program("chromium"), tmp_path_factory.mktemp("profile")) as one:
         yield one
 
 

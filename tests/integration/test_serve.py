@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -543,7 +542,6 @@ def test_a_full_disk_is_told(host: Host, lane: Lane) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)")
 def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -> None:
     lane.run("--until", "repository", "--cells", LARGER)
     said = host.serve(LARGER, "--name", "ranks", "--restart")
@@ -558,6 +556,21 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
     assert answer["text_output"]
     host.pipeline("serve", "stop", "ranks")
     assert host.left() == []
+
+
+@pytest.mark.slow
+def test_an_engine_on_one_gpu_is_kept_without_mpirun(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.16.0", gpus=1)
+    lane.hide("mpirun")
+    lane.run("--until", "repository", "--cells", PLAIN)
+    with kept(Host(lane.folder, lane.environment, lane.marker)) as host:
+        said = host.serve(PLAIN, "--name", "one", "--restart")
+        (rank,) = json.loads((Path(said["folder"]) / "service.json").read_text())["ranks"]
+        os.kill(rank, signal.SIGKILL)
+        again = host.becomes("one", "ready", restarts=1)
+        body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
+        answer = httpx.post(f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
+        assert answer["text_output"]
 
 
 @pytest.mark.slow

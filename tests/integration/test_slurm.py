@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import needed
 from tests.helpers.jobs import end, job, submit
 from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Resources
@@ -26,10 +26,8 @@ from trtllm_pipeline.serving.triton import unused_ports
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        os.getuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))),
-        reason="needs slurm-wlm and munge, as root",
-    ),
+    needed.programs("slurmctld", "slurmd", "munged"),
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root"),
 ]
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,10 +33,7 @@ from trtllm_pipeline.config.recipes import recipes_folder
 from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.triton_repository import model_config
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)"),
-]
+pytestmark = pytest.mark.integration
 RELEASES = (
     "0.8.0",
     *(pytest.param(release, marks=pytest.mark.slow) for release in ("0.11.0", "0.12.0", "0.16.0", "1.0.0")),
@@ -86,6 +82,21 @@ def test_every_cell_is_served_and_what_cells_share_is_made_once(done: Done, rele
     made = [name.partition("/")[0] for name in lane.artifacts()]
     stages = {"download": 1, "convert": 1, "quantize": 1, "build": 3, "check": 3, "repository": 3, "smoke": 3}
     assert {stage: made.count(stage) for stage in stages} == stages
+
+
+def test_one_rank_is_served_and_measured_without_mpirun(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.16.0", gpus=1)
+    found = lane.environment["PATH"]
+    lane.hide("mpirun")
+    asked = ("--cells", PLAIN, "--set", "settings.perf.requests=4", "--set", "settings.perf.concurrency=[1]")
+    cell = lane.run(*asked)[PLAIN]
+    assert (cell["status"], cell["perf"][0]["failures"]) == ("done", 0), cell
+    assert cell["accuracy"] is not None
+    attempts = [path.parent for path in lane.workspace.glob("work/*/server.log")]
+    assert attempts
+    assert not [path for attempt in attempts for path in attempt.glob("ranks*")], "mpirun writes logs of ranks"
+    lane.environment["PATH"] = found
+    assert lane.run(*asked)[PLAIN]["status"] == "up_to_date", "no key depends on mpirun"
 
 
 @pytest.mark.slow

@@ -16,10 +16,7 @@ from tests.helpers.bundles import started
 from tests.helpers.trtllm_runs import Lane, cells
 from trtllm_pipeline.client.images import png
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)"),
-]
+pytestmark = pytest.mark.integration
 MATRIX = """\
 name: images
 axes:

@@ -81,7 +81,7 @@ def served(folder: Path, models: Path) -> Iterator[Client]:
         ports=triton.free_ports(),
     )
     try:
-        server.wait_ready(60)
+        server.wait_ready(180)
         yield Client(server)
     finally:
         server.stop()

@@ -18,7 +18,7 @@ ALLOWED = ("--set", "settings.retry.oom.max_num_tokens=halve", "--set", "setting
 
 
 def lane_of(folder: Path, *faults: Fault) -> Lane:
-    lane = Lane(folder / "lane", "0.16.0")
+    lane = Lane(folder / "lane", "0.16.0", gpus=1)
     lane.installed.fail("trtllm-build", *faults)
     return lane
 

@@ -169,7 +169,7 @@ def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
         server = trtllm_serve.start(STAND_IN, log=tmp_path / "server.log", ports=ports)
         try:
             with pytest.raises(ServerError, match="ended with exit status 1") as error:
-                server.wait_ready(20)
+                server.wait_ready(180)
         finally:
             server.stop(1.0)
     assert error.value.failure is FailureClass.TRANSIENT

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from tests.standins import faults, refusals, releases
 from tests.standins.faults import Fault
-from tests.standins.programs import FACTS, INVOCATIONS
+from tests.standins.programs import FACTS, INVOCATIONS, llm_api
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _NAMES: Final = {80: "NVIDIA A100-SXM4-80GB", 89: "NVIDIA L40S", 90: "NVIDIA H100 80GB HBM3", 100: "NVIDIA B200"}
@@ -243,5 +243,6 @@ def _ways(version: Version) -> dict[str, Any]:
     return {
         "engine_backend": backend,
         "knows_rope_type": at >= (0, 12),
+        "llm_args": llm_api.of(str(version)),
         "refusals": {program: refusals.of(program, str(version)) for program in refusals.recorded()},
     }

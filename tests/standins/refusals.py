@@ -25,6 +25,11 @@ def recorded() -> dict[str, list[dict[str, Any]]]:
 @lru_cache(maxsize=512)
 def of(program: str, release: str) -> list[dict[str, Any]]:
     """Those of one program in a release."""
+    return [row for row in recorded()[program] if holds(row, release)]
+
+
+def holds(row: Mapping[str, Any], release: str) -> bool:
+    """Whether a fact with `since` and `before` is one of a release."""
     from packaging.version import Version
 
     version = Version(release)
@@ -33,7 +38,7 @@ def of(program: str, release: str) -> list[dict[str, Any]]:
         # Of a line, as 0.17, every build counts.
         return since is None or version >= Version(f"{since}.dev0" if since.count(".") == 1 else since)
 
-    return [row for row in recorded()[program] if begun(row["since"]) and not (row["before"] and begun(row["before"]))]
+    return begun(row["since"]) and not (row["before"] and begun(row["before"]))
 
 
 def met(row: Mapping[str, Any], facts: Facts) -> bool:

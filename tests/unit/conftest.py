@@ -1,6 +1,9 @@
 """Cells and toolchains made by hand, for tests of what stands above them."""
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -115,3 +118,14 @@ def make_toolchain(version: str = "1") -> Toolchain:
 @pytest.fixture
 def toolchain() -> Toolchain:
     return make_toolchain()
+
+
+@pytest.fixture
+def make() -> Callable[[Path, str], None]:
+    """Puts a folder or a named pipe in the place of a file, which need not be there."""
+
+    def put(path: Path, kind: str) -> None:
+        path.unlink(missing_ok=True)
+        (os.mkdir if kind == "folder" else os.mkfifo)(path)
+
+    return put

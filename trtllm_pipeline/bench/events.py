@@ -18,6 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.bench.prompts import opened
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.files.reading import read_bytes
 from trtllm_pipeline.files.user_files import JsonError, decode_mapping
 from trtllm_pipeline.records import dataclass
 
@@ -461,7 +462,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
     from trtllm_pipeline.bench.load import SCHEMA  # reports have the types of records, and no client
 
     try:
-        text = path.read_bytes() if text is None else text
+        text = read_bytes(path) if text is None else text
     except OSError as error:
         raise StageError(f"{path}: cannot be read: {error.strerror}") from error
     lines = text.split(b"\n")

@@ -26,6 +26,7 @@ from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.bench.prompts import Prompt, conversations, opened, with_text
+from trtllm_pipeline.bench.windows import WAVES
 from trtllm_pipeline.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.errors import FailureClass, StageError
 
@@ -129,7 +130,7 @@ class Load:
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
     requests: int = 64
-    """Of a level, but never fewer than two for each in flight."""
+    """Of a level. A closed loop sends more if its steady window would hold fewer than WAVES waves."""
     warmup_requests: int | None = None
     """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
     repeats: int = 1
@@ -163,17 +164,25 @@ class Load:
         self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
     ) -> Level:
         """One repeat of one level."""
-        requests = max(self.requests, 2 * (concurrency or 0))
+        requests = self.requests
         if self.interval_s is not None and request_rate is not None:
             requests = min(max(1, round(self.interval_s * request_rate)), MOST_PLANNED)
         least = self.warmup_requests
         if least is None:
             least = WARMUP_REQUESTS if concurrency is None else 2 * concurrency
         talks = conversations(prompts)
+        cold = _taken(talks, 0, least)
+
+        def taken(first: int) -> tuple[Prompt, ...]:
+            if concurrency is None:
+                return _taken(talks, first, requests)
+            empty_slots = max(0, concurrency - len(conversations(cold)))
+            return _taken(talks, first, requests, waves=WAVES * concurrency, after=empty_slots)
+
         # Each repeat goes on where the one before ended: all prompts are measured evenly.
-        first = repeat * len(conversations(_taken(talks, 0, requests))) % len(talks)
-        warmup = tuple(map(warmup_prompt, _taken(talks, 0, MOST_WARMUP * least if self.until_flat else least)))
-        measured = _taken(talks, first, requests)
+        first = repeat * len(conversations(taken(0))) % len(talks)
+        warmup = tuple(map(warmup_prompt, _taken(talks, 0, MOST_WARMUP * least) if self.until_flat else cold))
+        measured = taken(first)
         at_s: tuple[float, ...] = ()
         if request_rate is not None:
             total, seed = len(warmup) + len(measured), self.seed + repeat
@@ -192,13 +201,19 @@ class Load:
         )
 
 
-def _taken(talks: Sequence[tuple[Prompt, ...]], first: int, requests: int) -> tuple[Prompt, ...]:
-    """At least so many requests, whole conversations from the `first` on, and from the first of all on again."""
+def _taken(
+    talks: Sequence[tuple[Prompt, ...]], first: int, requests: int, *, waves: int = 0, after: int = 0
+) -> tuple[Prompt, ...]:
+    """At least that many requests, and `waves` of them behind the first `after` conversations: whole conversations from the
+    `first` on, and from the first of all on again.
+    """
     found: list[Prompt] = []
-    for talk in islice(cycle(talks), first, None):
-        if len(found) >= requests:
+    behind = 0
+    for number, talk in enumerate(islice(cycle(talks), first, None)):
+        if len(found) >= requests and behind >= waves:
             break
         found += talk
+        behind += len(talk) if number >= after else 0
     return tuple(found)
 
 

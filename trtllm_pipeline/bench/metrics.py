@@ -6,16 +6,15 @@ again later, or by somebody else.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.bench import compat_metrics, counters, validity
+from trtllm_pipeline.bench import compat_metrics, counters, validity, windows
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.events import ClientRecord
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS, RATES
@@ -33,18 +32,14 @@ from trtllm_pipeline.bench.result import (
     ObjectiveResult,
     RepeatResult,
     Schedule,
-    Window,
     client_error_ms,
 )
 from trtllm_pipeline.bench.stats import Summary, relative_half_width, summary
 from trtllm_pipeline.bench.stopping import Probe, RateSearch, Seen
+from trtllm_pipeline.bench.windows import Window
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-HANDOVER_NS: Final = 5_000_000
-STEADY_SHARE: Final = 0.95
-HEADLINE_S: Final = 30.0
 
 
 def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = NONE) -> LoadResult:
@@ -139,7 +134,7 @@ class SoFar:
 
 def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
     """The repeats of a level with the rates of the window that is its headline."""
-    name, _ = _headline([repeat.windows for repeat in repeats])
+    name, _ = windows.headline([repeat.windows for repeat in repeats])
     return tuple(replace(repeat, **_rates(repeat.windows[name])) for repeat in repeats)
 
 
@@ -200,7 +195,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
     measured, good = level.measured, level.answered
     joules = [_energy_j(level, repeat) for repeat in level.repeats]
     repeats = [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
-    name, reason = _headline([repeat.windows for repeat in repeats])
+    name, reason = windows.headline([repeat.windows for repeat in repeats])
     chosen = [repeat.windows[name] for repeat in repeats]
     cached = [tokens for request in good if (tokens := request.record.get("cached_tokens")) is not None]
     thoughtful = [ttfa for request in good if (ttfa := request.ttfa_ms) is not None]
@@ -218,7 +213,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             "input_tokens_per_request": summary(count for each in good if (count := each.input_tokens) is not None),
             "output_tokens_per_request": summary(request.output_tokens for request in good),
         },
-        goodput=_goodput(level, repeats, objectives.per_request) if objectives.per_request else None,
+        goodput=_goodput(level, name, objectives.per_request) if objectives.per_request else None,
         saturated_rps=level.saturated_rps,
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
@@ -309,22 +304,14 @@ def _repeat(run: LoadRun, level: LevelRun, repeat: int, joules: float | None) ->
     started_s = None
     if anchor is not None and measured:
         started_s = round((anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
-    ends_ns = [request.times_ns[-1] for request in good]
-    busy_ns = until_ns = 0
-    for start_ns, end_ns in sorted((request.sent_ns, request.record["end_ns"]) for request in measured):
-        busy_ns += max(0, end_ns - max(start_ns, until_ns))
-        until_ns = max(until_ns, end_ns)
-    of_all = (_input_tokens(good), sum(request.output_tokens for request in good), len(good))
-    windows = {
-        "whole": _window(max(ends_ns, default=sent_ns) - sent_ns, *of_all),
-        "active": _window(busy_ns, *of_all),
-        "steady": _steady(requests, level.concurrency) if level.concurrency else _while_sending(requests),
-    }
+    of_time = windows.spans(requests, level.concurrency)
+    found = {name: None if span is None else span.window(requests) for name, span in of_time.items()}
+    whole = found["whole"]
     return RepeatResult(
         repeat=repeat,
         started_s=started_s,
-        tokens_per_joule=round(of_all[1] / joules, 4) if joules else None,
-        windows=windows,
+        tokens_per_joule=round(whole.output_tokens / joules, 4) if joules and whole else None,
+        windows=found,
         latencies=_latencies(good),
     )
 
@@ -339,14 +326,6 @@ def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
     }
 
 
-def _window(duration_ns: int, input_tokens: int | None, output_tokens: int, requests: int) -> Window:
-    duration_s = duration_ns / 1e9
-    per_s = 1 / duration_s if duration_s > 0 else 0.0
-    input_rate = None if input_tokens is None else round(input_tokens * per_s, 3)
-    rates = input_rate, round(output_tokens * per_s, 3), round(requests * per_s, 3)
-    return Window(round(duration_s, 6), input_tokens, output_tokens, requests, *rates)
-
-
 def _rates(window: Window | None) -> dict[str, Any]:
     return {name: getattr(window, name, None) for name in ("duration_s", *RATES.values())}
 
@@ -359,24 +338,22 @@ def _over(
     return None if None in values else round(how(values), 3)
 
 
-def _input_tokens(requests: Iterable[TimedRequest]) -> int | None:
-    """Of all `requests`; None when those of one are not known."""
-    counts = [request.input_tokens for request in requests]
-    return None if None in counts else sum(count for count in counts if count is not None)
-
-
 def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
     """Tokens per content event, of the events `which` of each request."""
     tokens = [count for request in good for count in request.tokens[which]]
     return round(sum(tokens) / max(1, len(tokens)), 3)
 
 
-def _goodput(level: LevelRun, repeats: Sequence[RepeatResult], limits_ms: Mapping[str, float]) -> Goodput:
+def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Goodput:
+    rates = []
+    for requests in level.repeats.values():
+        span = windows.spans(requests, level.concurrency)[window]
+        good = [(request.times_ns[-1], 1) for request in requests if request.met(limits_ms)]
+        rates += [] if span is None or not span.duration_ns else [span.rate(good)]
     met = sum(request.met(limits_ms) for request in level.measured)
-    seconds = sum(whole.duration_s for repeat in repeats if (whole := repeat.windows["whole"]))
     scheduled = len(level.measured) + level.unsent
     share = round(met / scheduled, 6) if scheduled else None
-    return Goodput(dict(limits_ms), share, round(met / seconds, 3) if seconds > 0 else None)
+    return Goodput(dict(limits_ms), share, round(median(rates), 3) if rates else None)
 
 
 def _schedule(level: LevelRun) -> Schedule:
@@ -398,79 +375,6 @@ def _schedule(level: LevelRun) -> Schedule:
         most_in_flight=most,
         unsent=level.unsent,
     )
-
-
-def steady_window(
-    slots: Iterable[Iterable[tuple[int, int]]], *, concurrency: float, not_before_ns: int
-) -> tuple[int, int] | None:
-    """Longest time in which at least 95 % of `concurrency` slots were busy, as (start, end) in ns; None without one.
-
-    `slots` gives each slot's (sent, ended) times in order. The short time a slot needs to send its next request
-    counts as busy, or every request would end the window.
-    """
-    changes: list[tuple[int, int]] = []
-    for spans in slots:
-        busy: list[list[int]] = []
-        for start_ns, end_ns in spans:
-            if busy and start_ns - busy[-1][1] <= HANDOVER_NS:
-                busy[-1][1] = end_ns
-            else:
-                busy.append([start_ns, end_ns])
-        for start_ns, end_ns in busy:
-            changes += [(max(start_ns, not_before_ns), 1), (max(end_ns, not_before_ns), -1)]
-    wanted = math.ceil(STEADY_SHARE * concurrency)
-    best: tuple[int, int] | None = None
-    level, since_ns = 0, 0
-    for now_ns, change in sorted(changes):
-        before, level = level, level + change
-        if before < wanted <= level:
-            since_ns = now_ns
-        elif level < wanted <= before and (best is None or now_ns - since_ns > best[1] - best[0]):
-            best = (since_ns, now_ns)
-    return best if best is not None and best[1] > best[0] else None
-
-
-def _steady(requests: Sequence[TimedRequest], concurrency: int) -> Window | None:
-    slots: dict[int, list[tuple[int, int]]] = {}
-    for request in requests:
-        slots.setdefault(request.record["slot"], []).append((request.sent_ns, request.record["end_ns"]))
-    start_ns = min((request.sent_ns for request in requests if request.measured), default=0)
-    window = steady_window(slots.values(), concurrency=concurrency, not_before_ns=start_ns)
-    return None if window is None else _between(requests, *window)
-
-
-def _while_sending(requests: Sequence[TimedRequest]) -> Window | None:
-    """First to last measured sending of an open loop: without what drains after it."""
-    sent = [request.sent_ns for request in requests if request.measured]
-    return _between(requests, min(sent), max(sent)) if len(sent) > 1 else None
-
-
-def _between(requests: Sequence[TimedRequest], start_ns: int, end_ns: int) -> Window:
-    """What happened from `start_ns` to `end_ns`, warm-up requests included: each token at its own time."""
-    good = [request for request in requests if request.answered]
-    output_tokens = sum(
-        count
-        for request in good
-        for time_ns, count in zip(request.times_ns, request.tokens, strict=True)
-        if start_ns < time_ns <= end_ns
-    )
-    began = _input_tokens(request for request in good if start_ns < request.times_ns[0] <= end_ns)
-    ended = sum(start_ns < request.times_ns[-1] <= end_ns for request in good)
-    return _window(end_ns - start_ns, began, output_tokens, ended)
-
-
-def _headline(repeats: Sequence[Mapping[str, Window | None]]) -> tuple[str, str]:
-    """Which window the level's rates are of, and why."""
-    for windows in repeats:
-        steady, whole = windows["steady"], windows["whole"]
-        if steady is None or whole is None:
-            return "whole", "no steady window: the requests in flight never reached the wanted number"
-        told = f"the steady window is {steady.duration_s:.1f} s, less than"
-        if steady.duration_s < HEADLINE_S:
-            return "whole", f"{told} {HEADLINE_S:g} s: ramp-up and drain are included"
-        if steady.duration_s < whole.duration_s / 2:
-            return "whole", f"{told} half of {whole.duration_s:.1f} s"
-    return "steady", "every repeat has a steady window that is long enough"
 
 
 def _client(record: ClientRecord) -> dict[str, Any]:

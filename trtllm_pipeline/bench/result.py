@@ -14,6 +14,7 @@ from typing import Any, Final
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.metric_names import LATENCIES, LATENCY_NAMES, RATES
 from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary
+from trtllm_pipeline.bench.windows import WAVES, Window
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.records import dataclass
 
@@ -33,7 +34,7 @@ DEFINITIONS: Final = {
     "lag_ms": "open loop: sent - scheduled",
     "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last sending",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
-    "count from the schedule",
+    "count from the schedule. As a rate: those of the headline window a second, median of the repeats",
     "saturated_rps": "open loop with max_in_flight: requests a second that were answered while so many were in flight and "
     "others that were due waited; where more than half had to wait, or some were not sent any more",
     "highest_rate": "highest request rate that was tried, in a bisection, at which the wanted share of the requests met every "
@@ -55,12 +56,15 @@ DEFINITIONS: Final = {
     "events: no tokenizer, and the server does not count, so each content event is taken as one token",
     "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
     "input_tokens": "prompt encoded with the special tokens the tokenizer adds; without a tokenizer as the server counts",
-    "whole": "first send -> last content of the measured requests; tokens of the successful ones",
-    "active": "time with at least one measured request in flight; tokens of the successful ones",
-    "steady": "longest time with at least 95 % of the wanted requests in flight; tokens by their own time of arrival, "
-    "input tokens when the first content arrives; a slot between two requests counts as in flight for up to 5 ms. "
-    "Open loop: first to last measured sending",
-    "headline": "steady when it is at least 30 s and half of the whole window, else whole",
+    "whole": "first send -> last content of the measured requests; in every window, output tokens of successful requests count "
+    "when they arrive, input tokens when the first content arrives, and requests when the last one does, those of the warm-up too",
+    "active": "the part of the whole window with at least one request in flight",
+    "steady": "longest time with at least 95 % of the wanted requests in flight, from the first measured request that follows "
+    "another one in every slot until the first slot finds no further request; a slot between two requests counts as in flight "
+    "for up to 5 ms, or 5 % of the next request's time. Its rates are the mean over all windows that start in its first wave and "
+    "end in its last one. Open loop: first to last measured sending, without the mean time of a request after the first of all",
+    "waves": "requests sent in the steady window / concurrency; open loop: seconds of it / mean e2e",
+    "headline": f"steady when it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
     "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
     "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
     "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
@@ -94,7 +98,7 @@ METRICS: Final = (
     MetricDefinition("triton_use", "ms", DEFINITIONS["triton_use"]),
     *(
         MetricDefinition(name, "", DEFINITIONS[name])
-        for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
+        for name in ("n", "input_tokens", "headline", "waves", "steady", "whole", "percentiles")
     ),
 )
 """Metrics of a level, and the terms that their formulas use."""
@@ -117,19 +121,6 @@ def latency_of(name: str) -> tuple[str, str]:
     """`ttft_p99` -> ("ttft_ms", "p99")."""
     stem, _, statistic = name.rpartition("_")
     return f"{stem}_ms", statistic
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A span of time of a repeat, and what happened in it."""
-
-    duration_s: float
-    input_tokens: int | None
-    output_tokens: int
-    requests: int
-    input_tokens_per_s: float | None
-    output_tokens_per_s: float
-    requests_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +175,7 @@ class RepeatResult(LoadMetrics):
     def perf_json(self) -> dict[str, Json]:
         """As in perf.json: with every window instead of one window's rates."""
         windows: dict[str, Json] = {
-            name: None if window is None else asdict(window) for name, window in self.windows.items()
+            name: None if window is None else window.to_json() for name, window in self.windows.items()
         }
         efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
         return {

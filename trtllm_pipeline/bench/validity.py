@@ -23,6 +23,7 @@ from trtllm_pipeline.records import dataclass
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
 """Models do have nothing to say to a prompt now and then, and greedy ones always to the same."""
+ECHO_WORDS: Final = 3
 MAX_MISMATCH: Final = 0.02
 """More than this share between two counts, or above what was asked for, is told."""
 MAX_EXCESS: Final = 0.05
@@ -152,7 +153,10 @@ def _beside(run: LoadRun) -> Found:
     if rule == Exclusive.NONE:
         yield "warning", "anything may have run beside it: settings.perf.exclusive is none"
     elif rule == Exclusive.GPU:
-        yield "info", "other measurements may have run beside it, on GPUs of their own: settings.perf.exclusive is gpu"
+        others = (
+            "other measurements may have run beside it on their own GPUs, and servers of another run may have loaded"
+        )
+        yield "info", f"{others}: settings.perf.exclusive is gpu"
 
 
 @_gate(
@@ -305,12 +309,18 @@ def _ended_at_once(request: TimedRequest) -> bool:
     return not request.text and (request.record.get("finish_reason") == "stop" or (count is not None and count <= 1))
 
 
-@_gate("answers that begin with their prompt", "any", "the prompt's tokens would count as output")
+@_gate(
+    f"answers that start with their prompt, for prompts of {ECHO_WORDS} words or more",
+    "more than half; a warning below",
+    "the prompt's tokens would count as output",
+)
 def _prompt_echo(_run: LoadRun, level: LevelRun) -> Found:
-    echoed = [request for request in level.ok if request.text.lstrip().startswith(request.prompt.strip())]
+    """A server that repeats prompts repeats them all; a model may greet a greeting, or say a sentence again."""
+    telling = [request for request in level.ok if len(request.prompt.split()) >= ECHO_WORDS]
+    echoed = sum(request.text.lstrip().startswith(request.prompt.strip()) for request in telling)
     if echoed:
-        message = f"{len(echoed)} of {len(level.ok)} answers begin with their prompt, which would count as output"
-        yield "invalid", message
+        message = f"{echoed} of {len(telling)} answers start with their prompt, which counts as output"
+        yield "invalid" if echoed > len(telling) / 2 else "warning", message
 
 
 @_gate(
@@ -687,18 +697,23 @@ def _rows_left_out(run: LoadRun) -> Found:
 
 
 @_gate("prompts that warm-up and measurement share", "-", "cached prompts are faster")
-def _warmup(_run: LoadRun, level: LevelRun) -> Found:
-    warm = {request.record["prompt"] for request in level.requests if not request.measured}
-    shared = warm & {request.record["prompt"] for request in level.measured}
+def _warmup(run: LoadRun, level: LevelRun) -> Found:
+    warm = {_sent(run, request) for request in level.requests if not request.measured}
+    shared = {request.record["prompt"] for request in level.measured if _sent(run, request) in warm}
     if shared:
         yield "warning", f"warm-up and measurement share prompts: {', '.join(sorted(shared)[:3])}"
 
 
-@_gate("prompts sent more than once in a level", "-", "a server that reuses their KV cache looks faster")
-def _repeated_prompts(_run: LoadRun, level: LevelRun) -> Found:
-    times = Counter(
-        (each.record["prompt"], each.record.get("opening"), each.record["repeat"]) for each in level.measured
-    )
-    most = max(times.values(), default=0)
-    if most > 1:
-        yield "info", f"prompts were sent up to {most} times; a server that reuses their KV cache looks faster"
+@_gate("prompts sent more than once in a repeat of a level", "-", "a server that reuses their KV cache looks faster")
+def _repeated_prompts(run: LoadRun, level: LevelRun) -> Found:
+    different = {(_sent(run, each), each.record["repeat"]) for each in level.measured}
+    again = len(level.measured) - len(different)
+    if again:
+        message = f"{again} of {len(level.measured)} requests had a prompt that had been sent before"
+        yield "info", f"{message}; a server that reuses its KV cache answers them faster"
+
+
+def _sent(run: LoadRun, request: TimedRequest) -> str:
+    """What tells a prompt from others: its text as it was sent, or, as images are not recorded, its id."""
+    id_ = request.record["prompt"]
+    return id_ if id_ in run.records.with_images else request.prompt

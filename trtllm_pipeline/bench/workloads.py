@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import cycle, islice
@@ -41,6 +42,8 @@ MOST_OPENINGS: Final = 50_000
 """Of a level that lasts a time."""
 _QUICKEST_S: Final = 0.01
 """That an answer takes, where it is not known how many there will be."""
+_ORDINARY: Final = re.compile(rf"(?<= )(?=(?:[a-zA-Z]+ ){{{OPENING_WORDS + 1}}})")
+"""Before words that others can replace, with as many tokens; one more, as the warm-up leaves out the first."""
 _BETWEEN: Final = "\n\n"
 """After a shared beginning."""
 
@@ -197,7 +200,7 @@ class _Writer:
                 return beginning
         self._corpus = self._corpus or _corpus()
         if not self._starts:
-            self._starts = [0, *(place + 1 for place, each in enumerate(self._corpus) if each == " ")]
+            self._starts = [found.start() for found in _ORDINARY.finditer(self._corpus)]
             self.draw.shuffle(self._starts)
         start = self._starts.pop()
         room = wanted * _CHARACTERS_PER_TOKEN

@@ -332,6 +332,13 @@ def _import_rich_help() -> None:
             del sys.modules[name]
 
 
+_OF_ANY_SERVER: Final = {
+    "perf": "pipeline bench load -u HOST:PORT --model MODEL measures a server that runs",
+    "accuracy": "pipeline evaluate answers -u HOST:PORT --model MODEL --input-data FILE scores a server that runs",
+}
+"""A stage, which starts from a service of ours -> the command for any server."""
+
+
 def _mistake(error: typer.TyperException) -> Exception:
     """What Typer says of a command line, as an error of ours."""
     from trtllm_pipeline.errors import UsageError
@@ -341,6 +348,8 @@ def _mistake(error: typer.TyperException) -> Exception:
     ctx = getattr(error, "ctx", None)
     hint = None if ctx is None else f"{ctx.command_path} --help"
     params = () if ctx is None else ctx.command.params
+    if ctx is not None and getattr(error, "option_name", "") in {"-u", "--url"}:
+        hint = _OF_ANY_SERVER.get(ctx.command.name or "", hint)
     if getattr(error, "option_name", "") == "-m" and any(param.name == "model" for param in params):
         hint = "--model NAME; -m is the matrix, in other commands"  # other load clients call the model so
     return UsageError(

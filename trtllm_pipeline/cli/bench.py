@@ -29,6 +29,7 @@ OTHER_NAMES: Final = {
     "arrival-pattern": "request-distribution",
     "arrival-smoothness": "burstiness",
     "request-timeout-seconds": "request-timeout-s",
+    "concurrency-range": "concurrency",
     "profile-export-file": "event-file",
     **options.TOKENIZER_NAMES,
 }
@@ -57,14 +58,20 @@ Engine = _expected(
 Repository = _expected(
     "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
 )
-Concurrency = _load("--concurrency", "N,...", "Requests in flight, level by level, such as 1,4 (default: 1).")
+Concurrency = _load(
+    "--concurrency",
+    "N,...",
+    "Requests in flight, level by level, such as 1,4; a range is FIRST:LAST:STEP (default: 1).",
+)
 RequestRate = _load(
     "--request-rate", "N,...", "Requests a second, level by level, such as 5,10, however many are in flight."
 )
 Distribution = _load("--request-distribution", None, "Gaps between requests of a rate.")
 Burstiness = _load("--burstiness", "X", "Shape of gamma: below 1 in bursts, above 1 more even.")
 RandomSeed = _load("--random-seed", "N", "Seed of arrival times and synthetic prompts.")
-Requests = _load("--requests", "N", "Requests at each level.", min=1, max=params.MOST_REQUESTS)
+Requests = _load(
+    "--requests", "N", "Requests at each level; at least three for each in flight.", min=1, max=params.MOST_REQUESTS
+)
 WarmupRequests = _load(
     "--warmup-requests",
     "N",
@@ -304,11 +311,8 @@ def load(
             seed=random_seed,
         ),
         load=Load(
-            concurrency=options.numbers(
-                "--concurrency",
-                concurrency or (None if request_rate or find_rate else "1"),
-                int,
-                params.MOST_IN_FLIGHT,
+            concurrency=options.counts(
+                "--concurrency", concurrency or (None if request_rate or find_rate else "1"), params.MOST_IN_FLIGHT
             ),
             request_rate=rates,
             requests=requests,

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
+from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.execution.by_hand import replay
@@ -34,5 +35,9 @@ def execute(
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
     read = read_job(Path(job))  # no folder is made for what is no job
+    policy = provenance.policy()
+    if policy.required:
+        read_from = {**{name: Path(path) for name, path in read.inputs.items()}, **given}
+        provenance.require_folders(read_from.values(), policy)
     out = replay(read, options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
     emit_as(format, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))

@@ -28,6 +28,8 @@ def explain(
 ) -> None:
     """Say why each stage of a cell has to run, and what changed since the last result of the cell.
 
+    An artifact that another state of the pipeline's code made is marked: its key does not depend on the code.
+
     examples:
       pipeline explain 'smollm2*/fp16/*' build
       pipeline explain fp16 --set axes.max_batch_size=[16]
@@ -38,5 +40,5 @@ def explain(
     store = options.store_at(workspace)
     request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
     plan = flow.plan_of(request, store)
-    explained = explanation(plan, forecast(plan, store), stage)
+    explained = explanation(plan, forecast(plan, store), stage, store)
     emit_as(format, explained, text=lambda each: explanation_text(each, full=stage is not None))

@@ -43,6 +43,9 @@ def export(
     openai: Annotated[
         bool, options.switch("--openai", "Put an OpenAI endpoint in front of Triton: chat, completions, metrics.")
     ] = False,
+    require_keys: Annotated[
+        bool, options.switch("--require-keys", "In Kubernetes, the OpenAI endpoint requires API keys, from a Secret.")
+    ] = True,
     gpus_per_node: Annotated[
         int, options.option("--gpus-per-node", "N", "GPUs of a node; more ranks than that take several.", min=1)
     ] = 8,
@@ -81,6 +84,8 @@ def export(
         hub.check_repository(repository)
     elif upload or repository is not None:
         raise UsageError("--upload and --repository are for a hub", hint="add --to hub")
+    if not require_keys and not openai:
+        raise UsageError("--no-require-keys is for the OpenAI endpoint", hint="add --openai")
     store = options.known_store(workspace)
     served = flow.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
     folder = options.empty_folder(output_dir)  # before all bytes are read
@@ -92,6 +97,7 @@ def export(
         image=image,
         gpus_per_node=gpus_per_node,
         openai=openai,
+        api_keys=require_keys,
         storage_class=storage_class,
     )
     folders = library.export(described, targets, folder)
@@ -101,6 +107,7 @@ def export(
         "name": described.name,
         "targets": {target: str(folder) for target, folder in folders.items()},
         "hub": None,
+        "next_commands": library.next_steps(described, store, folders),
     }
     if "hub" in targets and repository is not None:
         told["hub"] = hub.publish(
@@ -109,6 +116,8 @@ def export(
     emit_as(format, told, text=lambda _: "\n".join(f"{target}\t{folder}" for target, folder in folders.items()))
     if format == "text":
         _say(told["hub"], upload=upload)
+        for target, steps in told["next_commands"].items():
+            note("\n".join([f"next, for {target}:", *(f"  {step}" for step in steps)]))
 
 
 def _targets(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit, emit_json, note, print_log
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import newest_cells
 from trtllm_pipeline.report.logs import failure_of, log_of, logs_of, measured_beside, stage_run_of
@@ -52,7 +53,7 @@ def logs(
     found, why = chosen
     log = log_of(store, found, server=server)
     if format == "json":
-        text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = reading.read_text(log, errors="replace").splitlines()
         return emit_json(
             {"schema": 1, "id": found.id, "stage": found.stage, "path": str(log), "lines": text[-(lines or 0) :]}
         )

@@ -24,6 +24,7 @@ from trtllm_pipeline.store.store import Store, is_workspace
 
 WORKSPACE = DEFAULT_WORKSPACE
 N = TypeVar("N", int, float)
+_MOST_LEVELS: Final = 100
 _POSITIVE: Final[Mapping[Any, str]] = {int: "a positive whole number", float: "a positive number"}
 
 
@@ -435,6 +436,25 @@ def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) ->
             raise UsageError(f"{option} {text}: has a value twice", hint="--repeats measures every level again")
         found.append(value)
     return tuple(found)
+
+
+def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
+    """As `numbers`, and FIRST:LAST[:STEP] as the numbers from FIRST to LAST. Raises UsageError."""
+    parts = []
+    for part in [] if text is None else text.split(","):
+        if ":" not in part:
+            parts.append(part)
+            continue
+        words = [int(word) if word.isdecimal() and len(word) < 10 else 0 for word in part.strip().split(":")]
+        first, last, step = (*words, 1)[:3] if len(words) < 4 else (0, 0, 0)
+        values = range(first, last + 1, step) if first and step else range(0)
+        if not 0 < len(values) <= _MOST_LEVELS:
+            raise UsageError(
+                f"{option}: expected FIRST:LAST:STEP with at most {_MOST_LEVELS} levels, got {part.strip()!r}",
+                hint=f"{option} 2:8:2 is {option} 2,4,6,8",
+            )
+        parts += map(str, values)
+    return numbers(option, None if text is None else ",".join(parts), int, most)
 
 
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
@@ -216,6 +217,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
     if stage.scope is not Scope.ARTIFACT:
         allow_open_files()
     service, stdout = stage.scope is Scope.SERVICE, sys.stdout
+    policy = provenance.policy()
 
     def announce(endpoints: Mapping[str, str]) -> None:
         with redirect_stdout(stdout):
@@ -226,6 +228,8 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
 
     with by_hand.scratch(stage.name) as scratch:
         context = _context(stage, typed, asked, scratch)
+        if policy.required:
+            provenance.require_folders(context.inputs.values(), policy)
         with by_hand.when_ready(context, announce) if service else nullcontext(), redirect_stdout(sys.stderr):
             by_hand.run(stage, context, lambda command: note(shlex.join(command)))
     if service:

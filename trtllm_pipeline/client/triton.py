@@ -451,7 +451,8 @@ class _GrpcStream(_GrpcUnary):
             answer.arrived(now_ns, call.late_ns)
             if message_in.error_message:
                 return end(message_in.error_message)
-            self._take(now_ns, response, answer)
+            if response.outputs:  # the end of an answer may come alone
+                self._take(now_ns, response, answer)
             if final:
                 answer.whole()
                 return end(None)

@@ -89,7 +89,10 @@ def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, 
         case "int_type" | "int_from_float":
             return document.fault(where, f"must be a whole number, not {_show(error['input'])}")
         case "string_pattern_mismatch":
-            return document.fault(where, f"{_show(error['input'])} is not of the form {error['ctx']['pattern']}")
+            form = (
+                "the model_type of config.json, such as qwen2" if where[-1:] == ("family",) else error["ctx"]["pattern"]
+            )
+            return document.fault(where, f"{_show(error['input'])} is not of the form {form}")
         case "too_short":
             return document.fault(where, "must not be empty")
         case "too_long":

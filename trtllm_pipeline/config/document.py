@@ -82,9 +82,19 @@ def key_text(at: KeyPath) -> str:
     return text
 
 
+_MOST_SHOWN: Final = 8
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'X'?` for the most similar of `known`, or the known names, or nothing when there are many."""
+    """`; did you mean 'X'?` for the most similar of `known`, or the known names, or nothing when there are many.
+
+    A name that is the first word of several, as `qwen` of `qwen2` and `qwen3`, may mean any of them.
+    """
     names = sorted({*known} - {name})  # what is refused under this very name is no advice
+    longer = [each for each in names if name and each.startswith(name) and not each[len(name)].isalpha()]
+    if len(longer) > 1:
+        shown = longer[:_MOST_SHOWN]
+        return f"; did you mean one of {', '.join(shown)}{', ...' if shown != longer else ''}?"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -86,13 +86,13 @@ def expand(
     loaded: LoadedMatrix,
     *,
     default_toolchain: str,
-    instead: Callable[[Mapping[str, Json]], str | None] | None = None,
+    instead: Callable[[Cell], str | None] | None = None,
     release: str | None = None,
 ) -> tuple[Cell, ...]:
     """The cells of a matrix, in the order of the axes, then the added ones.
 
     `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM. Where an axis
-    names no other, `instead` gives the toolchain of models, by their recipes, that the default one does not take.
+    names no other, `instead` gives the toolchain of cells whose model, precision or layout the default one does not take.
     Recipes and equal settings are shared between cells. Raises MatrixError with all faults: rules that match nothing, values and cells that are there twice, too many
     cells or none.
     """
@@ -252,6 +252,11 @@ def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> s
     return _LISTED
 
 
+_EVEN_STAGES: Final = "tensorrt_llm"
+"""The toolchain whose pipeline stages must have equal numbers of layers: engines. The PyTorch backend gives the first stages one
+more (`Mapping.pp_layers`), vLLM the last but one (its pull request 6115), and SGLang takes unequal stages too (13282)."""
+
+
 def infeasible(
     recipe: Mapping[str, Any], *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
 ) -> str | None:
@@ -274,8 +279,10 @@ def infeasible(
         return f"{heads} attention heads cannot be divided over tp{tp}"
     if kv_heads % tp and tp % kv_heads:
         return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}"
-    if layers % pp:
+    if toolchain == _EVEN_STAGES and layers % pp:
         return f"{layers} layers cannot be divided over pp{pp}"
+    if layers < pp:
+        return f"pp{pp}: {name} has {layers} layers, and each stage needs one"
     if ep > 1 and experts is None:
         return f"ep{ep}: {name} is not known as a mixture of experts; its recipe has no num_experts"
     if experts is not None and experts % ep:
@@ -502,12 +509,12 @@ def _value_text(value: Json) -> str:
 # ------------------------------------------------------------------------------------------------------------ cells
 
 
-def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | None) -> Iterator[Cell]:
+def _cells(grid: _Grid, instead: Callable[[Cell], str | None] | None) -> Iterator[Cell]:
     loaded, axes = grid.loaded, grid.axes
     recipes = {recipe["name"]: {**recipe} for recipe in loaded.recipes.values()}
     optional = {name: loaded.axes[name] is not None for name in ("toolchain", "gpu")}
-    by_machine = instead is not None and not loaded.names_toolchains
-    others = {name: instead(recipe) for name, recipe in recipes.items()} if instead and by_machine else {}
+    by_machine = None if loaded.names_toolchains else instead
+    others: dict[tuple[str, str, str, str, int], str | None] = {}
     shown = [axis for axis in axes if optional.get(axis.name, True)]
     positions = [position for position, axis in enumerate(axes) if axis in shown]
     segments = [axes[position].segments for position in positions]
@@ -519,16 +526,10 @@ def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | No
     reasons: dict[tuple[str, ...], str | None] = {}
     for point, overrides in zip(grid.points, grid.matched, strict=True):
         model, precision, parallel, batch, pair, toolchain, gpu, *_ = point
-        toolchain = others.get(model) or toolchain
         layout, (isl, osl) = layouts[parallel], lengths[pair]
-        asked = (model, precision, parallel, pair, toolchain)
-        if asked not in reasons:
-            reasons[asked] = infeasible(
-                recipes[model], toolchain=toolchain, precision=precision, parallel=layout, isl=isl, osl=osl
-            )
-        parts = zip(positions, segments, strict=True)
-        yield Cell(
-            id=CellId("/".join([toolchain if each == chosen else known[point[each]] for each, known in parts])),
+        parts = [known[point[each]] for each, known in zip(positions, segments, strict=True)]
+        cell = Cell(
+            id=CellId("/".join(parts)),
             model=model,
             toolchain=toolchain,
             precision=precision,
@@ -541,9 +542,23 @@ def _cells(grid: _Grid, instead: Callable[[Mapping[str, Json]], str | None] | No
             recipe=recipes[model],
             settings=settings.of(point, overrides),
             base_dir=base_dir,
-            reason=reasons[asked],
             gpu=gpu or None,
         )
+        if by_machine is not None:
+            alike = (model, precision, parallel, gpu, id(cell.settings))
+            if alike not in others:
+                others[alike] = by_machine(cell)
+            toolchain = others[alike] or toolchain
+        asked = (model, precision, parallel, pair, toolchain)
+        if asked not in reasons:
+            reasons[asked] = infeasible(
+                recipes[model], toolchain=toolchain, precision=precision, parallel=layout, isl=isl, osl=osl
+            )
+        if toolchain != cell.toolchain:
+            if chosen in positions:
+                parts[positions.index(chosen)] = toolchain
+            cell = replace(cell, id=CellId("/".join(parts)), toolchain=toolchain)
+        yield cell if reasons[asked] is None else replace(cell, reason=reasons[asked])
 
 
 class _SettingsByCell:

@@ -24,7 +24,7 @@ from trtllm_pipeline.config.document import MAX_BYTES, text_digest
 from trtllm_pipeline.config.loaded import LoadedMatrix
 from trtllm_pipeline.config.recipes import recipe_file
 from trtllm_pipeline.errors import MatrixError, UsageError
-from trtllm_pipeline.files import user_files
+from trtllm_pipeline.files import reading, user_files
 from trtllm_pipeline.files.writing import write_text
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
@@ -71,10 +71,11 @@ def _kept(path: Path, sets: Sequence[str]) -> LoadedMatrix | None:
     """What was kept of this very matrix; None where it has to be checked."""
     try:
         digest = text_digest(user_files.read_text(path, limit=MAX_BYTES))
-        file = _file(path, sets, digest)
-        if file.stat().st_uid != os.geteuid():
-            return None
-        seal, _, text = file.read_bytes().partition(b"\n")
+        with reading.open_file(_file(path, sets, digest)) as file:
+            about = os.fstat(file.fileno())
+            if about.st_uid != os.geteuid() or about.st_mode & 0o022:  # others may have written it
+                return None
+            seal, _, text = file.read().partition(b"\n")
         if seal.decode() != _seal(text):
             return None
         kept = json.loads(text)
@@ -103,8 +104,8 @@ def _keep(loaded: LoadedMatrix, recipes: Mapping[str, tuple[Path, str]]) -> None
     }
     text = json.dumps(kept)
     file = _file(loaded.path, loaded.sets, loaded.digest)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, f"{_seal(text.encode())}\n{text}")
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_text(file, f"{_seal(text.encode())}\n{text}", mode=0o600)
     for old in sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_MOST_KEPT]:
         old.unlink(missing_ok=True)
 

@@ -364,6 +364,11 @@ class Recipe(Strict):
     quantization: Form | None = None
     """How the weights are quantized already, of a model that its owner quantized: such a model has the precision `as_is`
     alone. The plan reads it from the model's files where a hub can be reached, and the download checks it."""
+    quantization_group_size: Positive | None = None
+    """Weights that share a scale, of a form with groups of several sizes (awq, gptq). Default: 128. The model's files come first."""
+    code_files: dict[CodeFile, Sha256] = {}
+    """SHA-256 of the Python files in the repository of its first source, which must name a commit. Without it, a plan asks the hub
+    which code the model brings."""
     precisions: Precisions | None = None
     """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
     toolchain to judge; an empty list rules a toolchain out."""
@@ -497,7 +502,7 @@ class Speculative(Strict):
     """Tokens that are drafted at a time, of a tree all of them; null is 3, 1 for mtp, 63 for medusa and eagle. Those of
     lookahead follow from `settings.repository.lookahead_*`."""
     max_ngram_size: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Longest run of tokens that is looked for in the text so far, for ngram; null is the release's own."""
+    """Longest run of tokens that is looked for in the text so far, for ngram. Default: 2."""
     num_medusa_heads: Annotated[int, Field(ge=1, le=64)] | None = None
     """Heads that are used, for medusa; null is 4."""
     num_medusa_layers: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -708,8 +713,8 @@ class Axes(Strict):
     lengths: Axis[Lengths]
     """Pairs "ISL,OSL": most input and output tokens of a request. Quote them."""
     toolchain: Axis[AxisToolchain] | None = None
-    """Toolchains to compare; auto, or no such axis, is what this machine has. Alone, it takes the PyTorch backend for models
-    that TensorRT-LLM makes no engines of."""
+    """Toolchains to compare; auto, or no such axis, is what this machine has. Alone, it takes the PyTorch backend for cells
+    whose model, precision or layout TensorRT-LLM makes no engines of."""
     gpu: Axis[GpuType] | None = None
     """Types of GPU to build, serve and measure on: as a cluster calls them, or a part of the GPU's name, such as H100."""
 

@@ -47,6 +47,12 @@ def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, 
     recipe, faults = check(Recipe, document)
     if recipe is not None and path is not None and recipe.name != path.stem:
         faults.append(document.fault(("name",), f"must be {path.stem!r}, as the file is called"))
+    if recipe is not None and recipe.code_files:
+        from trtllm_pipeline.hub.hugging_face import COMMIT
+
+        if not COMMIT.fullmatch(getattr(recipe.sources[0], "revision", "")):
+            message = "needs a first source on a hub with a commit as its revision"
+            faults.append(document.fault(("code_files",), message))
     return recipe, faults
 
 

@@ -107,16 +107,25 @@ def _unknown_axes(document: Document, named: Mapping[str, Json]) -> Iterator[Fau
     known = {*AXES, *setting_axes(named)}
     for name in named:
         if name not in known:
-            yield document.fault(("axes", name), f"unknown axis{nearest(name, AXES)}")
+            yield document.fault(("axes", name), f"unknown axis{_meant(name) or nearest(name, AXES)}")
     for place, rule in _rules(document, "exclude", "add", "override"):
         of_rules = {"release"} if place[0] != "add" else set()
         if place[0] == "add" and "gpu" in named and "gpu" not in rule:
             yield document.fault(place, "is required", key=(*place, "gpu"))
         for name in rule:
             if name not in known | of_rules:
-                yield document.fault((*place, name), f"is no axis of this matrix{nearest(name, known)}")
+                yield document.fault((*place, name), f"is no axis of this matrix{_meant(name) or nearest(name, known)}")
             elif name in _OPTIONAL and name not in named:
                 yield document.fault((*place, name), f"{name} is not among the axes of this matrix")
+
+
+def _meant(name: str) -> str:
+    """The axis that has the numbers of this name together with others, if there is one."""
+    if name in {"tp", "pp", "ep", "tp_size", "pp_size", "ep_size"}:
+        return "; tensor, pipeline and expert parallelism are one axis: parallel: [tp1, tp2, tp4pp2, tp4ep4]"
+    if name in {"isl", "osl"}:
+        return '; input and output lengths are one axis: lengths: ["2048,1024", "128,128"]'
+    return ""
 
 
 def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]) -> Iterator[Fault]:

@@ -29,6 +29,8 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
 
 DEFAULT_LOAD_S: Final = 200.0
 """Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""
+VOLUME_BYTES_PER_S: Final = 100_000_000
+"""Assumed read rate of a volume. The machine that measured the load time may have read the weights from its page cache."""
 _GIB: Final = 1 << 30
 _LABEL_DOMAIN: Final = "app.kubernetes.io"
 BESIDE: Final = (*companions.NAMES, DRAFTER, VISUAL)
@@ -63,6 +65,8 @@ class Deployment:
     cpus: int
     openai: bool
     """Whether a gateway stands in front."""
+    api_keys: bool
+    """Whether that gateway requires API keys in Kubernetes."""
     storage_class: str | None
 
     @property
@@ -101,15 +105,22 @@ class Deployment:
 
     @property
     def start_limit_s(self) -> int:
-        """How long it may take to start: three times what was measured, as a first read from a volume is slower."""
-        return max(60, math.ceil(3 * (self.load_s or DEFAULT_LOAD_S) / 10) * 10)
+        """How long it may take to start: three times the measured time, or a cold read of the bundle if that takes longer."""
+        cold_s = self.bundle_bytes / VOLUME_BYTES_PER_S
+        return max(60, math.ceil(max(3 * (self.load_s or DEFAULT_LOAD_S), cold_s) / 10) * 10)
 
     @property
-    def load_words(self) -> str:
+    def start_limit_words(self) -> str:
         """Where `start_limit_s` comes from."""
-        if self.load_s is None:
-            return f"Nobody measured how long the server takes to load; {DEFAULT_LOAD_S:.0f} s are assumed."
-        return f"It took {self.load_s:.0f} s to load when it was verified."
+        loaded = (
+            f"The load time was not measured; {DEFAULT_LOAD_S:.0f} s are assumed."
+            if self.load_s is None
+            else f"It took {self.load_s:.0f} s to load when it was verified, perhaps from the page cache."
+        )
+        return (
+            f"{loaded} Limit: three times that, or reading {self.bundle_bytes / 1e9:.1f} GB at "
+            f"{VOLUME_BYTES_PER_S // 1_000_000} MB/s if that takes longer."
+        )
 
     @property
     def labels(self) -> dict[str, str]:
@@ -122,7 +133,7 @@ class Deployment:
             "part-of": names.label_value(self.served.cell.model),
             "managed-by": "trtllm-pipeline",
         }
-        return {f"{_LABEL_DOMAIN}/{key}": names.label_value(value) for key, value in found.items()}
+        return {label(key): names.label_value(value) for key, value in found.items()}
 
     @property
     def gpu_product(self) -> str | None:
@@ -140,17 +151,6 @@ class Deployment:
         return max(1, self.cpus // self.nodes)
 
     @property
-    def image_name(self) -> str:
-        """The image without its tag or digest."""
-        name = self.image.partition("@")[0]
-        return name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
-
-    @property
-    def image_tag(self) -> str:
-        """Tag of the image."""
-        return self.image.partition("@")[0][len(self.image_name) + 1 :] or "latest"
-
-    @property
     def memory(self) -> str:
         """`memory_bytes` as Kubernetes writes it."""
         return f"{math.ceil(self.memory_bytes / _GIB)}Gi"
@@ -159,6 +159,11 @@ class Deployment:
     def memory_limit(self) -> str:
         """Twice that: where the kernel ends a server that grew without bounds."""
         return f"{2 * math.ceil(self.memory_bytes / _GIB)}Gi"
+
+
+def label(name: str) -> str:
+    """The key of one of Kubernetes' recommended labels."""
+    return f"{_LABEL_DOMAIN}/{name}"
 
 
 def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
@@ -202,6 +207,7 @@ def describe(
     image: str | None = None,
     gpus_per_node: int = 8,
     openai: bool = False,
+    api_keys: bool = True,
     storage_class: str | None = None,
 ) -> Deployment:
     """The deployment of a checked cell. Raises UsageError for what cannot be deployed like that."""
@@ -234,7 +240,7 @@ def describe(
         name=names.dns_label(str(cell.id)) if name is None else names.checked_name("--name", name),
         kind=kind,
         release=release,
-        image=image or (images.CPU if release is None else images.image_for(release, triton=kind != "trtllm_serve")),
+        image=_image(image, kind, release),
         world_size=world_size,
         gpus_per_node=gpus_per_node,
         gpu=machine.gpus[0].name if world_size and machine.gpus else None,
@@ -245,8 +251,16 @@ def describe(
         memory_from=memory_from,
         cpus=machine.cpus if kind == EMBEDDED else 4 + 2 * world_size,
         openai=openai,
-        storage_class=storage_class,
+        api_keys=api_keys,
+        storage_class=None if storage_class is None else names.checked_storage_class(storage_class),
     )
+
+
+def _image(given: str | None, kind: str, release: str | None) -> str:
+    if given is not None:
+        images.parts(given)  # refuses what is not one
+        return given
+    return images.CPU if release is None else images.image_for(release, triton=kind != "trtllm_serve")
 
 
 def _kind(served: ServedCell) -> str:

@@ -6,8 +6,9 @@ All container targets serve the bundle: they mount it read-only at one place and
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 from trtllm_pipeline.deploy import bundle, manifests
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.store.store import Store
 
 TARGETS: Final = ("bundle", "compose", "kubernetes", "lws", "kserve", "hub")
 _WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {
@@ -24,6 +26,13 @@ _WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {
     "lws": manifests.write_lws,
     "kserve": manifests.write_kserve,
 }
+
+_READY: Final = {
+    "kubernetes": "--for=condition=available {limit} deployment/{name}",
+    "lws": "--for=condition=available {limit} leaderworkerset/{name}",
+    "kserve": "--for=condition=ready {limit} inferenceservice/{name}",
+}
+"""Target in a cluster -> what `kubectl wait` waits for."""
 
 
 def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
@@ -62,6 +71,42 @@ def export(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict
             part.mkdir()
             _WRITERS[target](deployment, part)
     return {target: folder / target for target in wanted}
+
+
+def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
+    """By target, the commands to type after the export to `folders`: each container target serves a bundle."""
+    targets = [target for target in folders if target == "compose" or target in _READY]
+    if not targets:
+        return {}
+    out = folders[targets[0]].parent
+    bundle = folders.get("bundle", out.with_name(f"{out.name}-bundle") / "bundle")
+    first = [] if "bundle" in folders else [_bundle_command(deployment, store, bundle.parent)]
+    steps = {}
+    for target in targets:
+        folder, name = folders[target], deployment.name
+        if target == "compose":
+            commands = [
+                f"BUNDLE={shlex.quote(str(bundle))} docker compose --file {shlex.quote(f'{folder}/compose.yaml')} up --detach --wait"
+            ]
+        else:
+            waited = _READY[target].format(name=name, limit=f"--timeout={deployment.start_limit_s}s")
+            keys = f'kubectl create secret generic {name}-api-keys --from-literal=keys="$(openssl rand -hex 24)"'
+            commands = [
+                *([keys] if deployment.openai and deployment.api_keys else []),
+                shlex.join(["kubectl", "apply", "-k", f"{folder}/overlay"]),
+                shlex.join(["sh", f"{folder}/fill/{manifests.FILL_SCRIPT}", str(bundle)]),
+                f"kubectl wait {waited}",
+            ]
+        steps[target] = [*first, *commands]
+    return steps
+
+
+def _bundle_command(deployment: Deployment, store: Store, folder: Path) -> str:
+    request = deployment.served.request
+    words = ["pipeline", "export", str(deployment.served.cell.id), "--to", "bundle", "--output-dir", str(folder)]
+    words += ["--matrix", str(request.matrix), *(word for value in request.sets for word in ("--set", value))]
+    words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
+    return shlex.join([*words, "--workspace", str(store.workspace)])
 
 
 @contextmanager

@@ -5,7 +5,8 @@ The table is that of docs/images.md, which says where each row comes from; a tes
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Final, NamedTuple
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.errors import UsageError
@@ -40,6 +41,33 @@ TAGS: Final = {
     "1.2.1": "26.07",
 }
 """Release of TensorRT-LLM -> the newest monthly release of Triton whose image has it."""
+
+
+_PART: Final = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_REFERENCE: Final = re.compile(
+    rf"(?P<name>(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_PART}(?:/{_PART})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+"""Source: the grammar of image references, github.com/distribution/reference."""
+
+
+class Reference(NamedTuple):
+    """The parts of an image reference."""
+
+    name: str
+    tag: str | None
+    digest: str | None
+
+
+def parts(image: str) -> Reference:
+    """The parts of an image reference. Raises UsageError for a text that is not one."""
+    found = _REFERENCE.fullmatch(image)
+    if found is None:
+        raise UsageError(
+            f"--image {image!r}: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], the name in lower case",
+            hint="for example registry.example.org/team/triton:24.12",
+        )
+    return Reference(found["name"], found["tag"], found["digest"])
 
 
 def image_for(release: str, *, triton: bool) -> str:

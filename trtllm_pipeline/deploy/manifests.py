@@ -6,12 +6,13 @@ A template is the file as its reader sees it, comments and all; every value goes
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.deploy import images
-from trtllm_pipeline.deploy.deployment import Deployment
+from trtllm_pipeline.deploy.deployment import Deployment, label
 from trtllm_pipeline.gateway.config import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains import companions
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 TEMPLATES: Final = Path(__file__).with_name("templates")
 MODELS: Final = "/models"
 """Where containers find the bundle."""
+KEYS: Final = "/etc/gateway-keys"
+"""Where a gateway in Kubernetes finds the Secret with its API keys."""
 GATEWAY_PORT: Final = 8080
+FILL_SCRIPT: Final = "fill-from-bundle.sh"
 _KUBERNETES: Final = ("volume.yaml", "deployment.yaml", "service.yaml", "networkpolicy.yaml")
 _LWS: Final = ("volume.yaml", "scripts.yaml", "leaderworkerset.yaml", "service.yaml", "networkpolicy.yaml")
-_KSERVE: Final = ("volume.yaml", "servingruntime.yaml", "inferenceservice.yaml")
+_KSERVE: Final = ("volume.yaml", "servingruntime.yaml", "inferenceservice.yaml", "networkpolicy.yaml")
 
 
 def write_compose(deployment: Deployment, folder: Path) -> None:
@@ -48,11 +52,13 @@ def write_lws(deployment: Deployment, folder: Path) -> None:
 
 def write_kserve(deployment: Deployment, folder: Path) -> None:
     """As `write_kubernetes`, with a ServingRuntime and an InferenceService."""
-    _write_base(deployment, folder, _KSERVE, service=f"{deployment.name}-predictor")  # as KServe calls it
+    name = deployment.name
+    labels = {"serving.kserve.io/inferenceservice": name, "component": "predictor"}  # as KServe labels its pods
+    _write_base(deployment, folder, _KSERVE, service=f"{name}-predictor", server_labels=labels, kserve=True)
 
 
-def gateway_config(deployment: Deployment, host: str) -> GatewayConfig:
-    """What a gateway in front of the server at `host` is told."""
+def gateway_config(deployment: Deployment, host: str, keys: Path | None = None) -> GatewayConfig:
+    """The configuration of a gateway in front of the server at `host`; `keys` is the file with its API keys."""
     served = deployment.served
     model = OfferedModel(
         name=served.cell.model,
@@ -66,23 +72,44 @@ def gateway_config(deployment: Deployment, host: str) -> GatewayConfig:
     )
     settings = {name: value for name, value in served.cell.settings.get("gateway", {}).items() if value is not None}
     params = load(GatewayParams, settings)
-    return GatewayConfig(models=(model,), host="0.0.0.0", port=GATEWAY_PORT, params=params)  # noqa: S104  the container's
+    return GatewayConfig(
+        models=(model,),
+        host="0.0.0.0",  # noqa: S104  the container's
+        port=GATEWAY_PORT,
+        api_keys_file=keys,
+        params=params,
+    )
 
 
 def _write_base(
-    deployment: Deployment, folder: Path, resources: tuple[str, ...], *, service: str | None = None
+    deployment: Deployment,
+    folder: Path,
+    resources: tuple[str, ...],
+    *,
+    service: str | None = None,
+    server_labels: Mapping[str, str] | None = None,
+    kserve: bool = False,
 ) -> None:
-    """Write base, overlay and jobs; a gateway finds the server at `service`, by default that of the deployment's name."""
+    """Write base, overlay and jobs. `service` is the address of the server for the gateway, `server_labels` select its pods."""
     if deployment.openai:
         resources = (*resources, "gateway.yaml")
-    (folder / "base").mkdir()
-    (folder / "overlay").mkdir()
-    (folder / "fill").mkdir()
+    for name in ("base", "overlay", "fill"):
+        (folder / name).mkdir()
+    chosen = ("instance", "name")
+    values: dict[str, Any] = {
+        "kserve": kserve,
+        "server_labels": server_labels or {label(each): deployment.labels[label(each)] for each in chosen},
+        "gateway_json": _gateway_json(deployment, service or deployment.name) if deployment.openai else None,
+        "keys": KEYS,
+    }
     for name in resources:
-        _render(name, deployment, folder / "base", service=service or deployment.name)
+        _render(name, deployment, folder / "base", **values)
     _render("kustomization.yaml", deployment, folder / "base", resources=resources)
-    _render("overlay.yaml", deployment, folder / "overlay", target="kustomization.yaml")
-    for name in ("fill-from-hub.yaml", "fill-from-bundle.yaml"):
+    used = [images.parts(deployment.image)]
+    if deployment.openai and images.parts(images.CPU).name != used[0].name:  # kustomize replaces an image by its name
+        used.append(images.parts(images.CPU))
+    _render("overlay.yaml", deployment, folder / "overlay", target="kustomization.yaml", images=used)
+    for name in ("fill-from-hub.yaml", "fill-from-bundle.yaml", FILL_SCRIPT):
         _render(name, deployment, folder / "fill")
 
 
@@ -112,7 +139,6 @@ def _environment() -> Environment:
     )
     environment.filters["yaml"] = _yaml
     environment.filters["comment"] = lambda text: " ".join(str(text).split())
-    environment.globals["gateway_json"] = _gateway_json
     environment.globals["fill_program"] = TEMPLATES.with_name("fill.py").read_text(encoding="utf-8")
     return environment
 
@@ -123,4 +149,5 @@ def _yaml(value: Any) -> str:
 
 
 def _gateway_json(deployment: Deployment, host: str) -> str:
-    return json.dumps({"schema": SCHEMA, **gateway_config(deployment, host).to_json()}, indent=2, ensure_ascii=False)
+    config = gateway_config(deployment, host, Path(KEYS, "keys") if deployment.api_keys else None)
+    return json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)

@@ -10,6 +10,9 @@ from trtllm_pipeline.errors import UsageError
 
 LONGEST: Final = 40
 """Of a name that we put together: what is derived from it (pods, their host names) has to stay below 63."""
+_DNS_SUBDOMAIN: Final = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+)
 _DNS_LABEL: Final = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 _LABEL_VALUE: Final = 63
 
@@ -34,6 +37,16 @@ def checked_name(option: str, name: str) -> str:
         raise UsageError(
             f"{option} {name!r}: expected at most {LONGEST} lower-case letters, digits and dashes, a letter first",
             hint=f"{option} {dns_label(name)}",
+        )
+    return name
+
+
+def checked_storage_class(name: str) -> str:
+    """`name`, if a storage class can have it. Raises UsageError."""
+    if not _DNS_SUBDOMAIN.fullmatch(name):
+        raise UsageError(
+            f"--storage-class {name!r}: expected lower-case letters, digits, dashes and dots",
+            hint="kubectl get storageclass lists those of the cluster",
         )
     return name
 

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.serving.command_lines import Ports, argv, needs_mpirun
+from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, argv, script_uses_mpirun
 from trtllm_pipeline.serving.triton import CLOSED
 
 BUNDLE: Final = "@BUNDLE@"
 """Stands in a bundle's repository for its folder."""
-_LLMAPI_RELEASE: Final = "0.19.0"
 _EXIT_S: Final = 10
 """How long requests in flight may take when the server is told to end."""
 _VARIABLES: Final = {
@@ -50,13 +49,12 @@ def script(
         return _text(_SERVE, words, [*launched, *words])
     ports: Any = Ports("@http@", "@grpc@", "@metrics@")  # type: ignore[arg-type]  # words, for the shell
     ranks = world_size if kind == "engine" else 1
-    since = release if kind == "engine" and release is not None else _LLMAPI_RELEASE
     words = argv(
         "tritonserver",
         Path("@repository@"),
         ports,
         ranks,
-        release=since,
+        mpirun=MPIRUN,
         run_prefix="@run@",
         root=True,
         oversubscribe=True,
@@ -65,9 +63,14 @@ def script(
         options=["@closing@", f"--exit-timeout-secs={_EXIT_S}"],
         images=images,
     )
-    return _text(
-        _TRITON.replace("@needs@", "tritonserver mpirun" if needs_mpirun(ranks, since) else "tritonserver"), words
-    )
+    if ranks > 1:
+        return _text(_TRITON.replace("@by_mpirun@", ""), words)
+    before, alone = words[: words.index("tritonserver")], words[words.index("tritonserver") :]
+    wanted = '[ -n "${MPIRUN_OPTIONS:-}" ]'
+    if release is not None and script_uses_mpirun(release):
+        wanted += " || command -v mpirun > /dev/null"
+    chosen = _ONE_RANK.replace("@wanted@", wanted).replace("@mpirun@", _shell(before)) if kind == "engine" else ""
+    return _text(_TRITON.replace("@by_mpirun@", chosen), alone)
 
 
 def _text(part: str, words: Sequence[str], multi_node: Sequence[str] = ()) -> str:
@@ -195,7 +198,7 @@ _TRITON: Final = r"""
 PATH=$PATH:/opt/tritonserver/bin:/usr/local/mpi/bin:/opt/hpcx/ompi/bin
 export PATH
 [ "${1:-}" = prepare ] || {
-    need @needs@
+    need tritonserver
     # Interfaces that no client needs are closed by a header that nobody can send: its name has a colon.
     closing=
     random=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
@@ -207,15 +210,21 @@ export PATH
         esac
     done
     run_prefix=bundle-$$-$(od -An -N4 -tx1 /dev/urandom | tr -d ' \n')-
-    set -- @command@
+    set -- @command@@by_mpirun@
     # MPIRUN_OPTIONS: hosts and how they are reached, for engines over several of them.
-    if [ "$1" = mpirun ] && [ -n "${MPIRUN_OPTIONS:-}" ]; then
+    if [ "$1" = mpirun ]; then
+        need mpirun
         shift
         # shellcheck disable=SC2086
-        set -- mpirun $MPIRUN_OPTIONS "$@"
+        set -- mpirun ${MPIRUN_OPTIONS:-} "$@"
     fi
 }
 """
+_ONE_RANK: Final = r"""
+    # A single rank runs without mpirun as well.
+    if @wanted@; then
+        set -- @mpirun@ "$@"
+    fi"""
 _SERVE: Final = r"""
 PATH=$PATH:/usr/local/mpi/bin:/opt/hpcx/ompi/bin
 export PATH

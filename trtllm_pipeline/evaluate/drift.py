@@ -18,6 +18,7 @@ from trtllm_pipeline.bench.events import STRICT, Count, Rate, told
 from trtllm_pipeline.bench.stats import Interval, Summary, mean_interval, summary
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files import user_files
+from trtllm_pipeline.files.reading import read_bytes
 from trtllm_pipeline.records import dataclass
 
 Key = tuple[Any, ...]
@@ -121,7 +122,7 @@ def read(path: Path) -> list[ScoredAnswer]:
     seen: dict[Key, int] = {}
     adapter = TypeAdapter(ScoredAnswer)
     try:
-        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+        lines = read_bytes(path).removesuffix(b"\n").split(b"\n")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=_HINT) from error
     for number, line in enumerate(lines, 1):

@@ -65,7 +65,7 @@ class _NodeAttempt:
     heard_s: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
-        self.answers = {"host": os.uname().nodename, "system": probe.here(), "ready": [], "ended": {}}
+        self.answers = {"host": os.uname().nodename, "system": probe.maker(), "ready": [], "ended": {}}
         self._answer()
         claims: list[Claim] = []
         try:
@@ -91,7 +91,11 @@ class _NodeAttempt:
         named = tuple(device.gpu.uuid for device in devices)[: need.gpus]
         place = WaitingPlace()
         try:
-            while (leased := lease_machine(named, exclusive=need.exclusive, place=place)) is None:
+            while (
+                leased := lease_machine(
+                    named, exclusive=need.exclusive, beside_standing=need.beside_standing, place=place
+                )
+            ) is None:
                 if self.job.id in self._orders().get("stop", {}) or self._alone:
                     return None
                 time.sleep(_POLL_S)

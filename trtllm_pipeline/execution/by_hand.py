@@ -23,13 +23,14 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Exclusive, Scope
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.executor import Job, failure_of
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
 from trtllm_pipeline.store.claims import (
     WaitingPlace,
-    enter_beside_standing,
     enter_standing,
     lease_machine,
     machine_users,
@@ -113,10 +114,14 @@ def _leased(
     known = [] if gpus == 0 else [gpu.uuid for gpu in probe.machine().gpus]
     wanted = tuple(known[:gpus])
     told, service = False, scope is Scope.SERVICE
-    rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, enter_beside_standing)
+    rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, None)
     place = WaitingPlace()
     try:
-        while (leased := lease_machine(wanted, exclusive=rule, others=known, enter=enter, place=place)) is None:
+        while (
+            leased := lease_machine(
+                wanted, exclusive=rule, others=known, enter=enter, beside_standing=not service, place=place
+            )
+        ) is None:
             if not told:
                 users = machine_users(known, exclusive=rule, beside_standing=True, place=place)
                 who = " and ".join(users) or "another invocation or a kept server"
@@ -136,7 +141,9 @@ def _leased(
 
 def _call(stage: str, command: Sequence[str], environment: Mapping[str, str], held: Sequence[int]) -> int:
     try:
-        return subprocess.call(command, stdout=_STDERR, env={**os.environ, **environment}, pass_fds=held)
+        return subprocess.call(
+            command, stdout=_STDERR, env={**without_secrets(os.environ), **environment}, pass_fds=held
+        )
     except OSError as error:
         why = f"{stage}: {command[0]} cannot be started: {error.strerror}"
         raise StageError(why, failure=FailureClass.USER) from error
@@ -164,7 +171,7 @@ def when_ready(context: StageContext[Any], show: Callable[[Mapping[str, str]], N
 
     def look(_signal: int, _frame: FrameType | None) -> None:
         if path.exists():
-            show(json.loads(path.read_text(encoding="utf-8")))
+            show(json.loads(reading.read_bytes(path)))
         else:
             signal.setitimer(signal.ITIMER_REAL, _POLL_S)
 

@@ -37,6 +37,7 @@ from trtllm_pipeline.domain import Fingerprint, Json, StageRunId
 from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError
 from trtllm_pipeline.execution import agent, views
 from trtllm_pipeline.execution.executor import Job, Usage, read_job
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.writing import object_text, read_object, write_json
 from trtllm_pipeline.records import dataclass
@@ -195,7 +196,7 @@ class Exchange:
             if Path(path).name == OUT and (folder / manifest.NAME).is_file():
                 sealed = manifest.read(folder)
                 self._remote.send_contents(folder, sealed, mail.progress)
-                artifacts.append([str(folder), (folder / manifest.NAME).read_text(encoding="utf-8")])
+                artifacts.append([str(folder), reading.read_text(folder / manifest.NAME)])
         files: dict[str, Json] = {}
         for each, path in job.files.items():
             entry = FileEntry(Path(path).name, Path(path).stat().st_size, digest_file(Path(path)))
@@ -206,7 +207,7 @@ class Exchange:
             for each in job.viewed
         }
         parcel: dict[str, Json] = {
-            "job": (Path(job.attempt) / JOB).read_text(encoding="utf-8"),
+            "job": reading.read_text(Path(job.attempt) / JOB),
             "artifacts": artifacts,
         }
         name = _beside(mail.name, Path(job.attempt))
@@ -232,7 +233,7 @@ class Exchange:
     def _copy(self, mail: _Mail) -> None:
         folder, now = agent.folder_of(mail.attempt), time.monotonic()
         try:
-            orders = (folder / agent.ORDERS).read_bytes()
+            orders = reading.read_bytes(folder / agent.ORDERS)
             if orders != mail.ordered:
                 self._remote.write(_at(mail.name, agent.ORDERS), orders)
                 mail.ordered = orders

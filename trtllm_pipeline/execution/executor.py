@@ -19,12 +19,14 @@ from typing import Final, TypeAlias
 from trtllm_pipeline.domain import Exclusive, Json, Resources, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.machine.gpus import GpuPeaks
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
+from trtllm_pipeline.processes.secrets import hub_tokens
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -32,6 +34,7 @@ from trtllm_pipeline.store.store import LOG
 
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
+_DOWNLOAD: Final = "download"
 _COUNTS_S: Final = 0.1
 _TIMEOUT_GRACE_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
@@ -89,7 +92,7 @@ def _table(resources: Resources) -> dict[str, Json]:
 def read_job(path: Path) -> Job:
     """The job in a job file. Raises UsageError when it is not one."""
     try:
-        data = decode_mapping(path.read_bytes())
+        data = decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])
@@ -250,7 +253,7 @@ class Executor:
         self._guardian.spawn(
             job.id,
             job.commands[active.command],
-            also=job.environment,
+            also={**job.environment, **(hub_tokens() if job.stage == _DOWNLOAD else {})},
             cwd=job.attempt,
             log=f"{job.attempt}/{LOG}",
             claim_fds=active.claims,

@@ -29,7 +29,7 @@ from trtllm_pipeline.execution.order import favourable
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.probe import cpus_near, here, made_by
+from trtllm_pipeline.machine.probe import cpus_near, made_by, maker
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.records import dataclass
@@ -57,7 +57,7 @@ Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
 """Those that there are when it is asked; none stand for the plan's machine."""
 
 
-_Lease: TypeAlias = tuple[Exclusive, int]
+_Lease: TypeAlias = tuple[Exclusive, bool, int]
 """Kind of a lease of the machine: what may run beside it, and how many GPUs."""
 
 
@@ -442,7 +442,8 @@ class _Execution:
                 hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
             )
             return [_ended_event(run, remembered)]
-        kind = self._plan.resources(run).exclusive, len(start.gpus)
+        need = self._plan.resources(run)
+        kind = need.exclusive, need.beside_standing, len(start.gpus)
         leases_here = not start.node and run.stage.scope is not Scope.IN_SERVICE
         if leases_here and kind in self._refused and kind in self._unleased:
             return self._busy(run, self._refused[kind], self._unleased[kind])
@@ -463,14 +464,22 @@ class _Execution:
             gpus, cpus = service.gpus, service.cpus
         else:
             machine = self._plan.machine
-            exclusive, _ = kind
+            exclusive, beside_standing, _ = kind
             others = [gpu.uuid for gpu in machine.gpus]
             leased = lease_machine(
-                gpus, exclusive=exclusive, others=others, enter=self._enter, place=self._place, by=run.id
+                gpus,
+                exclusive=exclusive,
+                others=others,
+                enter=self._enter.beside_standing if beside_standing else self._enter,
+                beside_standing=beside_standing,
+                place=self._place,
+                by=run.id,
             )
             if leased is None:
                 claim.release()
-                users = machine_users(others if gpus else (), exclusive=exclusive, place=self._place)
+                users = machine_users(
+                    others if gpus else (), exclusive=exclusive, beside_standing=beside_standing, place=self._place
+                )
                 who = " and ".join(users) or "another invocation or a kept server"
                 what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
                 self._refused[kind] = f"{what} in use by {who}"
@@ -631,7 +640,7 @@ class _Execution:
     def _provenance(self, held: _Running, event: Ended) -> dict[str, Json]:
         run, usage, system = held.run, event.usage, event.system or self._system
         if system is None:  # a run looks at its machine once, and only if it makes something
-            system = self._system = here()
+            system = self._system = maker()
         return {
             "run": self._run_id,
             "attempt": held.attempt.number,

@@ -21,7 +21,8 @@ waits `NODE_PATIENCE_S` for another one, then it has failed.
 A task that must be alone takes every slot of its node (`Exclusive.alone`). Those of `Exclusive.GPU` run beside each
 other and beside nothing else: there are slots for work and slots for measurements, and while any of one kind is taken,
 none of the other is free. What runs is joined by its own kind as long as that fits, so a node changes seldom from
-one to the other.
+one to the other. Among services of `Exclusive.GPU`, loading and measuring exclude each other on a node: a measurement
+starts when no other service loads there, and no service starts there while one is measured.
 
 A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
 they run in it one after another, then it is stopped. Only the service occupies resources.
@@ -305,6 +306,11 @@ def _is_measurement(node: _TaskNode) -> bool:
     return node.service is not None and all(each.task.resources.exclusive.alone for each in (node, node.service))
 
 
+def _measures_beside(node: _TaskNode) -> bool:
+    """Whether a task inside a service measures while others may do so too. No service may load meanwhile."""
+    return node.service is not None and node.task.resources.exclusive is Exclusive.GPU
+
+
 def _most_retries(node: _TaskNode, failure: StageError) -> int:
     return max(node.task.retries, LOST_RETRIES if failure.failure is FailureClass.LOST else 0)
 
@@ -388,6 +394,8 @@ class Scheduler:
         self._held: list[list[int]] = []
         self._free: list[list[int]] = []
         self._free_gpus: list[list[int]] = []
+        self._measuring: list[int] = []
+        """How many services of each node are measured now, other than alone."""
         for each in nodes:
             self._add(each)
         self._stranded_at = math.inf  # when what no node can run has waited long enough for one
@@ -510,7 +518,7 @@ class Scheduler:
             self._service_ended(node, event.failure)
         elif node.phase is _Phase.STARTING:  # or it was asked to stop before it was ready
             node.phase = _Phase.READY
-            self._stirred[node] = None
+            self._stir_services()
         if node.service and node.service.current is None:
             self._stirred[node.service] = None
             if node.service.phase is _Phase.DEAD:
@@ -805,6 +813,7 @@ class Scheduler:
         self._places.append(node)
         self._capacity.append((slots, node.cpus, len(node.gpus), node.downloads, slots))
         self._held.append(list(_NOTHING))
+        self._measuring.append(0)
         self._free.append(self._beside(len(self._places) - 1, _NOTHING))
         self._free_gpus.append(list(range(len(node.gpus))))
 
@@ -826,7 +835,7 @@ class Scheduler:
             slots, back = len(self._nodes), self._places[number]
             self._capacity[number] = slots, back.cpus, len(back.gpus), back.downloads, slots
         if number is not None:
-            self._free[number] = self._beside(number, self._held[number])
+            self._count_free(number)
         self._count_work(list(self._shares))
         # What must be alone waits for all of a node, and there are others now.
         entries = [entry for queue in self._queues.values() for entry in queue]
@@ -987,6 +996,13 @@ class Scheduler:
         """Whether something else runs on the node on which this does."""
         return any(other is not node and other.node == node.node for other in self._running)
 
+    def _must_wait(self, node: _TaskNode, service: _Service) -> bool:
+        """Whether a task inside a service measures, and something runs that may not run beside that."""
+        if _measures_beside(node):
+            loading = (other for other in self._running if isinstance(other, _Service) and other is not service)
+            return any(other.phase is _Phase.STARTING and other.node == service.node for other in loading)
+        return _is_measurement(node) and self._beside_others(service)
+
     def _is_critical(self, node: _TaskNode) -> bool:
         """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left.
 
@@ -1040,6 +1056,9 @@ class Scheduler:
     def _begin(self, node: _TaskNode, holder: _TaskNode) -> None:
         """Start `node` with what `holder` holds: itself, or the service around it."""
         self._move(node, _S.RUNNING)
+        if _measures_beside(node):
+            self._measuring[holder.node] += 1
+            self._count_free(holder.node)
         place = self._places[holder.node]
         names = tuple(place.gpus[gpu] for gpu in holder.gpus)
         self._instructions.append(Start(node.task.id, names, node.failures + 1, place.node))
@@ -1048,13 +1067,20 @@ class Scheduler:
         """`node` runs no more: give back what it occupied."""
         if node.service:
             node.service.current = None
+            if _measures_beside(node):
+                self._measuring[node.service.node] -= 1
+                self._count_free(node.service.node)
+                self._room = True
             return
         if isinstance(node, _Service):
             node.phase = _Phase.OFF
         del self._running[node]
-        if node.alone:  # what is to be measured may have waited for its end
-            self._stirred |= {other: None for other in self._running if isinstance(other, _Service)}
+        self._stir_services()
         self._give_back(node)
+
+    def _stir_services(self) -> None:
+        """Look at all services again: a measurement may have waited for one of them to be ready, or to end."""
+        self._stirred |= {node: None for node in self._running if isinstance(node, _Service)}
 
     def _vacate(self, node: _TaskNode) -> None:
         """Give back all that `node` occupied but its slots, which keep measurements away."""
@@ -1075,7 +1101,13 @@ class Scheduler:
         for which, (before, now) in enumerate(zip(node.amounts, amounts, strict=True)):
             held[which] += now - before
         node.amounts = amounts
-        self._free[node.node] = self._beside(node.node, held)
+        self._count_free(node.node)
+
+    def _count_free(self, node: int) -> None:
+        """Count what is free on a node now: while one service is measured, no other may load."""
+        self._free[node] = self._beside(node, self._held[node])
+        if self._measuring[node]:
+            self._free[node][_MEASURING] = 0
 
     def _steer(self) -> None:
         """Start the next task inside each service where something has changed, or stop it when none is left.
@@ -1097,7 +1129,7 @@ class Scheduler:
                     node = entry[3]
                     if node.status is not _S.PENDING:
                         continue
-                    if _is_measurement(node) and self._beside_others(service):
+                    if self._must_wait(node, service):
                         later.append(entry)
                         continue
                     service.current = node

@@ -22,6 +22,7 @@ from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution import agent
 from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.execution.executor import Job
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.machine import model
 from trtllm_pipeline.machine.model import Machine
 
@@ -228,7 +229,7 @@ def _why(state: str, folder: Path) -> StageError | None:
         hint = "raise --mem in settings.cluster.sbatch"
         return StageError("Slurm ended it at its memory limit", failure=FailureClass.OUT_OF_MEMORY, hint=hint)
     try:
-        said = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        said = reading.read_text(folder / _OUTPUT, errors="replace").strip().splitlines()[-1:]
     except OSError:
         said = []
     why = f"Slurm says {state}" + "".join(f"; its agent said: {line}" for line in said)

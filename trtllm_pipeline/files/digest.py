@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.files.reading import open_fd
+
 _SMALL_BYTES: Final = 1 << 20
 # A file changed this shortly before it was read could change again without its times showing it: file systems stamp
 # with the kernel's tick, up to 10 ms.
@@ -19,7 +21,7 @@ def digest_file(path: str | Path) -> str:
     """BLAKE3 of a file's content, 64 hexadecimal digits. Big files are mapped and hashed on all cores."""
     from blake3 import blake3
 
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_fd(path)
     try:
         size = os.fstat(fd).st_size
         if size >= _SMALL_BYTES:
@@ -58,7 +60,7 @@ def sha256_of_file(path: Path) -> str:
 
 def _read(path: Path, *takers: Callable[[memoryview], object]) -> None:
     """Give each of `takers` a file's content, in pieces."""
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_fd(path), "rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(4 << 20, os.fstat(file.fileno()).st_size + 1)))
         while size := file.readinto(buffer):
             for take in takers:

@@ -11,6 +11,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.files.reading import open_fd
+
 _POLL_S: Final = 0.2
 
 
@@ -29,7 +31,7 @@ def follow(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
             with suppress(FileNotFoundError):
                 there = path.stat()
                 if file is None or there.st_ino != os.fstat(file.fileno()).st_ino:
-                    before, file = file, path.open("rb", buffering=0)
+                    before, file = file, FileIO(open_fd(path))
                     if before is not None:
                         before.close()
                 elif there.st_size < file.tell():

@@ -33,6 +33,8 @@ class QuantizedWeights(NamedTuple):
     """One of FORMS, or another name that the files give."""
     said: str
     """The files' own word and the file: "FP8 by its hf_quant_config.json"."""
+    group_size: int | None = None
+    """Weights that share a scale, of a form that has groups of several sizes, where the files say it; -1 for a whole column."""
 
 
 def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeights | None:
@@ -44,12 +46,17 @@ def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeig
     found = model_optimizer.get("quantization")
     if isinstance(found, Mapping):
         word = str(found.get("quant_algo") or "an algorithm it does not name")[:40]
-        return QuantizedWeights(_ALGORITHMS.get(word.upper(), word.lower()), f"{word} by its {FILES[1]}")
+        return QuantizedWeights(_ALGORITHMS.get(word.upper(), word.lower()), f"{word} by its {FILES[1]}", _group(found))
     found = config.get("quantization_config")
     if isinstance(found, Mapping):
         word = str(found.get("quant_algo") or found.get("quant_method") or "an algorithm it does not name")[:40]
-        return QuantizedWeights(_by_transformers(found, word), f"{word} by its {FILES[0]}")
+        return QuantizedWeights(_by_transformers(found, word), f"{word} by its {FILES[0]}", _group(found))
     return None
+
+
+def _group(found: Mapping[str, Any]) -> int | None:
+    size = found.get("group_size", found.get("q_group_size"))
+    return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
 def _by_transformers(found: Mapping[str, Any], word: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError
+from trtllm_pipeline.files.reading import KINDS, open_file
 
 T = TypeVar("T")
 _FIRST_BYTES: Final = 1 << 20
@@ -26,14 +27,6 @@ MAX_DEPTH: Final = 100
 """Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
 _BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
 """That many nested levels opened in a row."""
-KINDS: Final = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-"""What an entry of a folder is that is not a file."""
 _WORDS: Final = {
     errno.ELOOP: "is a link that leads back to itself",
     errno.ENAMETOOLONG: "the name is too long for the file system",
@@ -96,7 +89,7 @@ def _first_lines(path: Path) -> str | None:
 def _read(path: Path, most: int) -> bytes:
     check(path)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(most)
     except OSError as error:
         fail(os.fspath(path), None, _why(path, error))

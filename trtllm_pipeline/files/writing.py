@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.files.reading import open_file, read_bytes
 from trtllm_pipeline.fingerprint import encoding
 
 _encode: Final = encoding(json.JSONEncoder(ensure_ascii=False))
@@ -37,8 +38,8 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
 def first_parts(path: Path, number: int) -> dict[str, Any] | None:
     """The first parts of an object in a file of `json_lines`, none of them a list of lines. Of a long file little is read."""
     try:
-        with path.open(encoding="utf-8") as file:
-            data = json.loads("".join(islice(file, number)) + "}")
+        with open_file(path) as file:
+            data = json.loads(b"".join(islice(file, number)) + b"}")
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
@@ -81,7 +82,7 @@ def csv_value(value: object) -> object:
 def read_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file of the pipeline's own; None for a file that is not there or holds anything else."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
@@ -117,15 +118,16 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     _write(path, (f"{line}\n" for line in lines))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file as `write_lines` does, its line ends as they are."""
-    _write(path, (text,))
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write a text file as `write_lines` does, its line ends as they are. `mode` is for a new file, less the umask."""
+    _write(path, (text,), mode)
 
 
-def _write(path: Path, parts: Iterable[str]) -> None:
+def _write(path: Path, parts: Iterable[str], mode: int = 0o666) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
             file.writelines(parts)
         temporary.replace(path)
     except OSError:

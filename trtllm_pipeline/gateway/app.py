@@ -28,6 +28,7 @@ from trtllm_pipeline.gateway.asked import PATHS, Asked, Endpoint, model_of, pars
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.config import GatewayConfig
 from trtllm_pipeline.gateway.feed import ChoicesFeed, Feed, PassedFeed
+from trtllm_pipeline.gateway.hosts import Hosts
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.metrics import GatewayMetrics, RequestMetrics
 from trtllm_pipeline.gateway.names import UNKNOWN
@@ -79,6 +80,7 @@ class GatewayApp:
         self.config = config
         self.params = config.params
         self.keys = None if config.api_keys_file is None else Keys(config.api_keys_file)
+        self._hosts = Hosts(config)
         self.servers = tuple(ModelServer(model, config.params) for model in config.models)
         self.served = {name: server for server in self.servers for name in server.model.names}
         """Name that clients ask for -> its server: a model and its adapters have one."""
@@ -112,11 +114,16 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, or leave it to Starlette, whose layers would be around each event of a stream."""
-        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
-        if endpoint is None or scope["method"] != "POST":
-            await self._others(scope, receive, send)
-        else:
-            await self._generate(endpoint, scope, receive, send)
+        if scope["type"] != "http":
+            return await self._others(scope, receive, send)
+        endpoint = self._endpoints.get(scope["path"])
+        if endpoint is not None and scope["method"] == "POST":
+            return await self._generate(endpoint, scope, receive, send)
+        try:
+            self._hosts.check(scope["headers"])
+        except ApiError as error:
+            return await _send_error(error, send)
+        return await self._others(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -201,6 +208,7 @@ class GatewayApp:
 
     async def _generate(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         metrics: RequestMetrics | None = None
+        served: ModelServer | None = None
         try:
             size = self._checked(scope)
             body = parse_body(await self._body(scope, receive, size))
@@ -212,6 +220,8 @@ class GatewayApp:
             metrics = metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])
             if error.reason in _OF_THE_SERVER:
                 metrics.upstream_error(error.reason)
+                if served is not None and error.status >= 500:
+                    served.log_failure(name, error)
             else:
                 metrics.rejected(error.reason)
             metrics.finish(error.status)
@@ -225,6 +235,7 @@ class GatewayApp:
 
     def _checked(self, scope: Scope) -> int | None:
         """Size of the body, if it is told. Raises ApiError for what is refused before the body is read."""
+        self._hosts.check(scope["headers"])
         self._authorize(scope)
         if self.stopping:
             raise unavailable("the gateway is being stopped")
@@ -326,10 +337,13 @@ class GatewayApp:
             sending.feed = await self._begin(endpoint, body, served, backend, asked, metrics, count)
             self._feeds.add(sending)
             try:
-                return await self._send(sending, metrics, send)
+                status = await self._send(sending, metrics, send)
             finally:
                 self._feeds.discard(sending)
                 sending.feed.cancel()
+            if status != CLIENT_LEFT and (failure := sending.feed.failure) is not None:  # within a stream
+                served.log_failure(model_of(body), failure)
+            return status
         except asyncio.CancelledError:
             if not sending.left:
                 raise
@@ -497,7 +511,7 @@ async def _send_error(error: ApiError, send: Send) -> None:
     body = error.body
     headers = [_JSON, (b"content-length", str(len(body)).encode())]
     headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-    if error.status in {401, 408, 413, 415, 503}:
+    if error.status in {401, 403, 408, 413, 415, 503}:
         headers.append(_CLOSE)  # the body may not have been read
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""A request of a client, checked: OpenAI's fields, and the sampling inputs of TensorRT-LLM beside them."""
+"""A request of a client, checked: OpenAI's fields, and those that clients of vLLM, SGLang and trtllm-serve send as well."""
 
 from __future__ import annotations
 
@@ -16,13 +16,26 @@ Endpoint = Literal["chat", "completions"]
 PATHS: Final[Mapping[Endpoint, str]] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 MOST_CHOICES: Final = 128
 MOST_STOPS: Final = 16
+MOST_STOP_CHARACTERS: Final = 1024
+"""In one stop word: text that may begin it is held back."""
 MOST_MESSAGES: Final = 10_000
 _INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
 """Of a body: so many small objects would keep the parser, and everyone else, for longer."""
 
 _FOR_OPENAI: Final = frozenset(
-    {"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
+    {
+        *(
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+        ),
+        *("request_id", "rid", "priority"),
+    }
 )
 """Fields that say nothing about the answer."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -39,18 +52,46 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "verbosity": (None, "medium"),
     "use_beam_search": (None, False),
     "prompt_logprobs": (None,),
+    # of vLLM, SGLang and trtllm-serve
+    "include_stop_str_in_output": (None, False),
+    "no_stop_trim": (None, False),
+    "spaces_between_special_tokens": (None, True),
+    "detokenize": (None, True),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "return_token_ids": (None, False),
+    "truncate_prompt_tokens": (None,),
+    "allowed_token_ids": (None, []),
+    "cache_salt": (None,),
+    "kv_transfer_params": (None,),
+    "disaggregated_params": (None,),
+    "structured_outputs": (None, {}),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "top_p_min": (None, 0),
+    "early_stopping": (None, False),
+    "lora_request": (None,),
+    "lora_path": (None,),
 }
 _WHY: Final = {
     "best_of": "it would generate answers and throw them away; ask for n",
     "suffix": "the model continues a text, it does not fill one in",
     "functions": "its successor is tools",
     "function_call": "its successor is tool_choice",
+    **dict.fromkeys(("guided_json", "structured_outputs"), "response_format has its schema"),
+    **dict.fromkeys(("lora_request", "lora_path"), "the name of the model says which adapter: MODEL:ADAPTER"),
 }
 _SAMPLING: Final[Mapping[str, tuple[type, float, float]]] = {
     # field -> type, least, most
     "temperature": (float, 0, 2),
     "top_p": (float, 0, 1),
     "top_k": (int, -1, _INT32),
+    "min_p": (float, 0, 1),
     "frequency_penalty": (float, -2, 2),
     "presence_penalty": (float, -2, 2),
     "repetition_penalty": (float, 1e-6, 100),
@@ -60,7 +101,10 @@ _SAMPLING: Final[Mapping[str, tuple[type, float, float]]] = {
     "pad_id": (int, 0, _INT32),
 }
 _COMMON: Final = frozenset(
-    {"model", "stream", "stream_options", "n", "max_tokens", "stop", "seed", "bad_words", "response_format"}
+    {
+        *("model", "stream", "stream_options", "n", "max_tokens", "stop", "seed", "bad_words", "response_format"),
+        *("ignore_eos", "stop_token_ids", "skip_special_tokens", "add_special_tokens"),
+    }
 )
 _KNOWN: Final[Mapping[Endpoint, frozenset[str]]] = {
     "chat": _COMMON
@@ -102,6 +146,13 @@ class Asked:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    """Nothing but `stop` ends the answer before `max_tokens`."""
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the answer."""
+    add_special_tokens: bool | None = None
+    """Put the tokenizer's special tokens around the prompt."""
     seed: int | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Those of `_SAMPLING` that were given."""
@@ -167,8 +218,15 @@ def read(endpoint: Endpoint, body: Mapping[str, Any]) -> Asked:
         "include_usage": _flag(options, "include_usage", "stream_options.include_usage"),
         "n": _whole(body, "n", 1, MOST_CHOICES) or 1,
         "max_tokens": _whole(body, "max_tokens", 1, _INT32),
-        "stop": _texts(body, "stop", MOST_STOPS),
+        "stop": _stops(body),
         "bad_words": _texts(body, "bad_words", 1000),
+        "ignore_eos": _flag(body, "ignore_eos"),
+        "stop_token_ids": _token_ids(body, "stop_token_ids"),
+        **{
+            name: _flag(body, name)
+            for name in ("skip_special_tokens", "add_special_tokens")
+            if body.get(name) is not None
+        },
         "seed": _whole(body, "seed", -(2**63), 2**64 - 1),
         "sampling": {name: _number(body, name) for name in body if name in _SAMPLING and body[name] is not None},
         "guide": _guide(_object(body, "response_format")),
@@ -300,6 +358,23 @@ def _texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
     if len(texts) > most:
         raise bad(name, f"{name} has {len(texts)} texts; the limit is {most}")
     return tuple(each for each in texts if each)
+
+
+def _token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    value = body.get(name)
+    ids = [] if value is None else value
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _INT32 for each in ids):
+        raise _wrong(name, "a list of token ids", value)
+    if len(ids) > MOST_STOPS:
+        raise bad(name, f"{name} has {len(ids)} ids; the limit is {MOST_STOPS}")
+    return tuple(ids)
+
+
+def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    words = _texts(body, "stop", MOST_STOPS)
+    if (longest := max(map(len, words), default=0)) > MOST_STOP_CHARACTERS:
+        raise bad("stop", f"stop has a text of {longest} characters; the limit is {MOST_STOP_CHARACTERS}")
+    return words
 
 
 def _wrong(param: str, expected: str, value: object) -> ApiError:

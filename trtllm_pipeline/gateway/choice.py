@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline.client.session import Answer
@@ -24,7 +24,8 @@ class Token(NamedTuple):
 
 
 class Choice(Answer):
-    """The answer as it arrives. `deltas` waits to be sent; whoever sends takes it. `changed` is called after each addition.
+    """The answer as it arrives. `deltas` waits to be sent; whoever sends takes it. `changed` is called after each response with
+    its number of tokens and whether there is output in it, and at the end.
 
     Texts that arrive while nobody sends are joined, so an answer that is not read takes the memory of its text.
     """
@@ -58,7 +59,7 @@ class Choice(Answer):
         max_tokens: int,
         accumulates: bool,
         wants_tokens: bool,
-        changed: Callable[[Choice, int], None],
+        changed: Callable[[Choice, int, bool], None],
         enough: Callable[[Choice], None],
         count: Callable[[str], int] | None = None,
     ) -> None:
@@ -103,11 +104,12 @@ class Choice(Answer):
         if text:
             self._take(text, tokens)
         else:
-            self._changed(self, tokens or 0)
+            self._changed(self, tokens or 0, False)
 
     def whole(self) -> None:
         """The server has ended it: what is sent next can have the end in it."""
-        self.end()
+        if self.responses:  # an end without any response is a failure
+            self.end()
 
     def _added(self, text: str) -> str:
         """What a response adds that repeats all text so far. A character that is cut comes whole with a later one."""
@@ -127,38 +129,38 @@ class Choice(Answer):
             self.tokens.append(
                 Token(shown if stopped else text, self.log_probs[-tokens:] if tokens else self.log_probs)
             )
-        if shown:
-            self._put(shown)
-        self._changed(self, tokens or 0)
+        self._changed(self, tokens or 0, self._put(shown))
         if stopped or (self._parser is not None and self._parser.done):
             self.end("stop")
             self.enough(self)
 
-    def _put(self, text: str) -> None:
-        for delta in (Content(text),) if self._parser is None else self._parser.feed(text):
-            self._append(delta)
+    def _put(self, text: str) -> bool:
+        """Add text without stop words. Returns whether that is output yet."""
+        if not text:
+            return False
+        return self._append((Content(text),) if self._parser is None else self._parser.feed(text))
 
-    def _append(self, delta: Delta) -> None:
-        self.calls += isinstance(delta, CallStart)
-        last = self.deltas[-1] if self.deltas else None
-        if isinstance(last, Content) and isinstance(delta, Content):
-            self.deltas[-1] = Content(last.text + delta.text)
-        elif isinstance(last, Reasoning) and isinstance(delta, Reasoning):
-            self.deltas[-1] = Reasoning(last.text + delta.text)
-        elif isinstance(last, CallArguments) and isinstance(delta, CallArguments) and last.index == delta.index:
-            self.deltas[-1] = CallArguments(last.index, last.text + delta.text)
-        else:
-            self.deltas.append(delta)
+    def _append(self, deltas: Sequence[Delta]) -> bool:
+        for delta in deltas:
+            self.calls += isinstance(delta, CallStart)
+            last = self.deltas[-1] if self.deltas else None
+            if isinstance(last, Content) and isinstance(delta, Content):
+                self.deltas[-1] = Content(last.text + delta.text)
+            elif isinstance(last, Reasoning) and isinstance(delta, Reasoning):
+                self.deltas[-1] = Reasoning(last.text + delta.text)
+            elif isinstance(last, CallArguments) and isinstance(delta, CallArguments) and last.index == delta.index:
+                self.deltas[-1] = CallArguments(last.index, last.text + delta.text)
+            else:
+                self.deltas.append(delta)
+        return bool(deltas)
 
     def end(self, reason: str | None = None) -> None:
         """It has ended, by itself where no reason is given."""
         if self.finish is not None:
             return
-        if rest := self._stops.end():
-            self._put(rest)
+        output = self._put(self._stops.end())
         if self._parser is not None:
-            for delta in self._parser.end():
-                self._append(delta)
+            output |= self._append(self._parser.end())
         if reason is None:
             made = self.output_tokens
             if made is None:
@@ -166,10 +168,10 @@ class Choice(Answer):
             reason = "length" if made >= self.max_tokens else "stop"
         called = self._parser is not None and self._parser.called
         self.finish = "tool_calls" if called and reason == "stop" else reason
-        self._changed(self, 0)
+        self._changed(self, 0, output)
 
     def fail(self, failure: ApiError) -> None:
         """It has failed; what came before stays."""
         if self.finish is None:
             self.finish, self.failure = "error", failure
-            self._changed(self, 0)
+            self._changed(self, 0, False)

@@ -103,6 +103,14 @@ class GatewayParams:
     stop_timeout_s: Annotated[
         float, Param("how long running answers may take when the gateway is stopped", ge=0, le=1e9, runtime=True)
     ] = 10.0
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Param(
+            "host names that requests may be addressed to, besides localhost, 127.0.0.1 and [::1], if the gateway listens on "
+            "loopback and needs no keys",
+            runtime=True,
+        ),
+    ] = ()
     renderers: Annotated[
         int, Param("processes that render chat templates, for each model", ge=1, le=64, runtime=True)
     ] = 2

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trtllm_pipeline.gateway.answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.gateway.api_error import ApiError
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import Content
 from trtllm_pipeline.gateway.openai_backend import Passed
+from trtllm_pipeline.stages.params import MOST_TOKENS
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.asked import Asked
     from trtllm_pipeline.gateway.metrics import RequestMetrics
     from trtllm_pipeline.gateway.model_texts import ModelTexts
     from trtllm_pipeline.gateway.triton_backend import PreparedPrompt
-
-_USAGE_BYTES: Final = 4096
-"""At the end of an answer, where its counts are."""
 
 
 class Feed:
@@ -100,13 +97,12 @@ class PassedFeed(Feed):
 
     def __init__(self, metrics: RequestMetrics, *, stream: bool) -> None:
         super().__init__(stream=stream)
-        self.passed = Passed(self._arrived)
+        self.passed = Passed(self._arrived, stream=stream)
         self._metrics = metrics
-        self._end = b""
 
-    def _arrived(self) -> None:
-        if self.stream and not self.passed.over:
-            self._metrics.chunk(0)
+    def _arrived(self, output: bool) -> None:
+        if output:
+            self._metrics.output()
         self.changed()
 
     @property
@@ -121,11 +117,9 @@ class PassedFeed(Feed):
 
     def take(self) -> bytes:
         """What can be sent now; a whole answer only when it is whole."""
-        if not self.stream and not self.passed.over:
+        if not self.stream and (not self.passed.over or self.failure is not None):
             return b""
-        data = self.passed.take()
-        self._end = (self._end + data)[-_USAGE_BYTES:]
-        return data
+        return self.passed.take()
 
     def fail(self, failure: ApiError) -> None:
         """Give it up."""
@@ -133,12 +127,12 @@ class PassedFeed(Feed):
         self.cancel()
 
     def usage(self) -> TokenUsage:
-        """What the server says at the end of its answer, which in a stream it does only for clients that want it."""
-        told = self._end[self._end.rfind(b'"usage":') :]
-        prompt, completion = (
-            re.search(name + rb'": ?(\d{1,9})\b', told) for name in (b"prompt_tokens", b"completion_tokens")
-        )
-        return TokenUsage(int(prompt[1]) if prompt else None, int(completion[1]) if completion else None)
+        """The server's counts, as far as it sent them."""
+        return TokenUsage(*(_count(self.passed.usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
+
+
+def _count(told: object) -> int | None:
+    return told if isinstance(told, int) and 0 <= told <= MOST_TOKENS else None
 
 
 class ChoicesFeed(Feed):
@@ -158,13 +152,13 @@ class ChoicesFeed(Feed):
         self._finished: set[int] = set()
         self._ended = False
 
-    def arrived(self, choice: Choice, tokens: int) -> None:
+    def arrived(self, choice: Choice, tokens: int, output: bool) -> None:
         """A choice has changed."""
-        if choice.finish is None:
-            self._metrics.chunk(tokens, choice.index)
-            if not self.stream:
-                return
-        self.changed()
+        self._metrics.tokens(tokens)
+        if output:
+            self._metrics.output(choice.index)
+        if self.stream or choice.finish is not None:
+            self.changed()
 
     def enough(self, choice: Choice) -> None:
         """A choice has ended before its server has: a stop word."""

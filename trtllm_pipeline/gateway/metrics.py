@@ -132,7 +132,7 @@ class ModelMetrics:
 
 
 class RequestMetrics:
-    """One request: `queued`, `started`, `chunk` for each piece of output, `usage`, and `finish` whatever happens."""
+    """One request: `queued`, `started`, `output` and `tokens` for each response, `usage`, and `finish` whatever happens."""
 
     def __init__(self, model: ModelMetrics, endpoint: str) -> None:
         self._model = model
@@ -156,8 +156,8 @@ class RequestMetrics:
         self._running = True
         self._model.in_flight.inc()
 
-    def chunk(self, tokens: int = 1, choice: int = 0) -> None:
-        """A piece of output has come, of `tokens` tokens (0 when not known), for one of its choices."""
+    def output(self, choice: int = 0) -> None:
+        """Text, reasoning or a tool call has come for one of its choices."""
         now_s = perf_counter()
         model, last_s = self._model, self._last_s
         if choice in last_s:
@@ -165,12 +165,15 @@ class RequestMetrics:
         elif not last_s:
             model.ttft.observe(now_s - self._began_s)
         last_s[choice] = now_s
-        if tokens:
-            self._counted += tokens
-            model.output_tokens.inc(tokens)
+
+    def tokens(self, number: int) -> None:
+        """The model has generated tokens, with text or without."""
+        if number:
+            self._counted += number
+            self._model.output_tokens.inc(number)
 
     def usage(self, input_tokens: int, output_tokens: int) -> None:
-        """The counts of the whole request, once. Output that `chunk` has not counted is added."""
+        """The counts of the whole request, once. Output that `tokens` has not counted is added."""
         self._model.input_tokens.inc(input_tokens)
         self._model.output_tokens.inc(max(0, output_tokens - self._counted))
 

@@ -6,13 +6,14 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_STREAM_BYTES
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.gateway.asked import PATHS, Endpoint
+from trtllm_pipeline.gateway.passing import AnswerCheck, StreamCutter
 from trtllm_pipeline.stages.asking import lora_request, number_of
 
 if TYPE_CHECKING:
@@ -31,13 +32,18 @@ DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_t
 
 
 class Passed:
-    """An answer that is passed on. `waiting` is what has not been taken; `changed` is called after each addition."""
+    """An answer that is passed on. `waiting` is what has not been taken.
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    `changed` is called after each addition to a stream, with whether there is output in it, and at the end.
+    """
+
+    def __init__(self, changed: Callable[[bool], None], *, stream: bool) -> None:
+        self.stream = stream
         self.waiting = bytearray()
-        self.began = False
         self.over = False
         self.failure: ApiError | None = None
+        self.usage: Mapping[str, Any] = {}
+        """The server's counts, which in a stream it sends only to clients that ask for them."""
         self.paused: Connection | None = None
         self.changed = changed
 
@@ -54,7 +60,7 @@ class Passed:
         """It is whole, or has failed."""
         if not self.over:
             self.over, self.failure = True, failure
-            self.changed()
+            self.changed(False)
 
 
 class OpenAiBackend:
@@ -98,20 +104,18 @@ class OpenAiBackend:
         except OSError:
             passed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
         except HttpError as error:
-            passed.end(
-                ApiError(
-                    502,
-                    f"the server of model {self._served.name} failed: {error}",
-                    code="bad_gateway",
-                    reason="upstream",
-                )
-            )
+            passed.end(self._failed(str(error)))
+
+    def _failed(self, why: str) -> ApiError:
+        return ApiError(
+            502, f"the server of model {self._served.name} failed: {why}", code="bad_gateway", reason="upstream"
+        )
 
     async def _ask(self, path: str, message: bytes, name: str, passed: Passed) -> None:
         while True:
             kept = bool(self._idle)
             connection = self._idle.pop()[0] if kept else Connection(self._url)
-            answer = _Answer(connection, passed, _renaming(self._model, name))
+            answer = _Answer(connection, passed, _renaming(self._model, name), self._failed)
             try:
                 await connection.open()
                 status = await connection.request("POST", path, message, answer.take, max_bytes=MAX_STREAM_BYTES)
@@ -125,8 +129,7 @@ class OpenAiBackend:
             self._idle.append((connection, time.monotonic()))
             if self._closed:
                 self.forget_idle()
-            answer.rest()
-            passed.end(None if status == 200 else _error(status, bytes(answer.refused)))
+            passed.end(answer.end() if status == 200 else _error(status, bytes(answer.refused)))
             return
 
     def forget_idle(self, older_than_s: float = 0.0) -> None:
@@ -142,36 +145,64 @@ class OpenAiBackend:
 
 
 class _Answer:
-    """Reads one answer. Names are changed in whole lines."""
+    """Reads one answer. A stream is passed on by whole events, and ends where the server says that it has failed."""
 
-    def __init__(self, connection: Connection, passed: Passed, names: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        passed: Passed,
+        names: list[tuple[bytes, bytes]],
+        failed: Callable[[str], ApiError],
+    ) -> None:
         self.refused = bytearray()
         self._connection = connection
         self._passed = passed
         self._names = names
-        self._line = b""
+        self._failed = failed
+        self._cutter = StreamCutter()
+        self._check = AnswerCheck()
 
     def take(self, _now_ns: int, part: bytes) -> None:
         """One read of the body."""
+        passed = self._passed
         if self._connection.answer.status != 200:
             if len(self.refused) < _MOST_ERROR_BYTES:
                 self.refused += part
-            return
-        if self._names:
-            whole, newline, self._line = (self._line + part).rpartition(b"\n")
-            part = self._renamed(whole + newline)
-        passed = self._passed
-        if part:
-            passed.began = True
+        elif not passed.stream:
             passed.waiting += part
+        elif not passed.over:
+            self._pass(self._cutter.feed(part))
             if len(passed.waiting) > _MOST_WAITING_BYTES and passed.paused is None:
                 passed.paused = self._connection
                 self._connection.pause()
-            passed.changed()
 
-    def rest(self) -> None:
-        """The line that did not end."""
-        self._passed.waiting += self._renamed(self._line)
+    def _pass(self, events: Iterable[bytes]) -> None:
+        passed, check = self._passed, self._check
+        output = added = False
+        for event in events:
+            output |= check.event(event)
+            if check.error is not None or (check.done and check.failure is not None):
+                passed.end(self._failed(str(check.failure)))
+            if passed.over:  # the client reads nothing after an error
+                return
+            passed.waiting += self._renamed(event)
+            added = True
+        passed.usage = check.usage
+        if added:
+            passed.changed(output)
+
+    def end(self) -> ApiError | None:
+        """The server has sent all. Returns why that is not a whole answer."""
+        passed, check = self._passed, self._check
+        if not passed.stream:
+            whole = passed.take()
+            check.whole(whole)
+            passed.waiting += self._renamed(whole)
+        elif rest := self._cutter.end():
+            check.event(rest)
+            passed.waiting += self._renamed(rest) if check.failure is None else b""
+        passed.usage = check.usage
+        return None if check.failure is None else self._failed(check.failure)
 
     def _renamed(self, text: bytes) -> bytes:
         for said, wanted in self._names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Hashable
@@ -25,6 +26,8 @@ Backend = TritonBackend | OpenAiBackend
 _LOG: Final = logging.getLogger(__name__)
 _FAILED_S: Final = 0.5
 """How long the failure to reach a server is believed."""
+_LOG_EVERY_S: Final = 10.0
+"""Failures of one server may come by the thousand."""
 
 
 class ModelServer:
@@ -43,6 +46,8 @@ class ModelServer:
         self._key: Hashable = None
         self._failed: tuple[float, ApiError] | None = None
         self._lock = asyncio.Lock()
+        self._logged_s = float("-inf")
+        self._unlogged = 0
 
     async def prepare(self) -> None:
         """Do before the first request what it would wait for: start processes, ask the server what it is."""
@@ -81,6 +86,16 @@ class ModelServer:
         if self._backend is not None:
             self._backend.close()
         self._backend = self._key = None
+
+    def log_failure(self, name: str, error: ApiError) -> None:
+        """Write the failure of a request for the offered model `name` to the log; of many, one in some seconds."""
+        now = time.monotonic()
+        if now - self._logged_s < _LOG_EVERY_S:
+            self._unlogged += 1
+            return
+        more = f" ({self._unlogged} failures before it are not in this log)" if self._unlogged else ""
+        _LOG.warning("a request for model %s failed with %d: %s%s", name, error.status, json.dumps(error.message), more)
+        self._logged_s, self._unlogged = now, 0
 
     async def ready(self) -> bool:
         """Whether the server can be asked."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopWords:
-    """Passes text on as soon as it cannot be the beginning of one of `words`. `found` is the word that ended it."""
+    """Passes text on as soon as it cannot be the beginning of one of `words`. `found` is the word that ended it.
+
+    The average cost of a character is constant for each word, however much text is held back.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.found: str | None = None
-        self._words = tuple(words)
+        self._words = tuple(_Word(word) for word in words if word)
         self._held = ""
 
     def feed(self, text: str) -> str:
@@ -19,16 +23,16 @@ class StopWords:
             return text
         if self.found is not None:
             return ""
-        text = self._held + text
+        before, text = len(self._held), self._held + text
         at = len(text)
         for word in self._words:
-            position = text.find(word)
-            if 0 <= position < at:
-                at, self.found = position, word
+            end = word.end_in(text, before)
+            if end is not None and end - len(word.text) < at:
+                at, self.found = end - len(word.text), word.text
         if self.found is not None:
             self._held = ""
             return text[:at]
-        held = max(_overlap(text, word) for word in self._words)
+        held = max(word.matched for word in self._words)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -38,9 +42,43 @@ class StopWords:
         return held
 
 
-def _overlap(text: str, word: str) -> int:
-    """Length of the longest end of `text` that `word` begins with."""
-    for size in range(min(len(text), len(word) - 1), 0, -1):
-        if word.startswith(text[-size:]):
-            return size
-    return 0
+class _Word:
+    """One word, searched for by the algorithm of Knuth, Morris and Pratt: no character is read twice."""
+
+    __slots__ = ("_shorter", "matched", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        """Length of the longest beginning of the word that the text so far ends with."""
+        self._shorter = _shorter(text)
+
+    def end_in(self, text: str, start: int) -> int | None:
+        """Read `text` from `start`. Returns the position where the word first ends, None if it does not."""
+        word, matched, shorter = self.text, self.matched, self._shorter
+        if not matched:  # the usual case, at the speed of C
+            start = text.find(word[0], start)
+            if start < 0:
+                return None
+        for position in range(start, len(text)):
+            matched = _longer(word, matched, text[position], shorter)
+            if matched == len(word):
+                return position + 1
+        self.matched = matched
+        return None
+
+
+def _longer(word: str, matched: int, character: str, shorter: Sequence[int]) -> int:
+    """Length of the longest beginning of `word` after one more character, from the length before it."""
+    while matched and word[matched] != character:
+        matched = shorter[matched]
+    return matched + (word[matched] == character)
+
+
+@lru_cache(maxsize=256)  # the choices of a request have the same words
+def _shorter(word: str) -> Sequence[int]:
+    """For each length of a beginning of `word`, the length of the longest shorter beginning that it ends with."""
+    found = [0, 0]
+    for character in word[1:]:
+        found.append(_longer(word, found[-1], character, found))
+    return found

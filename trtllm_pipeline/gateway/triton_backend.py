@@ -51,7 +51,14 @@ _POSTPROCESSING: Final = "postprocessing"
 _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
 _GUIDE_TYPE: Final = "guided_decoding_guide_type"
-_NEUTRAL: Final = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_tokens": 0, "top_p": 1}
+_NEUTRAL: Final = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_tokens": 0,
+    "min_p": 0,
+    "top_p": 1,
+}
 _UNASKED: Final = ("repetition_penalty", *OF_TRITON)
 """Default sampling that requests have beside how tokens are drawn, where the model takes it: that of weights takes none of it."""
 _FORGOTTEN: Final = "not found in cache. Please send LoRA weights"
@@ -86,10 +93,14 @@ class TritonBackend:
         texts: ModelTexts | None,
         *,
         special: bool,
+        dropped: bool,
         guided: bool,
         engine: Path | None,
     ) -> None:
-        """`engine` is the folder of the server's engine, None where it cannot be read here. Raises EngineError."""
+        """`special`: the server puts the tokenizer's special tokens around prompts. `dropped`: it leaves them out of answers.
+
+        `engine` is the folder of the server's engine, None where it cannot be read here. Raises EngineError.
+        """
         self._client = client
         self._engine = engine
         self._always = {} if engine is None else _of_every_request(client.model, engine)
@@ -100,6 +111,7 @@ class TritonBackend:
         self._params = params
         self._texts = texts
         self._special = special
+        self._dropped = dropped
         self._guided = guided
         self._idle: deque[tuple[Session, float]] = deque()
         self._closed = False
@@ -128,7 +140,7 @@ class TritonBackend:
             engine = _engine(told)
             alone = engine is None and client.model.name == BLS_MODEL
             drafts = alone and await _parameters(client, DRAFT_MODEL) is not None
-            backend = cls(client, served, params, texts, special=special, guided=guided, engine=engine)
+            backend = cls(client, served, params, texts, special=special, dropped=dropped, guided=guided, engine=engine)
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise unavailable(f"the server of model {served.name} does not answer") from error
@@ -200,6 +212,7 @@ class TritonBackend:
                 f"model {asked.model} follows no response_format: its server has no guided decoding",
                 code="unsupported_parameter",
             )
+        self._check_special_tokens(asked)
         if asked.endpoint == "completions":
             found = [await self._prompt(asked, text) for text in asked.prompts]
             return [prompt for prompt in found for _ in range(asked.n)]
@@ -223,6 +236,21 @@ class TritonBackend:
         given = asked.guide if guide is None else Guide("json_schema", json.dumps(guide, ensure_ascii=False))
         first = await self._prompt(asked, started[0].prompt)
         return [replace(first, parser=each.parser, guide=given) for each in started]
+
+    def _check_special_tokens(self, asked: Asked) -> None:
+        """Raise ApiError where a request wants them handled otherwise than the server, whose requests do not say it."""
+        # A chat template writes the special tokens itself.
+        added = asked.endpoint == "completions" and self._special
+        for name, wanted, done in (
+            ("add_special_tokens", asked.add_special_tokens, added),
+            ("skip_special_tokens", asked.skip_special_tokens, self._dropped),
+        ):
+            if wanted is not None and wanted != done:
+                raise bad(
+                    name,
+                    f"{name} is {str(done).lower()} for every request to model {asked.model}: its server decides it",
+                    code="unsupported_parameter",
+                )
 
     async def _prompt(self, asked: Asked, text: str) -> PreparedPrompt:
         wanted = asked.max_tokens or self._params.max_tokens
@@ -274,6 +302,10 @@ class TritonBackend:
         for name, value in asked.sampling.items():
             if name not in {"temperature", "top_k", "top_p"} and value != _NEUTRAL.get(name):
                 given[name], needed[name] = value, name
+        if (least := asked.sampling.get("min_tokens", 0)) > prompt.max_tokens:
+            raise bad("min_tokens", f"min_tokens is {least}; the answer has at most {prompt.max_tokens} tokens")
+        if asked.ignore_eos:  # no end may come before all tokens have
+            given["min_tokens"], needed["min_tokens"] = prompt.max_tokens, "ignore_eos"
         given |= self._sampled(asked, number, needed)
         if asked.logprobs:
             given["return_log_probs"], needed["return_log_probs"] = True, "logprobs"
@@ -283,12 +315,15 @@ class TritonBackend:
             tensors = guided(prompt.guide)
             given |= tensors
             needed |= dict.fromkeys(tensors, "response_format")
-        self._refuse(needed)
         for name in _UNASKED:
             default = None if name in asked.sampling else self._default(name)
             if default is not None and default != _NEUTRAL.get(name) and model.takes(name):
                 given[name] = default
-        stops = (*asked.stop, *self._params.stop, *self._more_stops)
+        ends = self._ends(asked)
+        if ends:
+            needed["stop_words"] = "stop_token_ids"
+        self._refuse(needed)
+        stops = (*asked.stop, *self._params.stop, *ends, *(() if asked.ignore_eos else self._more_stops))
         if stops and model.takes("stop_words"):
             given["stop_words"] = stops
         if model.takes("exclude_input_in_output"):
@@ -296,6 +331,21 @@ class TritonBackend:
         if self._texts is None and model.takes("return_num_input_tokens"):
             given["return_num_input_tokens"] = True
         return given
+
+    def _ends(self, asked: Asked) -> list[str]:
+        """The texts of `stop_token_ids`. Raises ApiError for tokens that the server cannot be sent as a text."""
+        added = {} if self._texts is None else self._texts.tokenizer.get_added_tokens_decoder()
+        ends = []
+        for number in asked.stop_token_ids:
+            if number not in added:
+                raise bad(
+                    "stop_token_ids",
+                    f"stop_token_ids has {number}, which is not known as a special token of model {asked.model}; its server takes "
+                    "stop words as texts: give the text in stop",
+                    code="unsupported_parameter",
+                )
+            ends.append(added[number].content)
+        return ends
 
     def _sampled(self, asked: Asked, number: int, needed: dict[str, str]) -> dict[str, Option]:
         """How tokens are drawn. TensorRT-LLM is greedy unless top_k or top_p says otherwise, and draws by the seed alone."""
@@ -386,6 +436,8 @@ class TritonBackend:
                 break
             finally:
                 self._put_back(session)
+            if choice.error is None and choice.responses == 0:
+                choice.error = "the server ended the answer without a response"
             if choice.error is None:
                 choice.end()
                 break

@@ -40,6 +40,7 @@ from trtllm_pipeline.hosting.servers import (
 )
 from trtllm_pipeline.hosting.target import ServeTarget, require_text, write_repository
 from trtllm_pipeline.processes.guardian import kill, process_table, with_descendants
+from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.triton import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
@@ -247,6 +248,7 @@ def _spawn(folder: Path, lock: claims.Claim) -> None:
             pass_fds=(lock.fd,),
             start_new_session=True,
             cwd=folder,
+            env=without_secrets(os.environ),
         )
     servers.identify(lock.fd, Keeper.of(keeper.pid))  # for whoever stops it before it can say so itself
     os.close(lock.fd)  # not released: it is the keeper's now

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hosting.dashboard import dashboard
 from trtllm_pipeline.hosting.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
@@ -66,7 +67,7 @@ def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Targets by server and part, as they stand in the file; none when it is not there or damaged."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     try:
-        for target in json.loads(file.read_bytes()):
+        for target in json.loads(reading.read_bytes(file)):
             labels = target["labels"]
             found.setdefault(labels["server"], {})[labels["part"]] = target
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Commits, file listings and the local cache of Hugging Face, through `huggingface_hub`.
+"""Commits and file listings of Hugging Face, and its local cache through `huggingface_hub`.
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the user's cache of downloaded models are respected as in that library.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.errors import DownloadError, FailureClass
@@ -18,10 +20,14 @@ from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import RemoteFile
 
 if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
+    from trtllm_pipeline.hub.model_info import ModelInfo
 
 HUB: Final = hub_errors.HUGGING_FACE
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MOST_BYTES: Final = 64 << 20
+"""Of an answer; 100,000 files take 20 MB."""
+_LONGEST_S: Final = 120.0
+_NOT_ACCEPTED: Final = "Invalid credentials in Authorization header"
 
 
 def pin(model: str, revision: str, *, offline: bool) -> str:
@@ -36,10 +42,7 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
         return folder.name
     info = _info(model, revision, files=False)
     if info.gated:
-        from huggingface_hub import HfApi
-
-        with errors_in_words(model):
-            HfApi(endpoint=endpoint()).auth_check(model)
+        _answer(model, "/auth-check", hub_errors.CONNECT_TIMEOUT_S)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
         raise DownloadError(
             f"{model}: {endpoint()} reports no commit for revision {revision}", failure=FailureClass.BUG
@@ -49,7 +52,7 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
 
 def listing(model: str, commit: str) -> list[RemoteFile]:
     """All files of the model at `commit`, with sizes and digests. Raises DownloadError."""
-    siblings = _info(model, commit, files=True).siblings or ()
+    siblings = _info(model, commit, files=True).siblings
     if any(file.size is None for file in siblings):
         raise DownloadError(
             f"{model}: {endpoint()} reports no file sizes",
@@ -101,12 +104,53 @@ def cached_file(model: str, commit: str, name: str) -> Path | None:
 
 
 def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
-    from huggingface_hub import HfApi
+    from pydantic import ValidationError
+
+    from trtllm_pipeline.hub.model_info import ModelInfo
+
+    path = f"/revision/{quote(revision, safe='')}{'?blobs=True' if files else ''}"
+    content = _answer(model, path, hub_errors.CONNECT_TIMEOUT_S * (6 if files else 1))
+    try:
+        return ModelInfo.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the answer"
+        raise DownloadError(
+            f"{model}: {endpoint()} does not list a model: {where[:100]}: {first['msg'][:200]}",
+            hint="check HF_ENDPOINT, or name another source",
+            failure=FailureClass.BUG,
+        ) from error
+
+
+def _answer(model: str, path: str, timeout_s: float) -> bytes:
+    """What the hub answers about a model. Raises DownloadError, also for an answer that is too large or too slow."""
+    import httpx
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     with errors_in_words(model):
-        return HfApi(endpoint=endpoint(), library_name="trtllm-pipeline", library_version=__version__).model_info(
-            model, revision=revision, files_metadata=files, timeout=hub_errors.CONNECT_TIMEOUT_S * (6 if files else 1)
-        )
+        validate_repo_id(model)
+    url, content, until = f"{endpoint()}/api/models/{model}{path}", bytearray(), time.monotonic() + _LONGEST_S
+    asking = {**headers(), "accept-encoding": "identity"}  # what is compressed may become any size
+    try:
+        with httpx.stream("GET", url, headers=asking, timeout=timeout_s, follow_redirects=True) as response:
+            if (status := response.status_code) >= 400:
+                said = dict(response.headers)
+                # The hub answers 401 for a model that does not exist when nobody is logged in.
+                if status == 401 and said.get("x-error-message") != _NOT_ACCEPTED:
+                    said = {"x-error-code": "RepoNotFound", **said}
+                raise hub_errors.refusal(HUB, model, status, said)
+            for piece in response.iter_raw():
+                content += piece
+                if len(content) > _MOST_BYTES or time.monotonic() > until:
+                    raise DownloadError(
+                        f"{model}: {endpoint()} sends more than {_MOST_BYTES >> 20} MiB, or for more than "
+                        f"{_LONGEST_S:.0f} s, in place of a listing",
+                        hint="check HF_ENDPOINT, or name another source",
+                        failure=FailureClass.BUG,
+                    )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise hub_errors.unreachable(HUB, model, endpoint(), error) from error
+    return bytes(content)
 
 
 @contextmanager

@@ -84,9 +84,22 @@ def _entries(api: HubApi, model: str, revision: str) -> list[dict[str, Any]]:
         raise hub_errors.refusal(HUB, model, error.status_code, {"x-error-message": error.message}) from error
     except (HubError, ValueError) as error:
         raise hub_errors.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
+    except (TypeError, AttributeError, KeyError, RecursionError) as error:  # the client does not check what it reads
+        raise _unreadable(model, error) from error
     if not entries:
         raise hub_errors.refusal(HUB, model, 404, {})
+    try:
+        # Numbers may be text there.
+        for entry in entries:
+            if int(entry.get("CommittedDate") or 0) < 0 or int(entry.get("Size") or 0) < 0:
+                raise ValueError("a number below 0")
+    except (TypeError, AttributeError, ValueError) as error:
+        raise _unreadable(model, error) from error
     return entries
+
+
+def _unreadable(model: str, error: Exception) -> DownloadError:
+    return DownloadError(f"{model}: cannot parse the listing from {HUB.name}: {error!r}", failure=FailureClass.BUG)
 
 
 def _files(api: HubApi, model: str, revision: str, entries: Sequence[Mapping[str, Any]]) -> list[RemoteFile]:
@@ -103,6 +116,4 @@ def _files(api: HubApi, model: str, revision: str, entries: Sequence[Mapping[str
             if entry.get("Type") != "tree"
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise DownloadError(
-            f"{model}: cannot parse the listing from {HUB.name}: {error!r}", failure=FailureClass.BUG
-        ) from error
+        raise _unreadable(model, error) from error

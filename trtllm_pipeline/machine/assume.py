@@ -56,6 +56,7 @@ KEYS: Final = (
     *_OF_TENSORRT_LLM,
     "triton",
     "model_optimizer",
+    "transformers",
     "cpus",
     "memory_gib",
     "shm_gib",
@@ -63,12 +64,12 @@ KEYS: Final = (
 HERE: Final = "here"
 """Stands for this machine."""
 _FOLLOW: Final = {
-    "tensorrt_llm": ("build", "serve", "bench", "examples", "triton", "model_optimizer"),
+    "tensorrt_llm": ("build", "serve", "bench", "examples", "triton", "model_optimizer", "transformers"),
     "sm": ("gpu", "gpu_memory_gib"),
     "gpus": _OF_GPUS,
 }
 """Key -> those that are no longer this machine's where it is changed."""
-_VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer")
+_VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer", "transformers")
 """Keys that take `==` as well."""
 
 
@@ -137,6 +138,8 @@ def describe(machine: Machine) -> str:
         parts |= {part: "yes" if getattr(found, part) else "no" for part in _OF_TENSORRT_LLM}
     parts["triton"] = (machine.triton.version or ASSUMED) if machine.triton else "no"
     parts["model_optimizer"] = machine.model_optimizer or "no"
+    if found and found.transformers is not None:
+        parts["transformers"] = found.transformers
     parts["cpus"] = machine.cpus
     for key, size_bytes in (("memory_gib", machine.memory_bytes), ("shm_gib", machine.shared_bytes)):
         if size_bytes is not None:
@@ -252,7 +255,7 @@ def _gpu_memory(read: _AssumedValues, sm: int) -> int:
 def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
     value = read.values.get("tensorrt_llm")
     if value is None:
-        read.refuse(_OF_TENSORRT_LLM, "requires tensorrt_llm==RELEASE")
+        read.refuse((*_OF_TENSORRT_LLM, "transformers"), "requires tensorrt_llm==RELEASE")
         return None
     from packaging.version import InvalidVersion
 
@@ -270,7 +273,20 @@ def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
         bench="trtllm-bench" if read.yes("bench", usually=release >= _version(_FIRST_WITH_BENCH)) else None,
         examples=_EXAMPLES if read.yes("examples", usually=engines) else None,
         templates=_TEMPLATES if read.yes("templates", usually=True) else None,
+        transformers=_transformers(read),
     )
+
+
+def _transformers(read: _AssumedValues) -> str | None:
+    """A version; None for the one that the release pins, as far as it is known."""
+    from packaging.version import InvalidVersion
+
+    value = read.values.get("transformers")
+    try:
+        return None if value is None else str(_version(value))
+    except InvalidVersion:
+        read.fault("transformers", "expected a version, such as 4.41.0")
+        return None
 
 
 def _triton(read: _AssumedValues, tensorrt_llm: TensorRTLLM | None) -> TritonServer | None:

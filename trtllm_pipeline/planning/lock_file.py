@@ -12,6 +12,7 @@ from trtllm_pipeline.config.expand import written_out
 from trtllm_pipeline.config.loaded import LoadedMatrix
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.hub.hugging_face import COMMIT
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.toolchains import companions
@@ -58,8 +59,10 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
     source.pop("code", None)
     if "files" in known and "local" not in source:  # a folder is looked at each time
         source["files"] = known["files"] or {}
+    code, commit = known.get("code"), COMMIT.fullmatch(str(source.get("revision")))
     return {
         **{name: known[name] for name in known if name not in {"source", "folder", "files", "copies", "code"}},
+        "code_files": code["files"] if isinstance(code, dict) and commit else {},
         "sources": [source, *copies],
     }
 

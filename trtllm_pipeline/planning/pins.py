@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 _HUBS: Final = frozenset(("hugging_face", "modelscope"))
+_OF_THE_HUB: Final = {
+    "cnn_dailymail": "hub:abisee/cnn_dailymail/3.0.0 is that data set of the Hub; as calibration data with column: article"
+}
+"""Name that quantize.py has for a data set -> what it is called here."""
 
 
 class _Said(NamedTuple):
@@ -78,6 +82,8 @@ class Pins:
             said = self._said_of_weights(cell, recipe)
             if said.found is not None:
                 recipe = {**recipe, "quantization": said.found.form}
+                if said.found.group_size is not None:
+                    recipe = {**recipe, "quantization_group_size": said.found.group_size}
             if by_code:
                 recipe = {**recipe, "code": self._code_of(cell, recipe)}
             self._recipes[same] = recipe, said
@@ -280,7 +286,7 @@ class Pins:
             offline = bool(cell.settings["download"]["offline"])
             try:
                 found = quantized(source, folder=None, offline=offline)
-                known = {} if found is None else {"form": found.form, "said": found.said}
+                known = {} if found is None else found._asdict()
             except OfflineError:
                 return _UNKNOWN  # it has been said, or the model needs no hub in this plan
             except DownloadError as error:
@@ -289,12 +295,12 @@ class Pins:
                 return _UNKNOWN
             if self._index is not None:
                 self._index.set_pin(about, known)
-        return _Said(QuantizedWeights(str(known["form"]), str(known["said"])) if known else None)
+        return _Said(QuantizedWeights(**known) if known else None)
 
     def _code_of(self, cell: Cell, recipe: Mapping[str, Json]) -> dict[str, Json] | None:
         """`files`, the Python files beside the model's weights with their SHA-256, and `page`, where people read them.
 
-        None where nobody can tell now.
+        The recipe lists them, or the hub is asked. None where nobody can tell now.
         """
         from trtllm_pipeline.hub.sources import code_of, page_of
 
@@ -302,6 +308,8 @@ class Pins:
         source = {name: value for name, value in recipe["source"].items() if name != "code"}  # type: ignore[union-attr]
         if folder is None and not source.keys() & _HUBS:
             return None  # out of a package, or generated: such a model brings none
+        if (listed := _listed_code(recipe, source)) is not None:
+            return {"files": listed, "page": page_of(source, folder=folder)}
         about = canonical({"code_of": source})
         known = None if self._index is None or folder is not None else self._index.pin(about)
         if known is None:
@@ -333,7 +341,12 @@ class Pins:
                 logger.warning("%s cannot be read now; planned as if it were new", name)
                 return name, "unknown"
             hint = "the matrix names it; relative paths start at the matrix file's folder"
-            check(path, hint=hint)
+            check(
+                path,
+                hint=_OF_THE_HUB.get(
+                    name.rpartition("/")[2], f"{hint}; hub:ORGANISATION/NAME is a data set of the Hub"
+                ),
+            )
             try:
                 found = self._files[name, cell.base_dir] = (str(path), self._digest_file(path))
             except OSError as error:
@@ -367,6 +380,17 @@ def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], pref
         for source in sources
         if any(name in source and source[name] != pinned.get(name) for name in wanted)
     ]
+
+
+def _listed_code(recipe: Mapping[str, Json], source: Mapping[str, Json]) -> dict[str, Json] | None:
+    """The Python files that a recipe lists for the commit of its first source; None for another source, or without a list."""
+    files, sources = recipe.get("code_files"), recipe["sources"]
+    assert isinstance(sources, list | tuple)
+    first = sources[0]
+    if not files or not isinstance(files, dict) or not isinstance(first, dict):
+        return None
+    same = all(source.get(name) == first.get(name) for name in (*_HUBS, "revision"))
+    return {**files} if same else None
 
 
 def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
@@ -228,7 +229,7 @@ def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
 
 def _read_outline(path: Path, plan_bytes: int) -> Outline:
     """The outline in a file. Raises OSError, ValueError, KeyError, IndexError, TypeError for that of no plan of this size."""
-    data = json.loads(path.read_bytes())
+    data = json.loads(reading.read_bytes(path))
     if (data["schema"], data["plan_bytes"]) != (SCHEMA, plan_bytes):
         raise ValueError("of another plan")
     ids = [run[0] for run in data["stage_runs"]]
@@ -265,7 +266,7 @@ def read_plan(path: Path) -> Outline:
     with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
         return _read_outline(path.with_name(OUTLINE), path.stat().st_size)
     try:
-        data = decode_mapping(path.read_bytes())
+        data = decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: plan of schema {data['schema']}, this release reads {SCHEMA}")
         return Outline(

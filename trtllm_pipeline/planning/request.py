@@ -8,6 +8,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.records import dataclass
 
@@ -67,7 +68,7 @@ class Request:
 def read_request(path: Path) -> Request:
     """The request of an earlier run. Raises UsageError when the file is not one."""
     try:
-        data = decode_mapping(path.read_bytes())
+        data = decode_mapping(reading.read_bytes(path))
         lists = {name: tuple(data[name]) for name in ("sets", "cells")}
         return Request(**{**data, **lists, "matrix": Path(data["matrix"])})
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -13,6 +13,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import StateError, UsageError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.planning.names import count
@@ -128,7 +129,9 @@ def _made_s(artifact: Artifact) -> float:
 def _served(store: Store) -> set[Fingerprint]:
     """The artifacts that the files of kept servers name."""
     files = store.workspace.glob("serve/*/*.json")
-    return {Fingerprint(each) for file in files for each in _FINGERPRINT.findall(file.read_text(errors="replace"))}
+    return {
+        Fingerprint(each) for file in files for each in _FINGERPRINT.findall(reading.read_text(file, errors="replace"))
+    }
 
 
 def _with_inputs(store: Store, stages: Mapping[Fingerprint, str], wanted: Iterable[Fingerprint]) -> set[Fingerprint]:
@@ -152,7 +155,7 @@ def kept(store: Store) -> dict[Fingerprint, str]:
     """The artifacts that are kept whatever is unused, each with its stage. Raises StateError where the list cannot be read."""
     path = store.workspace / KEPT
     try:
-        data = decode_mapping(path.read_bytes())
+        data = decode_mapping(reading.read_bytes(path))
         return {Fingerprint(each["fingerprint"]): str(each["stage"]) for each in data["artifacts"]}
     except FileNotFoundError:
         return {}

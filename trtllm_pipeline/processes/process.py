@@ -25,6 +25,7 @@ from typing import Final, TypeAlias
 
 from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
 from trtllm_pipeline.fingerprint import encoding
+from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.records import dataclass
 
 _PACKET_BYTES: Final = 65536
@@ -123,7 +124,7 @@ class Guardian:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._table = os.memfd_create("stage runs")
         """The pids of the first processes of what runs, as the guardian writes them."""
-        self._environment = dict(os.environ)
+        self._environment = without_secrets(os.environ)
         self._programs: dict[tuple[str, str], str] = {}
         """Where programs were found, by name and PATH."""
         theirs.set_inheritable(True)
@@ -141,7 +142,7 @@ class Guardian:
             self.pid = os.posix_spawn(
                 sys.executable,
                 python,
-                os.environ,
+                self._environment,
                 file_actions=[
                     nothing,
                     (os.POSIX_SPAWN_DUP2, 0, 1),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import flow
+from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.errors import PipelineError, PlanError, UsageError
 from trtllm_pipeline.evaluate.result import ANSWERS
@@ -131,7 +132,7 @@ def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
     wrong = [name for name in given if name not in known]
     if wrong or not given:
         raise UsageError(
-            f"{option}: {f'there is no {wrong[0]!r}' if wrong else 'names nothing'}",
+            f"{option}: {f'there is no {wrong[0]!r}{nearest(wrong[0], known)}' if wrong else 'names nothing'}",
             hint=f"choose of {', '.join(known)}",
         )
 

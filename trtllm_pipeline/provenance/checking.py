@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,8 @@ from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import ENVELOPE, Discrepancy, Kind, Manifest
 
+_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+"""As options read a variable that is a switch."""
 _NAMED: Final = 5
 """So many files that differ are named."""
 
@@ -43,12 +46,22 @@ class Policy:
     required: bool = False
 
 
-def policy(trusted_keys: Path | None, *, required: bool) -> Policy:
-    """The policy that trusts the public keys in a folder. Raises UsageError, also where keys are required and none are given."""
+REQUIRE_SIGNED: Final = "PIPELINE_REQUIRE_SIGNED"
+TRUSTED_KEYS: Final = "PIPELINE_TRUSTED_KEYS"
+
+
+def policy(trusted_keys: Path | None = None, *, required: bool = False) -> Policy:
+    """The policy that trusts the public keys in a folder. Raises UsageError, also where keys are required and none are given.
+
+    A policy in the environment holds for every command, whether it has the options or not.
+    """
+    required = required or os.environ.get(REQUIRE_SIGNED, "").lower() in _TRUE
+    if trusted_keys is None and os.environ.get(TRUSTED_KEYS):
+        trusted_keys = Path(os.environ[TRUSTED_KEYS])
     if trusted_keys is None and required:
         raise UsageError(
             "--require-signed needs the public keys that are trusted",
-            hint="--trusted-keys DIR, or PIPELINE_TRUSTED_KEYS, names a folder of them",
+            hint=f"--trusted-keys DIR, or {TRUSTED_KEYS}, names a folder of them",
         )
     return Policy(() if trusted_keys is None else read_trusted(trusted_keys), required)
 
@@ -102,7 +115,7 @@ def require_folders(outs: Iterable[Path], policy: Policy) -> None:
     if policy.required and others:
         raise UsageError(
             f"{others[0]}: is not an artifact of a workspace, so nobody can have signed it",
-            hint="name a cell, or leave out --require-signed (PIPELINE_REQUIRE_SIGNED)",
+            hint=f"name a cell, or leave out --require-signed ({REQUIRE_SIGNED})",
         )
     require(artifacts, policy)
 

@@ -81,8 +81,8 @@ def disk_use(store: Store) -> DiskUse:
 
 
 def _parts(artifact: Artifact) -> dict[str, str]:
-    stage, _, rest = artifact.label.split("/", 2)
-    model, _, precision = rest.rpartition("/")
+    stage, _, rest = artifact.label.partition("/")
+    model, _, precision = rest.partition("/")[2].rpartition("/")
     # The label of what several precisions share is that of the first cell that needed it.
     return {"stage": stage, "model": model, "precision": "as downloaded" if stage == _DOWNLOAD else precision}
 

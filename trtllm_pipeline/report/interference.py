@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import ALONE
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.report.rows import CellResult
+
+_MOST: Final = 0.5
+"""A measurement covered by another for less than this share of its time says little about the effect of the other."""
 
 
 def interference(rows: Sequence[CellResult]) -> Iterator[str]:
@@ -20,9 +24,12 @@ def interference(rows: Sequence[CellResult]) -> Iterator[str]:
         beside = by_id.get(alone.id)
         if beside is None or not alone.levels or not beside.levels:
             continue
-        others = sum(1 for row in rows if row is not beside and row is not alone and _overlap(row, beside))
+        shares = [_overlap(row, beside) for row in rows if row is not beside and row is not alone]
+        others = sum(share >= _MOST for share in shares)
         if not others:
-            yield f"{beside.id} was measured beside nothing, so what that would do is not known"
+            longest = max(shares, default=0.0)
+            share = f"only {longest:.0%}" if longest else "none"
+            yield f"{beside.id} shared {share} of its time with another measurement: the effect of others is unknown"
             continue
         known = {level.key: level for level in alone.levels}
         for level in beside.levels:
@@ -43,12 +50,13 @@ def _ratios(beside: LevelResult, alone: LevelResult | None) -> Iterator[str]:
             yield f"{name} {one / other - 1:+.1%}"
 
 
-def _overlap(one: CellResult, other: CellResult) -> bool:
-    """Whether both were measured at the same time for a while."""
+def _overlap(other: CellResult, beside: CellResult) -> float:
+    """The share of the time in which `beside` was measured that the measurement of `other` covers."""
     begins, ends = [], []
-    for row in (one, other):
+    for row in (other, beside):
         if row.conditions.measured_s is None or "perf" not in row.seconds:
-            return False
+            return 0.0
         begins.append(row.conditions.measured_s)
         ends.append(row.conditions.measured_s + row.seconds["perf"])
-    return max(begins) < min(ends)
+    shared_s = max(0.0, min(ends) - max(begins))
+    return shared_s / beside.seconds["perf"] if shared_s else 0.0

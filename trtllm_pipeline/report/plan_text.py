@@ -8,13 +8,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.files.quantization import AS_IS, shown
+from trtllm_pipeline.machine.probe import code_digest
 from trtllm_pipeline.planning.names import about, count, never_works, size
 from trtllm_pipeline.planning.needs import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
+from trtllm_pipeline.store import manifest
+from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
@@ -213,8 +216,10 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[st
 # Why a cell's stages have to run
 
 
-def explanation(plan: Plan, seen: Forecast, stage: str | None) -> dict[str, Any]:
-    """Why each stage of each cell has to run, or only `stage`, and what its fingerprint is made of. Raises UsageError."""
+def explanation(plan: Plan, seen: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
+    """Why each stage of each cell has to run, or only `stage`, and what its fingerprint is made of; what other code than
+    this made each artifact. Raises UsageError.
+    """
 
     def explained(run_id: StageRunId) -> dict[str, Json]:
         run = plan.stage_runs[run_id]
@@ -225,6 +230,7 @@ def explanation(plan: Plan, seen: Forecast, stage: str | None) -> dict[str, Any]
             "action": seen.action(run_id),
             "reason": seen.reasons.get(run_id),
             "shared_with": len(run.cells) - 1,
+            "other_code": _other_code(store, run) if store is not None and run_id in seen.present else None,
             "key": json.loads(run.key),
         }
 
@@ -235,6 +241,16 @@ def explanation(plan: Plan, seen: Forecast, stage: str | None) -> dict[str, Any]
     if stage is not None and not any(cell["stages"] for cell in cells):
         raise UsageError(f"there is no stage {stage!r} in this plan", hint="pipeline explain CELL shows all of them")
     return {"schema": 1, "cells": cells}
+
+
+def _other_code(store: Store, run: StageRun) -> str | None:
+    """The digest of the code that made an artifact, if it is not the code that runs now."""
+    try:
+        system = manifest.read(store.folder(run.stage.name, run.fingerprint)).provenance.get("system")
+    except StateError:
+        return None
+    made = system.get("code") if isinstance(system, dict) else None
+    return made if isinstance(made, str) and made != code_digest() else None
 
 
 def explanation_text(explained: dict[str, Any], *, full: bool) -> str:
@@ -252,6 +268,8 @@ def _explained(cell: dict[str, Any], *, full: bool) -> list[str]:
         lines.append(f"  {stage['stage']:<11} {_ACTIONS[stage['action']]:<11} {stage['fingerprint']}{shared}")
         if stage["reason"]:
             lines.append(f"{'':<14}{stage['reason']}")
+        if stage["other_code"]:
+            lines.append(f"{'':<14}made by other code: {stage['other_code']}, this is {code_digest()}")
         if full:
             key = json.dumps(stage["key"], indent=2, ensure_ascii=False)
             lines += ["", "  made of:", *(f"    {line}" for line in key.splitlines())]

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import CellId, Exclusive, Fingerprint, Json, Scope
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import shared_parts
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
@@ -139,7 +140,7 @@ class Record:
 def read_record(store: Store, folder: Path) -> Record:
     """The record of the run in `folder`. Raises StateError when its plan cannot be read."""
     outline = read_plan(folder / PLAN)
-    planned = {run["id"]: run for run in json.loads((folder / PLAN).read_bytes())["stage_runs"]}
+    planned = {run["id"]: run for run in json.loads(reading.read_bytes(folder / PLAN))["stage_runs"]}
     present = store.present({run.fingerprint: run.stage for run in outline.stage_runs.values()})
     attempts: dict[Fingerprint, list[AttemptRow]] = {}
     working = store.claimed()
@@ -257,7 +258,7 @@ def _manifest(artifact: Artifact | None) -> manifest.Manifest | None:
 def _tail(path: Path, size: int) -> str:
     """The last `size` bytes of a text file from a line's start, or the empty text."""
     try:
-        with path.open("rb") as file:
+        with reading.open_file(path) as file:
             length = file.seek(0, 2)
             file.seek(max(0, length - size))
             text = clean(file.read().decode("utf-8", "replace"))

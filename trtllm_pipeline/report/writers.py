@@ -27,6 +27,7 @@ from trtllm_pipeline.bench.metric_names import LATENCIES
 from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import StateError, in_brackets
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.user_files import decode_mapping
@@ -104,7 +105,7 @@ def read_report(
     One that may be anybody's is decoded with care.
     """
     try:
-        data = decode(path.read_bytes())
+        data = decode(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
         run = dict(data["run"])

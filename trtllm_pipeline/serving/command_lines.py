@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ MPIRUN: Final = "mpirun"
 """The one on PATH."""
 LOOPBACK: Final = "127.0.0.1"
 _WITHOUT_MPIRUN: Final = (0, 19)
-"""First release whose engine model runs without mpirun."""
+"""First release whose own launch script can start a single rank without mpirun."""
+_NESTED: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 class Ports(NamedTuple):
@@ -78,13 +80,32 @@ def shared_memory_option(prefix: str) -> str:
     return f"--backend-config=python,shm-region-prefix-name={prefix}"
 
 
-def needs_mpirun(world_size: int, release: str) -> bool:
-    """Whether an engine of `world_size` ranks needs mpirun in this release of TensorRT-LLM.
+def launcher(world_size: int, release: str, mpirun: str | None) -> str | None:
+    """The mpirun that starts an engine's ranks; None if Triton itself is the only rank. `mpirun` is the installed one.
 
-    From 0.19 on, a single rank does not, as TensorRT-LLM's own launcher has an option for that.
+    Several ranks need it. A single rank runs without it in every release. Up to 0.18 it is started by mpirun if possible,
+    because the release's own launch script does so.
     """
+    if world_size == 1 and (not script_uses_mpirun(release) or mpirun is None or nested()):
+        return None
+    return mpirun or MPIRUN
+
+
+def script_uses_mpirun(release: str) -> bool:
+    """Whether the release's own launch script starts even a single rank by mpirun."""
     found = re.match(r"(\d+)\.(\d+)", release)
-    return world_size > 1 or found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
+    return found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
+
+
+def nested() -> str | None:
+    """Why mpirun cannot be started from this process, which is part of a parallel job; None if it is not."""
+    found = next((name for name in _NESTED if name in os.environ), None)
+    if found is None:
+        return None
+    return (
+        f"mpirun cannot start inside a parallel job ({found} is set): it would take that job's ranks for its own; "
+        'see docs/multi-node.md, "In a Slurm allocation"'
+    )
 
 
 def argv(
@@ -93,22 +114,21 @@ def argv(
     ports: Ports,
     world_size: int,
     *,
-    release: str,
+    mpirun: str | None,
     run_prefix: str,
     root: bool,
     oversubscribe: bool,
     log: Path | None,
     host: str = LOOPBACK,
     options: Sequence[str] = (),
-    mpirun: str = MPIRUN,
     images: bool = False,
 ) -> list[str]:
-    """The command line that starts `world_size` ranks of the Triton at `server`, without mpirun if a single rank needs none.
+    """The command line that starts `world_size` ranks of the Triton at `server` by `mpirun`, the result of `launcher`.
     With `images`, the repository has a visual engine.
 
     `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
-    of rank N to `log`/*/rank.N/stdout, or passes all on where that is None. `options` go to every rank. `root` allows mpirun to run as root. `mpirun` is its
-    path, or a name on PATH.
+    of rank N to `log`/*/rank.N/stdout, or passes all on where that is None. `options` go to every rank. `root` allows
+    mpirun to run as root.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
@@ -123,8 +143,9 @@ def argv(
         [*every, *(other if rank else first), shared_memory_option(f"{run_prefix}{rank}_")]
         for rank in range(world_size)
     ]
-    if not needs_mpirun(world_size, release):
-        return ranks[0]
+    if mpirun is None:
+        (alone,) = ranks
+        return alone
     command = [mpirun]
     if root:
         command.append("--allow-run-as-root")

@@ -28,15 +28,13 @@ from trtllm_pipeline.serving.command_lines import (
     ENGINE_MODEL,
     ENSEMBLE,
     LOOPBACK,
-    MPIRUN,
     Ports,
     argv,
-    needs_mpirun,
+    nested,
 )
 
 RANKS_FOLDER: Final = "ranks"
 """Beside the log of mpirun: the logs of the ranks."""
-_NESTED: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
 _LAST_WORDS_S: Final = 1.3
 """mpirun reports the first rank that exited about 1.1 s later, once it has ended the others."""
@@ -172,18 +170,16 @@ def start(
     repository: Path,
     world_size: int,
     *,
-    release: str,
+    mpirun: str | None,
     log: Path,
     ports: Ports,
     host: str = LOOPBACK,
-    mpirun: str = MPIRUN,
 ) -> World:
     """Start `world_size` ranks on `repository`; see `argv`. mpirun writes to `log`, the ranks to files beside it.
 
     Raises ServerError if mpirun is missing or cannot be used.
     """
-    under_mpirun = needs_mpirun(world_size, release)
-    if under_mpirun:
+    if mpirun is not None:
         check_mpirun(mpirun)
     triton.remove_stale_leftovers()
     started = time.time()
@@ -196,7 +192,7 @@ def start(
         linked,
         ports,
         world_size,
-        release=release,
+        mpirun=mpirun,
         run_prefix=prefix,
         root=os.geteuid() == 0,
         oversubscribe=True,  # else mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs
@@ -207,14 +203,15 @@ def start(
             *triton.closing_options(triton_)[0],
             f"--exit-timeout-secs={triton.EXIT_TIMEOUT_S}",
         ),
-        mpirun=mpirun,
         images=ENCODERS_MODEL in loaded,
     )
     shutil.rmtree(folder, ignore_errors=True)  # of a start before this one
     log.write_bytes(b"")
     # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
     environment = {"OMPI_MCA_plm_rsh_agent": "", **triton.environment(triton_)}
-    process = Ranks(triton.private(command), world_size, mpirun=under_mpirun, env=environment, cwd=log.parent, log=log)
+    process = Ranks(
+        triton.private(command), world_size, mpirun=mpirun is not None, env=environment, cwd=log.parent, log=log
+    )
     return World(
         process=process,
         ports=ports,
@@ -237,7 +234,7 @@ def check_mpirun(mpirun: str) -> None:
     """Raise ServerError if `mpirun` does not exist or this process is part of a parallel job."""
     if shutil.which(mpirun) is None:
         raise ServerError(
-            f"{mpirun} was not found; it starts the ranks of an engine, and up to TensorRT-LLM 0.18 also a single rank",
+            f"{mpirun} was not found; it starts the ranks of an engine on several GPUs",
             failure=FailureClass.USER,
             hint="use an NGC container, or on Debian and Ubuntu: apt install openmpi-bin",
         )
@@ -247,14 +244,3 @@ def check_mpirun(mpirun: str) -> None:
             failure=FailureClass.USER,
             hint="on one node, unset the job's variables first; on several nodes, start the ranks with srun --mpi=pmix",
         )
-
-
-def nested() -> str | None:
-    """Why mpirun cannot be started from this process, which is part of a parallel job; None if it is not."""
-    found = next((name for name in _NESTED if name in os.environ), None)
-    if found is None:
-        return None
-    return (
-        f"mpirun cannot start inside a parallel job ({found} is set): it would take that job's ranks for its own; "
-        'see docs/multi-node.md, "In a Slurm allocation"'
-    )

@@ -32,6 +32,7 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText
 from trtllm_pipeline.processes.guardian import kill, look_up, proc_file, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
+from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
@@ -137,7 +138,7 @@ def python_library() -> Path | None:
 
 def environment(triton: TritonInstallation) -> dict[str, str]:
     """The server's environment, in which its Python stubs find this interpreter, its packages and this project."""
-    variables = dict(os.environ)
+    variables = without_secrets(os.environ)
     variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
     if triton.stubs is not None:
         folders = [str(triton.libraries), str(sysconfig.get_config_var("LIBDIR")), variables.get("LD_LIBRARY_PATH", "")]

@@ -12,6 +12,7 @@ from pathlib import Path
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes.process import Group
+from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import ENSEMBLE, LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
 from trtllm_pipeline.serving.server import Server
@@ -66,6 +67,6 @@ def start(
     command: Sequence[str], *, log: Path, ports: Ports, host: str = LOOPBACK, ways: OpenAiWays = TRTLLM_SERVE
 ) -> OpenAiServer:
     """Start `command`, an OpenAI server's command line without address, at `host` and the first of `ports`."""
-    process = Group(openai_argv(command, host, ports, ways), env=os.environ, cwd=log.parent, log=log)
+    process = Group(openai_argv(command, host, ports, ways), env=without_secrets(os.environ), cwd=log.parent, log=log)
     name = ways.name or Path(command[0]).name
     return OpenAiServer(process=process, ports=ports, output=log, name=name, host=reached_at(host), ways=ways)

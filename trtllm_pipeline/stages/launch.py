@@ -32,11 +32,11 @@ from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trt
 from trtllm_pipeline.serving.command_lines import (
     BLS_MODEL,
     ENSEMBLE,
-    MPIRUN,
     THREADS_VARIABLE,
     TRTLLM_SERVE,
     OpenAiWays,
     Ports,
+    launcher,
     reachable,
 )
 from trtllm_pipeline.serving.server import Server, quoted
@@ -50,7 +50,6 @@ STARTS: Final = 3
 REPAIRS: Final = 3
 """Deaths of Python model processes after which the server is given up."""
 LOOK_EVERY_S: Final = 0.5
-_LLMAPI_SINCE: Final = "0.19.0"
 
 
 def ports(asked: LaunchParams) -> Ports:
@@ -118,20 +117,19 @@ def run_ranks(context: StageContext[Any], machine: Machine) -> None:
     if "drafter" in context.inputs:
         engine_requirements.check(context.inputs["drafter"], machine)
     assert engine.release is not None
-    _serve_world(context, engine.world_size, engine.release, machine.mpirun or MPIRUN)
+    mpirun = launcher(engine.world_size, engine.release, machine.mpirun)
+    _serve_world(context, engine.world_size, mpirun)
 
 
 def run_llmapi(context: StageContext[Any]) -> None:
     """Serve `context.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
     referenced_paths.check(context.inputs["repository"])
-    _serve_world(context, 1, _LLMAPI_SINCE, MPIRUN)
+    _serve_world(context, 1, None)
 
 
-def _serve_world(context: StageContext[Any], world_size: int, release: str, mpirun: str) -> None:
+def _serve_world(context: StageContext[Any], world_size: int, mpirun: str | None) -> None:
     repository, log = context.inputs["repository"], context.attempt / LOG_FILE
-    start_ranks = partial(
-        mpi_server.start, _triton(repository), repository, world_size, release=release, log=log, mpirun=mpirun
-    )
+    start_ranks = partial(mpi_server.start, _triton(repository), repository, world_size, mpirun=mpirun, log=log)
     serve(context, lambda asked: start_ranks(ports=ports(asked), host=asked.host))
 
 

@@ -492,7 +492,9 @@ class PerfParams(Parameters):
         Objectives | None,
         Param("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms", key_with=ITSELF),
     ] = None
-    requests: Annotated[int, Param("requests measured at each level", ge=1, le=MOST_REQUESTS)] = 16
+    requests: Annotated[
+        int, Param("requests measured at each level; at least three for each in flight", ge=1, le=MOST_REQUESTS)
+    ] = 16
     warmup_requests: Annotated[
         int | None,
         Param(

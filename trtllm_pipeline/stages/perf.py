@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, LeftOut, Prompt, chat_renderer, read, unrendered
+from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.bench.workloads import MOST_MADE, Openings, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -172,7 +173,9 @@ def _workload(context: StageContext[PerfParams], engine: Engine, max_tokens: int
             failure=FailureClass.USER,
             hint="give --input-tokens N",
         )
-    sent = asked.repeats * max(asked.requests, 2 * max(asked.concurrency, default=0))
+    concurrency = max(asked.concurrency, default=0)
+    warmup = 2 * concurrency if asked.warmup_requests is None else asked.warmup_requests
+    sent = asked.repeats * max(asked.requests, least_requests(concurrency, warmup, asked.turns))
     lengths = read_lengths(context.files["lengths_data"]) if "lengths_data" in context.files else ()
     return Workload(
         input_tokens=input_tokens,

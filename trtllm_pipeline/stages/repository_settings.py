@@ -38,7 +38,10 @@ class EveryRepository(Parameters):
     """Settings that every toolchain has."""
 
     decoupled: Annotated[
-        bool, Setting("answers may come in parts: needed for streaming", placeholder="decoupled_mode")
+        bool,
+        Setting(
+            "a request may get several responses, as streaming needs; off: one response", placeholder="decoupled_mode"
+        ),
     ] = True
     enable_kv_cache_reuse: Annotated[
         bool, Setting("keep the KV cache of prompt beginnings. Flatters measurements with repeated prompts")

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from trtllm_pipeline.domain import Exclusive
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files import reading
 
 CLAIMS: Final = "work"
 """Folder of a workspace's claims on stage runs, and of the attempts at them."""
@@ -86,7 +87,7 @@ def _take(path: str | Path, *, shared: bool, remove: bool) -> Claim | None:
 def is_held(path: str | Path) -> bool:
     """Whether some process has the claim on `path`. Writes nothing."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -133,6 +134,7 @@ def lease_machine(
     exclusive: Exclusive = Exclusive.NONE,
     others: Sequence[str] = (),
     enter: Entry | None = None,
+    beside_standing: bool = False,
     place: WaitingPlace | None = None,
     by: str = "",
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
@@ -149,9 +151,10 @@ def lease_machine(
     if place is not None and place.is_behind(asked):
         leased = None
     else:
-        leased = _lease(wanted, len(gpus), exclusive, enter or _enter)
+        enter = enter or (enter_beside_standing if beside_standing else _enter)
+        leased = _lease(wanted, len(gpus), exclusive, enter)
     if place is not None:
-        place.settle(asked, by, got_it=leased is not None, beside_standing=enter is enter_beside_standing)
+        place.settle(asked, by, got_it=leased is not None, beside_standing=beside_standing)
     return leased
 
 
@@ -216,7 +219,7 @@ def _standing(gpu: str) -> Path:
 
 
 def enter_beside_standing(exclusive: Exclusive) -> list[Claim] | None:
-    """The `Entry` of what is done by hand. It may measure beside servers that stand by themselves: one of them is what it asks."""
+    """The `Entry` of what may measure beside servers that stand by themselves, because it may ask one of them."""
     if exclusive is Exclusive.NONE:
         return _enter(exclusive)
     claim = _take_soon(machine_leases() / _MEASURING, shared=exclusive is Exclusive.GPU)
@@ -246,29 +249,39 @@ class SharedEntry:
     """
 
     def __init__(self) -> None:
-        self._held: dict[Exclusive, list[Claim]] = {}
-        self._parts: dict[Exclusive, int] = {}
+        self._held: dict[tuple[Exclusive, Entry], list[Claim]] = {}
+        self._parts: dict[tuple[Exclusive, Entry], int] = {}
 
     def __call__(self, exclusive: Exclusive) -> list[Claim] | None:
         """See `Entry`."""
-        if exclusive not in self._held:
+        return self._enter(exclusive, _enter)
+
+    def beside_standing(self, exclusive: Exclusive) -> list[Claim] | None:
+        """The same as `enter_beside_standing`."""
+        if (exclusive, _enter) in self._held:  # which keeps more away
+            return self._enter(exclusive, _enter)
+        return self._enter(exclusive, enter_beside_standing)
+
+    def _enter(self, exclusive: Exclusive, enter: Entry) -> list[Claim] | None:
+        kind = exclusive, enter
+        if kind not in self._held:
             self.let_go()  # it may be in our own way
-            found = _enter(exclusive)
+            found = enter(exclusive)
             if found is None:
                 return None
-            self._held[exclusive], self._parts[exclusive] = found, 0
-        held = self._held[exclusive]
-        self._parts[exclusive] += len(held)
-        return [_Part(claim, lambda: self._leave(exclusive)) for claim in held]
+            self._held[kind], self._parts[kind] = found, 0
+        held = self._held[kind]
+        self._parts[kind] += len(held)
+        return [_Part(claim, lambda: self._leave(kind)) for claim in held]
 
-    def _leave(self, exclusive: Exclusive) -> None:
-        self._parts[exclusive] -= 1
+    def _leave(self, kind: tuple[Exclusive, Entry]) -> None:
+        self._parts[kind] -= 1
 
     def let_go(self) -> None:
         """Release what nobody holds any more: until then it may be taken up again, which others do not notice."""
-        for exclusive in [each for each, parts in self._parts.items() if not parts]:
-            del self._parts[exclusive]
-            for claim in self._held.pop(exclusive):
+        for kind in [each for each, parts in self._parts.items() if not parts]:
+            del self._parts[kind]
+            for claim in self._held.pop(kind):
                 claim.release()
 
 
@@ -400,7 +413,7 @@ def _waits_for(path: Path) -> LeaseWanted | None:
     with suppress(OSError, ValueError):  # left meanwhile, or just being taken
         left = take(path)
         if left is None:
-            exclusive, gpus, *among = path.read_text(encoding="utf-8").split()
+            exclusive, gpus, *among = reading.read_text(path).split()
             return LeaseWanted(Exclusive(exclusive), int(gpus), frozenset(among))
         left.release()
         path.parent.rmdir()

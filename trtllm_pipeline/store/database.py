@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files import reading
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,10 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def _is_behind(self, db: sqlite3.Connection) -> bool:
+        """Whether rows are missing that were written: SQLite drops the rest of a damaged write-ahead log in silence."""
+
+    @abstractmethod
     def _known(self, db: sqlite3.Connection) -> Rows:
         """The rows to keep. Raises DamagedError for values that were never written."""
 
@@ -92,12 +97,11 @@ class Database(ABC):
         self._opened: tuple[int, int] | None = None
         """Device and inode of the file that is open."""
         self._lock = -1
+        lock = path.with_name("state.lock")
         try:
-            self._lock = os.open(
-                path.with_name("state.lock"),
-                os.O_RDONLY | os.O_CLOEXEC if read_only else os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
-                0o666,
-            )
+            self._lock = reading.open_fd(lock, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
+        except reading.NotAFileError as error:
+            raise StateError(f"{lock} {error.strerror}", hint="move it away") from error
         except OSError as error:
             if not read_only:
                 raise self._unusable(str(error.strerror)) from error
@@ -206,16 +210,18 @@ class Database(ABC):
             elif damage is not None and self._there() == mine:
                 self._make(damage)
             try:
-                self._use()
+                if self._is_behind(self._use()):
+                    raise _behind()
             except _BROKEN as error:
                 self._shut()
                 self._make(self._damage(error))
                 self._use()
 
-    def _use(self) -> None:
+    def _use(self) -> sqlite3.Connection:
         self._db = self._connect()
         self._opened = self._there()
         self._check(self._db, thoroughly=self.path.stat().st_size <= _SMALL_BYTES)
+        return self._db
 
     def _shut(self) -> None:
         if self._db is not None:
@@ -225,8 +231,10 @@ class Database(ABC):
     def _connect(self, path: Path | None = None) -> sqlite3.Connection:
         """A connection to an existing file. Raises DamagedError if it is not a regular file."""
         path = path or self.path
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DamagedError("is not a file")
+        for part in _PARTS:
+            there = Path(f"{path}{part}")
+            if (not part or there.exists()) and not stat.S_ISREG(there.stat().st_mode):
+                raise DamagedError(f"{there.name} is not a file")
         db = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE_S, isolation_level=None)
         try:
             db.execute("PRAGMA synchronous=NORMAL")
@@ -308,10 +316,10 @@ class Database(ABC):
         for part in _PARTS:
             old = Path(f"{self.path}{part}")
             if damage is None:
-                old.unlink(missing_ok=True)
+                _remove(old)
                 continue
             kept = Path(f"{self.path}.{damage.suffix}{part}")
-            shutil.rmtree(kept) if kept.is_dir() else kept.unlink(missing_ok=True)
+            _remove(kept)
             if old.exists():
                 old.rename(kept)
         new.replace(self.path)
@@ -350,6 +358,8 @@ class Database(ABC):
                             shutil.copyfile(with_log, f"{folder}/copy{part}")
                     with closing(self._connect(Path(folder, "copy"))) as copy:
                         self._check(copy, thoroughly=True)
+                        if self._is_behind(copy):
+                            raise _behind()
                         copy.backup(self._db)
                     return
                 except _BROKEN as error:
@@ -359,6 +369,16 @@ class Database(ABC):
             self._shut()
             self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._tell(damage, "read", self._filled(self._db))
+
+
+def _behind() -> DamagedError:
+    return DamagedError(
+        "the index lacks rows that were written, as after damage to its write-ahead log", suffix="behind"
+    )
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _free_bytes(folder: Path) -> float:

@@ -18,10 +18,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.errors import StageError, StateError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import stamp, stamped_digest
 from trtllm_pipeline.files.writing import write_all
 from trtllm_pipeline.fingerprint import encoding
@@ -88,6 +89,8 @@ _EVENTS: Final = {
 """Events of the history, and the statement that applies each to the index, at once and when the index is rebuilt."""
 _AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
 """Of a JSON list of any length."""
+_TAIL_BYTES: Final = 64 << 10
+"""Of the history, in which its newest event is looked for."""
 _FEW: Final = 1000
 """Artifacts that are looked up one by one."""
 
@@ -210,26 +213,55 @@ class History:
         texts = [_encode([name, *values]).encode() for name, values in events]
         # The line's end comes first: after a write that was cut short, the next one still begins a line.
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fd = reading.open_fd(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        except reading.NotAFileError as error:
+            raise self._unusable(error) from error
         try:
             write_all(fd, data)
         finally:
             os.close(fd)
 
-    def events(self) -> Iterator[Event | None]:
-        """All events, the oldest first; None for a damaged line. Raises OSError."""
+    def _unusable(self, error: reading.NotAFileError) -> StateError:
+        return StateError(
+            f"{self.path} {error.strerror}", hint="move it away; pipeline store repair writes the history again"
+        )
+
+    def newest(self) -> Event | None:
+        """The newest event that is readable; None if there is none near the end. Raises StateError, OSError."""
         try:
-            file = self.path.open("rb")
+            file = self._file()
+        except FileNotFoundError:
+            return None
+        with file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+        return next(filter(None, (_event(line) for line in reversed(lines))), None)
+
+    def events(self) -> Iterator[Event | None]:
+        """All events, the oldest first; None for a damaged line. Raises StateError, OSError."""
+        try:
+            file = self._file()
         except FileNotFoundError:
             return
         with file:
             for line in filter(None, map(bytes.strip, file)):
-                checksum, _, text = line.partition(b" ")
-                if checksum != b"%08x" % zlib.crc32(text):
-                    yield None
-                    continue
-                name, *values = json.loads(text)
-                yield name, values
+                yield _event(line)
+
+    def _file(self) -> BinaryIO:
+        try:
+            return reading.open_file(self.path)
+        except reading.NotAFileError as error:
+            raise self._unusable(error) from error
+
+
+def _event(line: bytes) -> Event | None:
+    """The event in a line of the history; None for a damaged one."""
+    checksum, _, text = line.partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(text):
+        return None
+    name, *values = json.loads(text)
+    return name, values
 
 
 class Index(Database):
@@ -285,6 +317,23 @@ class Index(Database):
         if events:
             return "nothing is lost"
         return f"without the history of runs, since {HISTORY} is missing" if artifacts else None
+
+    def _is_behind(self, db: sqlite3.Connection) -> bool:
+        """By the newest line of the history, which is written before the row: all that is lost of a log is its end."""
+        name, values = self.history.newest() or ("", ())
+        if name not in _EVENTS:
+            return False  # of another release
+        if name.startswith("no "):
+            return db.execute(f"SELECT 1 FROM {name[3:]}").fetchone() is not None  # noqa: S608 - our own words
+        table = name.partition(" ")[0]
+        first, size = _LOGGED[table]
+        row = tuple(values[:size])
+        columns = [column[1] for column in db.execute(f"PRAGMA table_info({table})")][:size]
+        if [column for column, value in zip(columns, row, strict=False) if type(value) not in _TYPES[column]]:
+            return False
+        identified = " AND ".join(f"{column} = ?" for column in columns[:first])
+        found = db.execute(f"SELECT {','.join(columns)} FROM {table} WHERE {identified}", row[:first])  # noqa: S608 - our own words
+        return row not in found.fetchall()
 
     def _known(self, db: sqlite3.Connection) -> Rows:
         """The rows that no manifest has."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import digest_file, digest_text
 from trtllm_pipeline.files.writing import object_text, write_once
 from trtllm_pipeline.fingerprint import canonical, fingerprint
@@ -134,12 +135,16 @@ def listed(files: Iterable[FileEntry]) -> list[Json]:
 
 def entries(told: Any) -> tuple[FileEntry, ...]:
     """The same back. Raises KeyError, TypeError."""
-    return tuple(
+    found = tuple(
         FileEntry(entry["path"], 0, link=entry["link"])
         if "link" in entry
         else FileEntry(entry["path"], entry["size"], entry["blake3"])
         for entry in told
     )
+    for each in found:
+        if not (type(each.path) is str and type(each.size) is int and type(each.link or each.digest) is str):
+            raise TypeError(f"{each} is not a file")
+    return found
 
 
 def read(folder: Path) -> Manifest:
@@ -150,7 +155,7 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        content = path.read_bytes()
+        content = reading.read_bytes(path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise NoManifestError(f"{path}: is missing") from error
     except OSError as error:
@@ -176,6 +181,8 @@ def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest
         key = canonical(data["key"])
         if not (data["fingerprint"] == fingerprint_ == fingerprint(key) and data["stage"] == stage):
             raise ValueError(f"its key belongs to {data['stage']} {fingerprint(key)}")
+        if not (isinstance(data["key"], dict) and isinstance(data["label"], str)):
+            raise TypeError("its key or its label has another type")
         return Manifest(
             data["stage"],
             Fingerprint(data["fingerprint"]),

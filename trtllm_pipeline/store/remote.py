@@ -5,7 +5,8 @@
     URL/artifacts/STAGE/FINGERPRINT/DIGEST.intoto.jsonl   its signed statement, by the BLAKE3 of the manifest that it is for
 
 No file is ever changed there, so pushes of the same artifact do not disturb each other, and what an interrupted one has
-sent is not sent again. An artifact without a manifest is not there. Whoever pulls trusts digests, not the place.
+sent is not sent again. An artifact without a manifest is not there. Whoever pulls trusts digests, not the place:
+manifests are checked by `transferable`, no answer is read without a limit, and a bad artifact is refused alone.
 """
 
 from __future__ import annotations
@@ -16,26 +17,31 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import PipelineError, RemoteError, StateError, UsageError
-from trtllm_pipeline.files import disk
+from trtllm_pipeline.files import disk, reading
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.base import OUT
-from trtllm_pipeline.store import manifest
+from trtllm_pipeline.store import manifest, transferable
 from trtllm_pipeline.store.claims import Claim
 from trtllm_pipeline.store.manifest import Discrepancy, FileEntry, Manifest
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.store.transferable import PARTS
+
+if TYPE_CHECKING:
+    import httpx
 
 BOUND: Final = frozenset({"repository"})
 """Stages whose results have absolute paths of their workspace, and are written anew in a second."""
@@ -44,14 +50,20 @@ _AHEAD: Final = 4
 """Pieces of one file, and artifacts, that are on their way at once."""
 _LIST_FROM: Final = 200
 """Artifacts from which on a list of all is asked for, and not each of them."""
-_PARTS: Final = ".parts"
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_PLACE: Final = re.compile(r"([a-z_]+)/([0-9a-f]{32})/manifest\.json$")
+_MOST_READ_BYTES: Final = 16 << 20
+"""Of a small file or a listing."""
+_MOST_MANIFEST_BYTES: Final = 256 << 20
+"""Of all manifests together, which are kept while artifacts are transferred."""
+_SLOWEST_BYTES_S: Final = 1000
+_SLOW_AFTER_S: Final = 20.0
+"""A web server that sends less than that, after this time, is given up."""
+_STAGE: Final = re.compile(r"[a-z_]+")
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}")
+_HREF: Final = re.compile(r"""href\s*=\s*["']?([^"'?#>\s]+)""", re.IGNORECASE)
 _BACKENDS: Final = {
     "s3": "s3fs",
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
-    **dict.fromkeys(("http", "https"), "aiohttp"),
 }
 """Scheme of a URL -> the package that fsspec needs for it."""
 
@@ -69,6 +81,10 @@ class ArtifactKey(NamedTuple):
 
 class NotTransferableError(RemoteError):
     """One artifact cannot be taken; others can."""
+
+
+class BrokenOffError(NotTransferableError):
+    """The same, but what has arrived of it is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +142,14 @@ class Remote:
     def __init__(self, url: str, *, jobs: int = 8, thorough: bool = False) -> None:
         self.url = shown(url)
         self._thorough = thorough
-        self._fs, root = _file_system(url)
-        self._root = root.rstrip("/")
-        self._by_object = bool(getattr(self._fs, "async_impl", False))
-        """Whether a file appears there whole or not at all. Else it is written beside and renamed."""
-        self._http = urlsplit(url).scheme in {"http", "https"}
+        self._web = _Web(url) if urlsplit(url).scheme in {"http", "https"} else None
+        if self._web is None:
+            self._fs, root = _file_system(url)
+            self._root = root.rstrip("/")
+            self._by_object = bool(getattr(self._fs, "async_impl", False))
+            """Whether a file appears there whole or not at all. Else it is written beside and renamed."""
+        self._manifest_bytes = 0
+        """Of the manifests that were read."""
         self._files = ThreadPoolExecutor(jobs, "files")
         self._pieces = ThreadPoolExecutor(jobs, "pieces")
 
@@ -138,27 +157,27 @@ class Remote:
         """End all transfers that have not begun."""
         for pool in (self._files, self._pieces):
             pool.shutdown(cancel_futures=True)
+        if self._web is not None:
+            self._web.close()
 
     # what is there
 
     def check_writable(self) -> None:
         """Raise UsageError for a URL that can only be read."""
-        if self._http:
+        if self._web is not None:
             raise UsageError(
                 f"{self.url}: can only be pulled from", hint="push to the s3://, gs:// or az:// address behind it"
             )
 
     def places(self) -> list[ArtifactKey]:
         """All artifacts that are there. Raises RemoteError, also where a server does not list its files."""
-        try:
-            with self._asking("artifacts"):
-                self._fs.ls(self._path("artifacts"), detail=False)  # of a web server that is down, find() says nothing
-                paths = self._fs.find(self._path("artifacts"))
-        except FileNotFoundError:
-            paths = []
-        found = {ArtifactKey(match[1], Fingerprint(match[2])) for path in paths if (match := _PLACE.search(path))}
+        found = [
+            ArtifactKey(stage, Fingerprint(name))
+            for stage in self._names("artifacts", _STAGE)
+            for name in self._names(f"artifacts/{stage}", _FINGERPRINT)
+        ]
         if not found:
-            more = "; a web server has to list its folders, or name what you want (--matrix)" if self._http else ""
+            more = "; a web server has to list its folders, or name what you want (--matrix)" if self._web else ""
             raise RemoteError(
                 f"{self.url}: no artifacts are there{more}", hint="pipeline store push URL puts some there"
             )
@@ -166,26 +185,72 @@ class Remote:
 
     def candidates(self, places: Collection[ArtifactKey]) -> Collection[ArtifactKey]:
         """Those of `places` that may be there: of many, what lists of their stages have. Raises RemoteError."""
-        if len(places) < _LIST_FROM or self._http:  # a web server need not list its folders
+        if len(places) < _LIST_FROM or self._web is not None:  # a web server need not list its folders
             return places
-        listed: set[tuple[str, str]] = set()
-        for stage in {place.stage for place in places}:
-            with suppress(FileNotFoundError), self._asking(f"artifacts/{stage}"):
-                names = self._fs.ls(self._path(f"artifacts/{stage}"), detail=False)
-                listed.update((stage, name.rstrip("/").rpartition("/")[2]) for name in names)
+        stages = {place.stage for place in places}
+        listed = {(stage, name) for stage in stages for name in self._names(f"artifacts/{stage}", _FINGERPRINT)}
         return [place for place in places if place in listed]
+
+    def _names(self, name: str, form: re.Pattern[str]) -> list[str]:
+        """Names of this form in a folder, sorted; none if it is not there. Raises RemoteError."""
+        try:
+            if self._web is not None:
+                links = _HREF.findall(self._content(f"{name}/").decode(errors="replace"))
+                paths = [unquote(link) for link in links]
+            else:
+                with self._asking(name):
+                    paths = self._fs.ls(self._path(name), detail=False)
+        except FileNotFoundError:
+            return []
+        except NotTransferableError as error:
+            raise RemoteError(f"{self.url}: {error.message}", hint="name what you want with --matrix") from error
+        return sorted({each for path in paths if form.fullmatch(each := path.rstrip("/").rpartition("/")[2])})
 
     def manifest(self, place: ArtifactKey) -> bytes | None:
         """Content of an artifact's manifest; None where there is none. Raises RemoteError."""
-        return self.read(f"artifacts/{place.stage}/{place.fingerprint}/{manifest.NAME}")
+        content = self.read(f"artifacts/{place.stage}/{place.fingerprint}/{manifest.NAME}")
+        self._manifest_bytes += len(content or b"")
+        if self._manifest_bytes > _MOST_MANIFEST_BYTES:
+            raise RemoteError(
+                f"{self.url}: its manifests have more than {_MOST_MANIFEST_BYTES >> 20} MiB together",
+                hint="name fewer artifacts, or a matrix",
+            )
+        return content
 
     def read(self, name: str) -> bytes | None:
-        """Content of a small file; None where there is none. Raises RemoteError."""
+        """Content of a small file; None where there is none. Raises RemoteError, NotTransferableError beyond 16 MiB."""
         try:
-            with self._asking(name):
-                return bytes(self._fs.cat_file(self._path(name)))
+            return self._content(name)
         except FileNotFoundError:
             return None
+
+    def _content(self, name: str) -> bytes:
+        most = _MOST_READ_BYTES
+        if self._web is None:
+            content = self._piece(name, 0, most + 1)
+        else:
+            received = bytearray()
+            for piece in self._web.pieces(name):
+                received += piece
+                if len(received) > most:
+                    break
+            content = bytes(received)
+        if len(content) > most:
+            raise NotTransferableError(f"{name} has more than {most >> 20} MiB")
+        return content
+
+    def _piece(self, name: str, start: int, end: int) -> bytes:
+        """Bytes of a file, never more than asked for. Raises RemoteError, FileNotFoundError."""
+        path = self._path(name)
+        with self._asking(name):
+            if self._by_object:
+                return bytes(self._fs.cat_file(path, start=start, end=end))
+            try:
+                if self._fs.info(path)["type"] != "file":
+                    raise NotTransferableError(f"{name} is not a file there")
+                return bytes(self._fs.cat_file(path, start=start, end=end))
+            except (IsADirectoryError, NotADirectoryError, PermissionError) as error:  # nothing about other files
+                raise NotTransferableError(f"{name}: {error.strerror}") from error
 
     def _lacks(self, entry: FileEntry) -> bool:
         name = _name(entry)
@@ -223,7 +288,7 @@ class Remote:
         self.send_contents(folder, each.sealed, progress)
         here = f"artifacts/{each.stage}/{each.fingerprint}"
         with suppress(FileNotFoundError):
-            self.write(_envelope(here, each.content), (folder / manifest.ENVELOPE).read_bytes())
+            self.write(_envelope(here, each.content), reading.read_bytes(folder / manifest.ENVELOPE))
         self.write(f"{here}/{manifest.NAME}", each.content)
 
     def send_contents(self, folder: Path, sealed: Manifest, progress: Progress) -> None:
@@ -310,8 +375,13 @@ class Remote:
                 raise NotTransferableError(
                     "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in wrong)
                 )
-        except NotTransferableError:
-            shutil.rmtree(folder, ignore_errors=True)
+        except (NotTransferableError, OSError) as error:
+            if isinstance(error, OSError) and disk.no_room(error, store.workspace) is not None:
+                raise
+            if not isinstance(error, BrokenOffError):
+                shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise NotTransferableError(str(error)) from error
             raise
 
     def fetch_contents(self, folder: Path, sealed: Manifest, progress: Progress) -> None:
@@ -319,11 +389,11 @@ class Remote:
 
         What is there already is not fetched again.
         """
-        if fault := next(_faults(sealed), None):
+        if fault := transferable.contents_fault(sealed):
             raise NotTransferableError(fault)
         paths = _paths(sealed)
         _tidy(folder, {name for names in paths.values() for name in names})
-        parts = folder / _PARTS
+        parts = folder / PARTS
         parts.mkdir(parents=True, exist_ok=True)
         known = {str(entry.digest): entry for entry in (*sealed.files, *sealed.records)}
 
@@ -344,6 +414,7 @@ class Remote:
             self._fetch(part, entry, progress)
             part.replace(first)
         for name in names[1:]:
+            progress.add(0)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).unlink(missing_ok=True)
             shutil.copyfile(first, folder / name)
@@ -371,31 +442,28 @@ class Remote:
     def _stream(self, part: Path, entry: FileEntry, progress: Progress) -> bool:
         """Fetch what `part` lacks; whether it is then what it should be."""
         name = _name(entry)
-        path = self._path(name)
-        if self._http and entry.size > _PIECE_BYTES:
-            with self._asking(name):
-                ranges = self._fs.info(path).get("partial")
-                if not ranges:  # a web server that sends all or nothing
-                    self._fs.get_file(path, str(part))
-            if not ranges:
-                progress.add(entry.size)
-                return digest_file(part) == entry.digest
 
         def piece(start: int) -> bytes:
             progress.add(0)
-            end = min(start + _PIECE_BYTES, entry.size)
-            bounds = {} if end - start == entry.size else {"start": start, "end": end}
-            with self._asking(name):
-                return bytes(self._fs.cat_file(path, **bounds))
+            return self._piece(name, start, min(start + _PIECE_BYTES, entry.size))
 
         with part.open("ab") as file:
             if file.tell() > entry.size:
                 file.truncate(0)
                 file.seek(0)
             progress.add(file.tell())
-            for content in _each(self._pieces, piece, range(file.tell(), max(1, entry.size), _PIECE_BYTES), _AHEAD):
-                file.write(content)
+            start = file.tell()
+            if start == entry.size:
+                pieces: Iterable[bytes] = ()
+            elif self._web is None:
+                pieces = _each(self._pieces, piece, range(start, entry.size, _PIECE_BYTES), _AHEAD)
+            else:
+                pieces = self._web.pieces(name, start)
+            for content in pieces:
+                file.write(content[: entry.size - file.tell()])
                 progress.add(len(content))
+                if file.tell() == entry.size:
+                    break
         return part.stat().st_size == entry.size and digest_file(part) == entry.digest
 
     def _path(self, name: str) -> str:
@@ -419,6 +487,55 @@ class Remote:
                 f"{self.url}: {name}: {why}",
                 hint="check the address and the credentials; what was transferred is kept, the same command goes on",
             ) from error
+
+
+class _Web:
+    """A web server that is pulled from."""
+
+    def __init__(self, url: str) -> None:
+        import httpx
+
+        self._url = url.rstrip("/")
+        # What is compressed may become any size. Digests are of what is sent.
+        self._client = httpx.Client(
+            headers={"accept-encoding": "identity"}, follow_redirects=True, timeout=httpx.Timeout(30.0, pool=None)
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def pieces(self, name: str, start: int = 0) -> Iterator[bytes]:
+        """Content of a file from byte `start`, as it arrives.
+
+        Raises FileNotFoundError, BrokenOffError, NotTransferableError for a status, and RemoteError if nothing listens.
+        """
+        import httpx
+
+        begun, received = time.monotonic(), 0
+        headers = {"range": f"bytes={start}-"} if start else {}
+        try:
+            with self._client.stream("GET", f"{self._url}/{name}", headers=headers) as response:
+                _check_status(response, name)
+                skipped = 0 if response.status_code == httpx.codes.PARTIAL_CONTENT else start
+                for piece in response.iter_raw():
+                    received += len(piece)
+                    if (took_s := time.monotonic() - begun) > _SLOW_AFTER_S and received < took_s * _SLOWEST_BYTES_S:
+                        raise BrokenOffError(f"{name}: arrives at less than {_SLOWEST_BYTES_S} bytes per second")
+                    yield piece[skipped:]
+                    skipped = max(0, skipped - len(piece))
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+            raise RemoteError(f"{shown(self._url)}: {error}", hint="check the address") from error
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise BrokenOffError(f"{name}: {str(error) or type(error).__name__}") from error
+
+
+def _check_status(response: httpx.Response, name: str) -> None:
+    status = response.status_code
+    if status in {404, 410}:
+        raise FileNotFoundError(name)
+    if status >= 300:
+        raise BrokenOffError(f"{name}: the server answers with HTTP {status}")
 
 
 def shown(url: str) -> str:
@@ -472,42 +589,23 @@ def _paths(sealed: Manifest) -> dict[str, list[str]]:
     return found
 
 
-def _faults(sealed: Manifest) -> Iterator[str]:
-    """Why an artifact cannot be one of another machine: names and links that lead out of its folder."""
-    for prefix, entries in ((f"{OUT}/", sealed.files), ("", sealed.records)):
-        for entry in entries:
-            path = PurePosixPath(entry.path)
-            own = not prefix and (path.parts[:1] == (OUT,) or entry.path in {manifest.NAME, manifest.ENVELOPE, _PARTS})
-            if str(path) != entry.path or not path.parts or path.is_absolute() or ".." in path.parts or own:
-                yield f"{prefix}{entry.path!r} is not a name in its folder"
-            elif entry.link is None and not (_DIGEST.fullmatch(str(entry.digest)) and entry.size >= 0):
-                yield f"{prefix}{entry.path} has no digest"
-            elif entry.link is not None:
-                led = os.path.normpath(os.path.join(path.parent, entry.link))
-                if led.startswith(("/", "..")) or not prefix:
-                    yield f"{prefix}{entry.path} is a link to {entry.link}, which is not in it"
-
-
 def _tidy(folder: Path, names: set[str]) -> None:
     """Remove from what has arrived all that is not one of these files, links before all."""
     if not folder.is_dir():
         return
     for path in list(manifest.walk(folder)):
         name = str(path.relative_to(folder))
-        if path.is_symlink() or not (name in names or name.startswith(f"{_PARTS}/")):
+        if path.is_symlink() or not (name in names or name.startswith(f"{PARTS}/")):
             path.unlink()
 
 
 def _link(out: Path, sealed: Manifest) -> None:
-    """Make the links, after all files: nothing is written through one. Raises NotTransferableError for one that leads out."""
+    """Make the links, after all files: nothing is written through one."""
     out.mkdir(exist_ok=True)
-    links = [entry for entry in sealed.files if entry.link is not None]
-    for entry in links:
-        (out / entry.path).parent.mkdir(parents=True, exist_ok=True)
-        (out / entry.path).symlink_to(str(entry.link))
-    for entry in links:
-        if not (out / entry.path).resolve().is_relative_to(out.resolve()):
-            raise NotTransferableError(f"{OUT}/{entry.path} is a link that leads out of it")
+    for entry in sealed.files:
+        if entry.link is not None:
+            (out / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            (out / entry.path).symlink_to(entry.link)
 
 
 def _each(
@@ -536,10 +634,10 @@ def compare_to_push(store: Store, remote: Remote, chosen: Iterable[ArtifactKey])
 
     def compare(place: ArtifactKey) -> ArtifactTransfer:
         folder = store.folder(*place)
-        content = (folder / manifest.NAME).read_bytes()
+        content = reading.read_bytes(folder / manifest.NAME)
         sealed = manifest.decode(content, *place, str(folder / manifest.NAME))
         ours = ArtifactTransfer(*place, sealed, content, "pending")
-        if fault := next(_faults(sealed), None):
+        if fault := transferable.fault(sealed):
             return replace(ours, state="refused", message=fault)
         there = _read_manifest(remote, place)
         # Another machine's is as good, if it is whole.
@@ -556,7 +654,7 @@ def compare_to_push(store: Store, remote: Remote, chosen: Iterable[ArtifactKey])
 
 def _unsent_signature(remote: Remote, place: ArtifactKey, folder: Path, content: bytes) -> bool:
     try:
-        ours = (folder / manifest.ENVELOPE).read_bytes()
+        ours = reading.read_bytes(folder / manifest.ENVELOPE)
     except FileNotFoundError:
         return False
     return ours != remote.read(_envelope(f"artifacts/{place.stage}/{place.fingerprint}", content))
@@ -564,16 +662,16 @@ def _unsent_signature(remote: Remote, place: ArtifactKey, folder: Path, content:
 
 def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
     """An artifact that is there, as it says itself."""
-    content = remote.manifest(place)
-    if content is None:
-        return ArtifactTransfer(*place, None, b"", "pending")
     try:
+        content = remote.manifest(place)
+        if content is None:
+            return ArtifactTransfer(*place, None, b"", "pending")
         sealed = manifest.decode(content, *place, f"{remote.url}: {place.stage} {place.fingerprint}")
-    except StateError as error:
+    except (StateError, NotTransferableError) as error:
         return ArtifactTransfer(*place, None, b"", "refused", message=error.message)
-    fault = next(_faults(sealed), None)
+    fault = transferable.fault(sealed)
     if fault is not None:
-        return ArtifactTransfer(*place, None, b"", "refused", message=fault)
+        return ArtifactTransfer(*place, None, b"", "refused", message=f"its manifest is not valid: {fault}")
     return ArtifactTransfer(
         *place, sealed, content, "pending", sum(entry.size for entry in (*sealed.files, *sealed.records))
     )
@@ -656,8 +754,9 @@ def compare_to_pull(
 
 
 def check_room(store: Store, pending: Iterable[ArtifactTransfer]) -> None:
-    """Raise StateError where what is to be pulled does not fit on the workspace's disk."""
-    needed, free = sum(each.transfer_bytes for each in pending), shutil.disk_usage(store.workspace).free
+    """Raise StateError if what is to be pulled does not fit on the workspace's disk. `pull` refuses what does not fit alone."""
+    free = shutil.disk_usage(store.workspace).free
+    needed = sum(each.transfer_bytes for each in pending if each.transfer_bytes <= free)
     if needed > free:
         raise StateError(
             f"{store.workspace}: {needed / 1e9:.1f} GB are to be pulled, {free / 1e9:.1f} GB are free",
@@ -698,6 +797,11 @@ def pull(
         pool = stack.enter_context(ThreadPoolExecutor(_AHEAD))
         try:
             for each in pending:
+                free = shutil.disk_usage(store.workspace).free
+                if each.transfer_bytes > free:
+                    message = f"it has {each.transfer_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on the disk"
+                    yield replace(each, state="refused", message=message)
+                    continue
                 claim = store.claim(each.fingerprint)
                 if claim is None:
                     yield replace(each, state="busy")

@@ -50,11 +50,11 @@ class Toolchain:
     drafter: Callable[[Cell], Cell | None] = lambda _cell: None
     """The cell of a draft model whose engine a cell is served with beside its own, or None. It is made by the same stages, up
     to `build`, and so shared with other cells; its engine is the input DRAFTER."""
-    instead: Callable[[Mapping[str, Json], Machine], str | None] = lambda _recipe, _machine: None
-    """The toolchain of a machine for a model, by its recipe, that this one does not take in any precision; None where it
-    does, or no other does either."""
+    instead: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
+    """The toolchain of a machine for a model that this one does not take, or not in the cell's precision or layout; None if it
+    does, or if no other does either."""
     caveat: Callable[[Cell], str | None] = lambda _cell: None
-    """What of a cell's model its server leaves out, and what to set instead, or None."""
+    """What of a cell's model or settings its server leaves out, and what to set instead, or None."""
 
     def stage(self, name: str) -> Stage:
         """The stage called `name`. Raises UsageError when this toolchain has none."""

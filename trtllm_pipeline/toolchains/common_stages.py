@@ -14,16 +14,17 @@ from typing import Any, Final, TypeVar
 
 import trtllm_pipeline
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
+from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import (
-    MPIRUN,
     TRTLLM_SERVE,
     OpenAiWays,
     Ports,
     address_options,
     argv,
+    launcher,
     openai_argv,
 )
 from trtllm_pipeline.stages.base import Stage, StageContext
@@ -133,13 +134,12 @@ def planned_world(
         context.inputs["repository"],
         planned_ports(context.params),
         world_size,
-        release=release,
+        mpirun=launcher(world_size, release, machine.mpirun),
         run_prefix="{prefix}",
         root=os.geteuid() == 0,
         oversubscribe=True,
         log=context.attempt / "ranks",
         host=context.params.host,
-        mpirun=machine.mpirun or MPIRUN,
         images=images,
     )
 
@@ -339,8 +339,9 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     interval_s = None if asked.measurement_interval_ms is None else asked.measurement_interval_ms / 1e3
 
     def closed_s(level: int) -> float:
-        warm = answering_s(warm_up(2 * level), level)
-        return warm + (interval_s or answering_s(max(asked.requests, 2 * level), level))
+        warm = warm_up(2 * level)
+        requests = max(asked.requests, least_requests(level, warm, asked.turns))
+        return answering_s(warm, level) + (interval_s or answering_s(requests, level))
 
     closed = sum(map(closed_s, asked.concurrency))
     opened = sum((interval_s or asked.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
@@ -381,7 +382,7 @@ def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scor
 
 PERF = Stage(
     name="perf",
-    version=3,
+    version=4,
     summary="measure latency and throughput over a list of concurrencies or request rates",
     program="trtllm_pipeline.stages.perf:run",
     shared=True,

@@ -1,29 +1,24 @@
 """What the LLM API of a release says of a model and of `speculative_config`, for servers that read them. PyTorch only.
 
-Source: `DecodingBaseConfig` and its subclasses in llm_args.py, read in trees around 1.0, 1.2 and 1.3. All of them forbid keys
-that they do not know. The words of refusals are those that were read there, or begin with stand-in.
+Names by release: `tests/data/tensorrt_llm/llm_args.json`, which says how it was read. The words of refusals are those that were read
+in llm_args.py, or begin with stand-in.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from tests.standins.programs import ProgramError, refusal
+from tests.standins.refusals import holds
 
-_OF_EVERY: Final = frozenset({"decoding_type", "max_draft_len", "speculative_model_dir"})
-_OWN: Final = {
-    "MTP": {"num_nextn_predict_layers", "use_relaxed_acceptance_for_thinking", "relaxed_topk", "relaxed_delta"},
-    "Eagle": {"eagle_choices", "greedy_sampling", "eagle3_one_model", "num_eagle_layers"},
-    "NGram": {"max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool"},
-    "Medusa": {"medusa_choices", "num_medusa_heads"},
-    "Lookahead": {"max_window_size", "max_ngram_size", "max_verification_set_size"},
-    "DraftTarget": set(),
-    "Draft_Target": set(),
-}
+_RECORDED: Final = Path(__file__).resolve().parents[2] / "data" / "tensorrt_llm" / "llm_args.json"
+_MAPPINGS: Final = ("kv_cache_config", "lora_config")
+
 _MTP: Final = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "exaone_moe", "nemotron_h", "qwen3_next")
 """`model_type` in MTPForCausalLM of modeling_speculative.py; later trees have more."""
 _NOT_PYTORCH: Final = ("Medusa", "Lookahead")
@@ -50,17 +45,57 @@ def check_algorithm(quantization: Mapping[str, Any]) -> None:
         raise ProgramError(f"ValueError: unsupported quant mode: {algorithm}")
 
 
-def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], release: str) -> int:
-    """Tokens drafted at a time. Raises ProgramError for what the release's LLM API refuses."""
-    kind = asked.get("decoding_type")
-    renamed = tuple(map(int, release.split(".")[:2])) >= (1, 3)
-    if kind not in _OWN or kind == ("DraftTarget" if renamed else "Draft_Target"):
-        raise ProgramError(f"ValueError: Invalid decoding type: {kind}")
-    if unknown := sorted(asked.keys() - _OF_EVERY - _OWN[kind]):
+@lru_cache(maxsize=1)
+def recorded() -> dict[str, Any]:
+    """Names by the mapping that has them."""
+    found: dict[str, Any] = json.loads(_RECORDED.read_text(encoding="utf-8"))
+    return found
+
+
+@lru_cache(maxsize=64)
+def of(release: str) -> dict[str, Any]:
+    """The names of a release: by mapping, and by decoding type with those that must be greater than 0. Puts releases in order, which
+    programs cannot: they find it among their facts.
+    """
+
+    def names(rows: Mapping[str, Any]) -> list[str]:
+        return [name for name, row in rows.items() if holds(row, release)]
+
+    found: dict[str, Any] = {name: names(recorded()[name]) for name in ("arguments", *_MAPPINGS, "speculative_config")}
+    types = {kind: row for kind, row in recorded()["decoding_types"].items() if holds(row, release)}
+    return found | {
+        "decoding_types": {
+            kind: {"names": names(row["names"]), "required": names(row.get("required", {}))}
+            for kind, row in types.items()
+        }
+    }
+
+
+def check_names(asked: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise ProgramError for a name that is not `known` of the release, in any mapping but speculative_config."""
+    _only(asked, known["arguments"])
+    for name in _MAPPINGS:
+        _only(asked.get(name) or {}, known[name])
+
+
+def _only(asked: Mapping[str, Any], known: Collection[str]) -> None:
+    if unknown := sorted(asked.keys() - {*known}):
         raise ProgramError(f"pydantic_core.ValidationError: {unknown[0]}\n  Extra inputs are not permitted")
+
+
+def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], known: Mapping[str, Any]) -> int:
+    """Tokens drafted at a time. Raises ProgramError for what a release refuses of which these names are known."""
+    kind = str(asked.get("decoding_type"))
+    own = known["decoding_types"].get(kind)
+    if own is None:
+        raise ProgramError(f"ValueError: Invalid decoding type: {kind}")
+    _only(asked, [*known["speculative_config"], *own["names"]])
+    for name in own["required"]:
+        if not asked.get(name, 0) > 0:
+            raise ProgramError(f"AssertionError: {name} is not greater than 0")
     if kind in _NOT_PYTORCH:
         raise refusal(f"{kind} is not for the PyTorch backend")
-    length = asked.get("num_nextn_predict_layers", 1) if kind == "MTP" else asked.get("max_draft_len")
+    length = asked.get("max_draft_len", asked.get("num_nextn_predict_layers"))
     if not isinstance(length, int) or length < 1:
         raise ProgramError(f"ValueError: max_draft_len must be > 0 for {kind}")
     drafter = asked.get("speculative_model_dir")
@@ -79,7 +114,9 @@ def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], releas
 
 def check_lookahead(asked: Mapping[str, Any], build: Mapping[str, Any]) -> None:
     """Raise ProgramError for what cannot be drafted with an engine, by its `build_config`. Source: llm_args.py of 1.1."""
-    if asked.get("decoding_type") != "Lookahead" or asked.keys() - {"decoding_type"} != _OWN["Lookahead"]:
+    if asked.get("decoding_type") != "Lookahead" or asked.keys() - {"decoding_type"} != {
+        *recorded()["decoding_types"]["Lookahead"]["names"]
+    }:
         raise refusal(f"{asked} is not for engines")
     window, ngram, verified = (asked[f"max_{name}_size"] for name in ("window", "ngram", "verification_set"))
     drafted = (0 if ngram == 1 else ngram - 2) + (window - 1 + verified) * (ngram - 1)
@@ -92,9 +129,6 @@ _MODULES: Final = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "m
 
 def check_lora(asked: Mapping[str, Any]) -> None:
     """Raise ProgramError for a `lora_config` that cannot be loaded. Lists are told as texts of JSON, see `read_settings`."""
-    known = {"lora_dir", "max_lora_rank", "lora_target_modules", "lora_ckpt_source", "max_loras", "max_cpu_loras"}
-    if unknown := sorted(asked.keys() - known):
-        raise ProgramError(f"pydantic_core.ValidationError: {unknown[0]}\n  Extra inputs are not permitted")
     modules = asked.get("lora_target_modules") or []
     if not modules or set(modules) - {*_MODULES}:
         raise refusal(f"lora_target_modules are {modules}")

@@ -36,6 +36,7 @@ from tests.standins.programs.llm_api import (
     check_lookahead,
     check_lora,
     check_lora_request,
+    check_names,
     check_speculation,
     given_answers,
     read_settings,
@@ -70,8 +71,10 @@ def run(work: Work, argv: Sequence[str]) -> int:
     )
     if is_engine(model):
         settings = {**settings, **_adapters_of(model)}
-    elif "lora_config" in settings:
-        check_lora(settings["lora_config"])
+    else:
+        check_names(settings, work.facts["llm_args"])
+        if "lora_config" in settings:
+            check_lora(settings["lora_config"])
     iterations = _speculation(work, model, settings)
     workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
     try:
@@ -142,7 +145,7 @@ def _speculation(work: Work, model: Path, asked: Mapping[str, Any]) -> Iteration
     if is_engine(model):
         check_lookahead(asked["speculative_config"], config["build_config"])
         return None
-    drafted = check_speculation(asked["speculative_config"], config, work.release)
+    drafted = check_speculation(asked["speculative_config"], config, work.facts["llm_args"])
     return Iterations(drafted) if asked.get("enable_iter_perf_stats") else None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import needed
 from tests.unit.bench.test_perf_metrics import analyze, request, write
 from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import (
@@ -155,6 +156,7 @@ def test_where_the_server_is(http: str, where: str) -> None:
     assert system(dataclasses.replace(TARGET, service=dataclasses.replace(HERE, http=http)))["server_on"] == where
 
 
+@needed.programs("git")
 def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "project" / "trtllm_pipeline" / "machine" / "system.py"
     package.parent.mkdir(parents=True)
@@ -193,7 +195,7 @@ def test_the_workload_is_what_is_going_to_be_asked() -> None:
     first, second = found["levels"]
     assert {field.name for field in LEVEL_FIELDS} < set(first)
     assert (first["concurrency"], first["requests"], first["warmup_requests"], first["repeats"]) == (1, 4, 2, 3)
-    assert (second["concurrency"], second["requests"]) == (4, 8), "never fewer than two for each in flight"
+    assert (second["concurrency"], second["requests"]) == (4, 14), "three waves, and two slots without a warm-up"
     assert asked() == found
 
 
@@ -208,8 +210,8 @@ def test_the_workload_is_what_is_going_to_be_asked() -> None:
         (asked(target=dataclasses.replace(TARGET, temperature=0.5)), ["sampling"]),
         (asked(target=dataclasses.replace(TARGET, options={"ignore_eos": True})), ["sampling"]),
         (asked(target=dataclasses.replace(TARGET, protocol="http")), ["protocol"]),
-        (asked(requests=9), ["requests", "requests"]),
-        (asked(warmup_requests=3), ["warmup_requests", "warmup_requests"]),
+        (asked(requests=15), ["requests", "requests"]),
+        (asked(warmup_requests=3), ["warmup_requests", "requests", "warmup_requests"]),
         (asked(repeats=1), ["repeats", "repeats"]),
     ],
 )

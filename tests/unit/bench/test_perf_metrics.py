@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.bench import metrics
-from trtllm_pipeline.bench.metrics import steady_window
 from trtllm_pipeline.bench.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.bench.requests import tokens_by_event
 from trtllm_pipeline.errors import StageError, UsageError
@@ -112,7 +111,7 @@ def test_every_metric_of_a_known_timeline(tmp_path: Path) -> None:
     assert (level["input_tokens"], level["output_tokens"]) == (8, 6)
     assert (level["input_tokens_per_s"], level["output_tokens_per_s"], level["requests_per_s"]) == (20, 15, 5)
     assert level["headline"]["window"] == "whole"
-    assert "less than 30 s" in level["headline"]["reason"]
+    assert "steady window of 0.1 s holds 1.0 waves of requests, fewer than 3" in level["headline"]["reason"]
     assert level["tokens_per_event"] == 1.5
     assert analyze(events, Words()) == result
 
@@ -125,34 +124,27 @@ def test_a_gap_without_a_token_is_added_to_the_next(tmp_path: Path) -> None:
     assert level["icl_ms"]["n"] == 2
 
 
-def test_warm_up_is_left_out_of_everything_but_the_steady_window(tmp_path: Path) -> None:
+def test_warm_up_is_left_out_of_everything_but_the_windows(tmp_path: Path) -> None:
     events = write(
         tmp_path / "e",
-        request(0, [(10, " x"), (30_000, " y")], phase="warmup", prompt="w", slot=0, concurrency=2),
-        request(5, [(20, " a"), (40_000, " b")], slot=1, concurrency=2),
-        request(30_001, [(30_010, " c"), (41_000, " d")], slot=0, concurrency=2),
+        request(0, [(10, " x"), (99, " y z")], phase="warmup", prompt="w", slot=0, concurrency=2),
+        request(0, [(10, " x"), (149, " y z")], phase="warmup", prompt="w", slot=1, concurrency=2),
+        *(request(100 * at, [(100 * at + 99, " a")], slot=0, concurrency=2) for at in range(1, 5)),
+        *(request(100 * at + 50, [(100 * at + 149, " b")], slot=1, concurrency=2) for at in range(1, 5)),
     )
     (level,) = analyze(events, Words())["levels"]
-    assert level["requests"] == 2
+    assert level["requests"] == level["ttft_ms"]["n"] == 8
+    assert level["ttft_ms"]["max"] == 99
     steady, whole = level["repeats"][0]["steady"], level["repeats"][0]["whole"]
-    # From the first measured send to the first slot that fell idle; the warm-up's tokens are in it, " d" is not.
-    assert steady["duration_s"] == pytest.approx(39.995, abs=1e-6)
-    assert steady["output_tokens"] == 5
-    assert whole["output_tokens"] == 4
-    assert level["headline"]["window"] == "steady"
-    assert level["output_tokens_per_s"] == round(5 / 39.995, 3)
-
-
-def test_steady_window_bridges_the_handover_and_nothing_longer() -> None:
-    ms = MS
-    busy = [(0, 10 * ms), (12 * ms, 30 * ms), (40 * ms, 100 * ms)]
-    assert steady_window([busy], concurrency=1, not_before_ns=0) == (40 * ms, 100 * ms)
-    assert steady_window([busy], concurrency=1, not_before_ns=90 * ms) == (90 * ms, 100 * ms)
-    assert steady_window([busy[:2]], concurrency=1, not_before_ns=0) == (0, 30 * ms)
-    assert steady_window([busy], concurrency=2, not_before_ns=0) is None
-    # 19 of 20 are 95 %.
-    assert steady_window([[(0, 10)]] * 19, concurrency=20, not_before_ns=0) == (0, 10)
-    assert steady_window([[(0, 10)]] * 18, concurrency=20, not_before_ns=0) is None
+    # From the first measured sending until the first slot has no other request: eight are sent, two of them with 50 ms left.
+    assert (steady["duration_s"], steady["waves"]) == (0.399, 4)
+    assert (steady["output_tokens"], steady["requests"]) == (9, 8), "two tokens of the warm-up are in it"
+    assert (whole["duration_s"], whole["output_tokens"], whole["requests"]) == (0.449, 10, 9)
+    assert level["headline"] == {
+        "window": "steady",
+        "reason": "every repeat has a steady window of 3 waves of requests or more",
+    }
+    assert level["requests_per_s"] == pytest.approx(20, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +364,7 @@ def test_an_open_loop_counts_from_the_schedule_too(tmp_path: Path) -> None:
     assert level["schedule"]["achieved_rate"] == round(2 / 0.23, 3)
     assert level["schedule"]["most_in_flight"] == 1
     assert level["goodput"]["share"] == round(2 / 3, 6), "who waited for the client has waited"
-    assert level["repeats"][0]["steady"]["duration_s"] == 0.23, "first to last sending"
+    assert level["repeats"][0]["steady"]["duration_s"] == 0.2, "from 30 ms, a request's time, to the last sending"
     assert level["repeats"][0]["active"]["duration_s"] == pytest.approx(0.09, abs=1e-6)
     (finding,) = [finding for finding in result["findings"] if finding["check"] == "schedule"]
     assert (finding["severity"], finding["concurrency"], finding["request_rate"]) == ("warning", None, 10.0)

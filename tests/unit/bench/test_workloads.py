@@ -340,6 +340,15 @@ def test_every_request_of_a_run_begins_with_other_words_and_has_its_length(
     assert len(beginnings) == len(sent) > 100
 
 
+def test_every_synthetic_prompt_gets_another_beginning(tokenizer: Tokenizer) -> None:
+    """Also those that would start with a number, a table or a path of the corpus."""
+    openings = Openings(tokenizer, 0)
+    for level in Load(concurrency=(1, 16, 64), requests=96).levels(made(tokenizer, Workload(input_tokens=64))):
+        found = openings.of(level)
+        assert "" not in found
+        assert len({*found}) == len(level.planned)
+
+
 def test_openings_are_those_of_the_seed(tokenizer: Tokenizer) -> None:
     (level,) = Load(concurrency=(1,), requests=50).levels(made(tokenizer, Workload(input_tokens=20)))
     first, again, other = (Openings(tokenizer, seed).of(level) for seed in (1, 1, 2))

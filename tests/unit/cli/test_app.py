@@ -51,6 +51,20 @@ def test_help_ends_with_0(capsys: pytest.CaptureFixture[str], words: list[str], 
 
 
 @pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["perf", "-u", "localhost:8001"], "pipeline bench load -u HOST:PORT --model MODEL"),
+        (["accuracy", "--url", "localhost:8001"], "pipeline evaluate answers -u HOST:PORT --model MODEL"),
+    ],
+)
+def test_a_stage_that_is_given_a_server_names_the_command_for_any(
+    capsys: pytest.CaptureFixture[str], words: list[str], command: str
+) -> None:
+    assert app.main(words) == 2
+    assert f"try: {command}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["plann"], "no such command 'plann'. Did you mean 'plan', 'explain'?"),

@@ -9,7 +9,9 @@ import pytest
 from typer.main import get_command
 
 from tests.unit.bench.test_perf_metrics import request, write
+from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.app import build, main
+from trtllm_pipeline.errors import UsageError
 
 SERVER = ("-u", "localhost:1", "--model", "m")
 
@@ -35,6 +37,7 @@ def parsed(*words: str) -> dict[str, Any]:
         ("--event-file", "e.jsonl", ("--profile-export-file",)),
         ("--tokenizer", "model", ("--tokenizer-path",)),
         ("--protocol", "openai", ("-i",)),
+        ("--concurrency", "6:8:1", ("--concurrency-range",)),
     ],
 )
 def test_other_tools_names_mean_the_same(own: str, value: str, others: tuple[str, ...]) -> None:
@@ -61,6 +64,21 @@ def test_a_tokenizer_has_its_other_name_everywhere(words: tuple[str, ...]) -> No
         command = command.commands[each]
     for option in ("--tokenizer", "--tokenizer-path"):
         assert str(command.make_context(name, [*rest, option, "model"]).params["tokenizer"]) == "model"
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [("1,4", (1, 4)), ("6:8:1", (6, 7, 8)), ("2:9:3", (2, 5, 8)), ("3:4", (3, 4)), ("1,4:8:4", (1, 4, 8))],
+)
+def test_levels_may_be_a_range(text: str, levels: tuple[int, ...]) -> None:
+    assert options.counts("--concurrency", text, 65536) == levels
+
+
+@pytest.mark.parametrize("text", ["8:6:1", "0:4:1", "1:4:0", "1:2:3:4", ":", "1:x", "1:-2", "1:999:1", "1:9999999999"])
+def test_what_is_no_range_is_refused_in_words(text: str) -> None:
+    with pytest.raises(UsageError, match="expected FIRST:LAST:STEP with at most 100 levels") as error:
+        options.counts("--concurrency", text, 65536)
+    assert error.value.hint == "--concurrency 2:8:2 is --concurrency 2,4,6,8"
 
 
 def test_names_that_are_the_same_everywhere() -> None:

@@ -159,6 +159,8 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
 
 def test_names() -> None:
     assert nearest("precison", ["precision", "model"]) == "; did you mean 'precision'?"
+    assert nearest("qwen", ["qwen2", "qwen3", "llama"]) == "; did you mean one of qwen2, qwen3?"
+    assert nearest("q", [f"q{number}" for number in range(9)]).endswith("q6, q7, ...?")
     assert nearest("zzz", ["b", "a"]) == "; known are a, b"
     assert nearest("zzz", map(str, range(100))) == ""
     assert key_text(("a", 0, "b", "c", 1)) == "a[0].b.c[1]"

@@ -418,7 +418,7 @@ def test_notes_of_recipes_reach_no_stage(folder: Path, write: Write) -> None:
     [
         ({"precision": ["fp8"]}, "the recipe small lists only fp16, int8_wo for embedded, not fp8"),
         ({"parallel": ["tp3"]}, "8 attention heads cannot be divided over tp3"),
-        ({"parallel": ["tp1pp4"]}, "6 layers cannot be divided over pp4"),
+        ({"parallel": ["tp1pp7"]}, "pp7: small has 6 layers, and each stage needs one"),
         ({"parallel": ["tp4"]}, None),  # 2 key/value heads are repeated
         ({"parallel": ["tp8pp6"]}, None),
         ({"lengths": ["4000,97"]}, "4000 input and 97 output tokens are more than the model's 4096 positions"),
@@ -429,6 +429,13 @@ def test_cells_that_cannot_work_are_kept_with_their_reason(
     write: Write, axes: dict[str, Any], reason: str | None
 ) -> None:
     assert [cell.reason for cell in cells_of(write(axes={**ONE, **axes}))] == [reason]
+
+
+@pytest.mark.parametrize("toolchain", ["tensorrt_llm", "tensorrt_llm_pytorch", "vllm", "sglang"])
+def test_only_engines_need_equal_pipeline_stages(folder: Path, write: Write, toolchain: str) -> None:
+    (folder / "recipes" / "small.yaml").write_text(RECIPE.replace("{embedded: ", f"{{{toolchain}: "))
+    (cell,) = cells_of(write(axes={**ONE, "parallel": ["tp1pp4"]}), toolchain=toolchain)
+    assert cell.reason == ("6 layers cannot be divided over pp4" if toolchain == "tensorrt_llm" else None)
 
 
 def test_experts_are_dealt_where_a_recipe_has_them(folder: Path, write: Write) -> None:

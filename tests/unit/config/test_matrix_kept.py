@@ -173,6 +173,24 @@ def test_what_others_left_is_not_believed(write: Write, checked: list[Path], mon
     assert len(checked) == 2
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022])
+def test_what_others_can_write_is_not_believed(write: Write, kept: Path, checked: list[Path], umask: int) -> None:
+    path = write()
+    before = os.umask(umask)
+    try:
+        load_matrix(path)
+    finally:
+        os.umask(before)
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert only(kept).stat().st_mode & 0o777 == 0o600
+    load_matrix(path)
+    assert len(checked) == 1
+    for mode in (0o620, 0o602):
+        only(kept).chmod(mode)
+        load_matrix(path)
+    assert len(checked) == 3
+
+
 def test_faults_are_told_each_time_with_their_lines(write: Write, kept: Path) -> None:
     wrong = write(axes={"precision": ["fp61"]})
     texts = []

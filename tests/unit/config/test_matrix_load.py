@@ -221,6 +221,12 @@ def test_set(write: Write) -> None:
             "--set settings.perf.requests.x=2: settings.perf.requests: must be a whole number",
         ),
         ("axes.precision=fp16", '--set axes.precision=fp16: axes.precision: must be a list, such as ["fp16"]'),
+        (
+            "axes.tp=[1,2]",
+            "axes.tp: unknown axis; tensor, pipeline and expert parallelism are one axis: parallel: [tp1, tp2,",
+        ),
+        ("axes.isl=[128]", "axes.isl: unknown axis; input and output lengths are one axis: lengths: "),
+        ("recipes.small.family=qwen2.5", '"qwen2.5" is not of the form the model_type of config.json, such as qwen2'),
         ("axes.precission=[fp16]", "--set axes.precission=[fp16]: axes.precission: unknown axis; did you mean"),
         ("recipes.smal.parameters=1", "recipes.smal.parameters: no model of this matrix starts this key; did you mean"),
         ("recipes.small.params=1", "--set recipes.small.params=1: params: unknown key; did you mean 'parameters'?"),
@@ -302,6 +308,10 @@ def test_recipes_are_found_by_name_only(folder: Path, name: str) -> None:
             'package_index: "--index-url=evil" is not of the form',
         ),
         (("{local: ./small}", "{package_index: a==1}"), "sources[0].member: is required"),
+        (
+            ("sources: [{local: ./small}]", f"sources: [{{hugging_face: a/b}}]\ncode_files: {{a.py: {'f' * 64}}}"),
+            "code_files: needs a first source on a hub with a commit as its revision",
+        ),
         (("{local: ./small}", "{generated: llama, code: {}}"), "sources[0].code: unknown key"),
         (("{local: ./small}", "{generated: gpt}"), 'sources[0].generated: "gpt" is not allowed'),
         (("{embedded: [fp16, int8_wo]}", "fp16"), "precisions: is a list of precisions, or a list for each toolchain"),

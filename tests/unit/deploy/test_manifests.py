@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -18,8 +18,9 @@ import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
+from tests.helpers import needed
 from tests.helpers.deployments import KINDS, deployment
-from trtllm_pipeline.deploy import manifests
+from trtllm_pipeline.deploy import images, manifests
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.deploy.export import check_targets
 from trtllm_pipeline.errors import UsageError
@@ -162,24 +163,163 @@ def test_ports_labels_and_selectors_meet(tmp_path: Path) -> None:
     others = found["Deployment tiny-fp16-gateway"]["spec"]["template"]["metadata"]["labels"]
     assert not found["Service tiny-fp16"]["spec"]["selector"].items() <= others.items(), "not the gateway's pods"
     policy = found["NetworkPolicy tiny-fp16"]["spec"]
+    assert "tiny-fp16-gateway-client" not in json.dumps(policy), "clients of the gateway do not reach the server"
     server = found["Deployment tiny-fp16"]["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= server.items()
     assert not policy["podSelector"]["matchLabels"].items() <= others.items(), "the gateway has to reach out"
     assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"].items() <= others.items()
 
 
-def test_probes_follow_the_measured_load_time(tmp_path: Path) -> None:
-    def startup_s(load_s: float | None, folder: Path) -> int:
-        folder.mkdir()
-        server = written("kubernetes", deployment(load_s=load_s), folder)["Deployment tiny-fp16"]
-        probe = server["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
-        assert server["spec"]["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
-        return int(probe["periodSeconds"] * probe["failureThreshold"])
+SELECTED = {
+    "kubernetes": {"app.kubernetes.io/instance": "tiny-fp16", "app.kubernetes.io/name": "triton"},
+    "lws": {"app.kubernetes.io/instance": "tiny-fp16", "app.kubernetes.io/name": "triton"},
+    "kserve": {"serving.kserve.io/inferenceservice": "tiny-fp16", "component": "predictor"},
+}
+"""Labels of the server's pods; KServe sets those of its own."""
 
-    assert startup_s(42.5, tmp_path / "measured") == 130
-    assert startup_s(1.0, tmp_path / "quick") == 60
-    assert startup_s(None, tmp_path / "unknown") == 600
-    assert "Nobody measured" in (tmp_path / "unknown" / "base" / "deployment.yaml").read_text(encoding="utf-8")
+
+@pytest.mark.parametrize("target", SELECTED)
+def test_only_chosen_pods_reach_the_server_and_its_gateway(target: str, tmp_path: Path) -> None:
+    found = written(target, deployment(gpus=16 if target == "lws" else 1, openai=True), tmp_path)
+    server, gateway = (found[f"NetworkPolicy {name}"]["spec"] for name in ("tiny-fp16", "tiny-fp16-gateway"))
+    assert server["podSelector"]["matchLabels"] == SELECTED[target]
+    pod = found["Deployment tiny-fp16-gateway"]["spec"]["template"]["metadata"]["labels"]
+    assert gateway["podSelector"]["matchLabels"].items() <= pod.items()
+    assert gateway["policyTypes"] == ["Ingress", "Egress"]
+    (allowed,) = gateway["ingress"]
+    assert {"tiny-fp16-gateway-client": "true"} in [
+        each.get("podSelector", {}).get("matchLabels") for each in allowed["from"]
+    ]
+    assert gateway["egress"][0]["to"] == [{"podSelector": {"matchLabels": SELECTED[target]}}]
+
+
+@pytest.mark.parametrize("target", SELECTED)
+@pytest.mark.parametrize("api_keys", [True, False])
+def test_the_gateway_requires_keys_unless_told_otherwise(target: str, api_keys: bool, tmp_path: Path) -> None:
+    of = deployment(gpus=16 if target == "lws" else 1, openai=True, api_keys=api_keys)
+    found = written(target, of, tmp_path)
+    config = json.loads(found["ConfigMap tiny-fp16-gateway"]["data"]["gateway-config.json"])
+    spec = found["Deployment tiny-fp16-gateway"]["spec"]["template"]["spec"]
+    secrets = [each for each in spec["volumes"] if "secret" in each]
+    if not api_keys:
+        assert (config["api_keys_file"], secrets) == (None, [])
+        return
+    (secret,) = secrets
+    assert secret["secret"] == {"secretName": "tiny-fp16-api-keys", "defaultMode": 0o440}, "not optional"
+    (mount,) = (each for each in spec["containers"][0]["volumeMounts"] if each["name"] == secret["name"])
+    assert config["api_keys_file"] == f"{mount['mountPath']}/keys"
+    text = (tmp_path / "base" / "gateway.yaml").read_text(encoding="utf-8")
+    assert "kubectl create secret generic tiny-fp16-api-keys --from-literal=keys=" in text
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_pods_that_share_a_volume_of_one_node_meet_there(target: str, tmp_path: Path) -> None:
+    found = written(target, deployment(openai=True), tmp_path)
+    assert found["PersistentVolumeClaim tiny-fp16"]["spec"]["accessModes"] == ["ReadWriteOnce"]
+    if target == "kubernetes":
+        server = found["Deployment tiny-fp16"]["spec"]["template"]
+    else:  # KServe gives its pods the labels of the InferenceService
+        service = found["InferenceService tiny-fp16"]
+        server = {"metadata": service["metadata"], "spec": service["spec"]["predictor"]}
+    fill = found["Job tiny-fp16-fill"]["spec"]["template"]
+    gateway = found["Deployment tiny-fp16-gateway"]["spec"]["template"]
+    pods = {"server": server, "fill": fill, "copy": found["Pod tiny-fp16-copy"], "gateway": gateway}
+
+    def follows(pod: dict[str, Any], kind: str = "required") -> set[str]:
+        terms = pod["spec"]["affinity"]["podAffinity"].get(f"{kind}DuringSchedulingIgnoredDuringExecution", [])
+        (term,) = [each.get("podAffinityTerm", each) for each in terms] or [None]
+        if term is None:
+            return set()
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        wanted = term["labelSelector"]["matchLabels"]
+        (expression,) = term["labelSelector"]["matchExpressions"]
+        return {
+            name
+            for name, each in pods.items()
+            if wanted.items() <= each["metadata"]["labels"].items()
+            and each["metadata"]["labels"][expression["key"]] in expression["values"]
+        }
+
+    assert follows(gateway) == {"server"}, "it never holds the volume on a node where the server cannot be"
+    # A pod that its own affinity selects is scheduled where no other such pod is.
+    assert follows(fill) == follows(found["Pod tiny-fp16-copy"]) == {"server", "fill", "copy"}
+    assert follows(server) == set()
+    assert follows(server, "preferred") == {"gateway", "fill", "copy"}
+    for pod in pods.values():
+        assert pod["spec"]["tolerations"] == server["spec"]["tolerations"], "all have to be admitted to that node"
+
+
+def test_a_volume_of_several_nodes_binds_no_pod(tmp_path: Path) -> None:
+    found = written("lws", deployment(gpus=16, openai=True), tmp_path)
+    assert not [name for name, spec in pod_specs(found) if "affinity" in spec]
+
+
+STAND_IN_KUBECTL = """#!/bin/sh
+echo "$1" >> "$LOG"
+[ "$1" = exec ] || exit 0
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
+    written("kubernetes", deployment(), tmp_path)
+    script, volume, bundle = (tmp_path / name for name in ("fill/fill-from-bundle.sh", "volume", "a bundle"))
+    script.write_text(script.read_text().replace("/models", str(volume)))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "kubectl").write_text(STAND_IN_KUBECTL)
+    (tmp_path / "bin" / "kubectl").chmod(0o755)
+    volume.mkdir()
+    (bundle / "engine").mkdir(parents=True)
+    (bundle / "engine" / "rank0.engine").write_bytes(b"e")
+    (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(b'e').hexdigest()}  engine/rank0.engine\n")
+    log = tmp_path / "log"
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOG": str(log)}
+
+    def run(folder: Path) -> subprocess.CompletedProcess[str]:
+        words = ["sh", str(script), str(folder)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+    refused = run(tmp_path)
+    assert refused.returncode == 2
+    assert "expected a folder that pipeline export --to bundle wrote" in refused.stderr
+    assert not log.exists()
+    done = run(bundle)
+    assert done.returncode == 0, done.stderr
+    assert (volume / "engine" / "rank0.engine").read_bytes() == b"e"
+    assert log.read_text().split() == ["apply", "wait", "exec", "exec", "exec", "delete"]
+    (bundle / "engine" / "rank0.engine").write_bytes(b"f")
+    assert run(bundle).returncode != 0, "the content is not what SHA256SUMS says"
+
+
+def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: Path) -> None:
+    def startup_s(load_s: float | None, gb: int, target: str = "kubernetes") -> int:
+        folder = tmp_path / f"{target}-{load_s}-{gb}"
+        folder.mkdir()
+        of = deployment(load_s=load_s, bundle_bytes=gb * 10**9)
+        found = written(target, of, folder)
+        if target == "kubernetes":
+            server = found["Deployment tiny-fp16"]["spec"]
+            container = server["template"]["spec"]["containers"][0]
+        else:
+            container = found["ServingRuntime tiny-fp16"]["spec"]["containers"][0]
+        probe = container["startupProbe"]
+        limit = int(probe["periodSeconds"] * probe["failureThreshold"])
+        if target == "kubernetes":
+            assert server["progressDeadlineSeconds"] > limit
+        manifests.write_compose(of, folder)
+        service = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))["services"]["triton"]
+        assert service["healthcheck"]["start_period"] == f"{limit}s"
+        return limit
+
+    assert startup_s(42.5, 3) == 130
+    assert startup_s(1.0, 3) == 60
+    assert startup_s(None, 3) == 600
+    assert startup_s(25.0, 70) == startup_s(25.0, 70, "kserve") == 700, "70 GB at 100 MB/s"
+    text = (tmp_path / "kubernetes-None-3" / "base" / "deployment.yaml").read_text(encoding="utf-8")
+    assert "The load time was not measured" in text
+    assert "reading 3.0 GB at 100 MB/s" in text
 
 
 def test_gpus_go_by_the_label_of_the_verified_one(tmp_path: Path) -> None:
@@ -225,10 +365,25 @@ def test_a_target_that_cannot_hold_it_is_refused(of: Deployment, targets: list[s
 
 
 HOSTILE = "a'b\"c: {d} #e\n- f"
+DIGEST = f"sha256:{'a' * 64}"
+
+
+def test_the_overlay_names_the_image_of_the_gateway_too(tmp_path: Path) -> None:
+    def named(folder: str, **changes: Any) -> list[dict[str, str]]:
+        (tmp_path / folder).mkdir()
+        written("kubernetes", deployment(**changes), tmp_path / folder)
+        text = (tmp_path / folder / "overlay" / "kustomization.yaml").read_text(encoding="utf-8")
+        return list(yaml.safe_load(text)["images"])
+
+    cpu = images.parts(images.CPU)
+    assert [each["name"] for each in named("both", openai=True)] == [images.TRITON, cpu.name]
+    assert [each["name"] for each in named("one", kind="embedded", openai=True)] == [cpu.name]
+    pinned = named("pinned", image=f"registry:5000/x@{DIGEST}")
+    assert pinned == [{"name": "registry:5000/x", "newName": "registry:5000/x", "digest": DIGEST}]
 
 
 def test_values_that_look_like_yaml_stay_values(tmp_path: Path) -> None:
-    of = deployment(image=f"registry/x:{HOSTILE}", storage_class=HOSTILE, gpu=HOSTILE)
+    of = deployment(image="registry/x:y", storage_class=HOSTILE, gpu=HOSTILE)
     for target, writer in WRITERS.items():
         (tmp_path / target).mkdir()
         writer(of, tmp_path / target)
@@ -259,7 +414,7 @@ def test_compose(kind: str, tmp_path: Path) -> None:
         assert (config.models[0].name, config.models[0].url) == ("tiny", "grpc://triton:8001")
 
 
-@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="needs docker-compose")
+@needed.programs("docker-compose")
 def test_compose_by_docker_compose(tmp_path: Path) -> None:
     manifests.write_compose(deployment(openai=True), tmp_path)
     path = tmp_path / "compose.yaml"
@@ -270,13 +425,14 @@ def test_compose_by_docker_compose(tmp_path: Path) -> None:
     assert set(yaml.safe_load(read.stdout)["services"]) == {"triton", "gateway"}
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@needed.programs("kubectl")
 @pytest.mark.parametrize(("target", "of"), [CASES[1], CASES[5], CASES[8]], ids=[IDS[1], IDS[5], IDS[8]])
 def test_the_overlay_is_what_kustomize_takes(target: str, of: Deployment, tmp_path: Path) -> None:
     found = written(target, of, tmp_path)
     overlay = tmp_path / "overlay" / "kustomization.yaml"
     text = overlay.read_text(encoding="utf-8").replace("namespace: default", "namespace: serving")
-    text = text.replace(f'newTag: "{of.image_tag}"', 'newTag: "mine"')
+    image = images.parts(of.image)
+    text = text.replace(f'newTag: "{image.tag}"', 'newTag: "mine"')
     head, _, patches = text.partition("# patches:")
     text = head + "\n".join(line.removeprefix("# ") for line in f"# patches:{patches}".splitlines())
     overlay.write_text(text, encoding="utf-8")
@@ -291,4 +447,4 @@ def test_the_overlay_is_what_kustomize_takes(target: str, of: Deployment, tmp_pa
     assert claim["spec"]["storageClassName"] == "fast"
     if target == "kubernetes":
         server = next(each for each in objects if each["kind"] == "Deployment" and each["metadata"]["name"] == of.name)
-        assert server["spec"]["template"]["spec"]["containers"][0]["image"] == f"{of.image_name}:mine"
+        assert server["spec"]["template"]["spec"]["containers"][0]["image"] == f"{image.name}:mine"

@@ -53,6 +53,37 @@ def test_tags_are_the_newest_of_the_page() -> None:
     assert {release: tag for tag, release in ROW.findall(PAGE)} == images.TAGS
 
 
+@pytest.mark.parametrize(
+    ("image", "parts"),
+    [
+        ("triton", ("triton", None, None)),
+        ("localhost:5000/a/b__c:24.12-py3", ("localhost:5000/a/b__c", "24.12-py3", None)),
+        (f"r.example/x:1@sha256:{'0' * 64}", ("r.example/x", "1", f"sha256:{'0' * 64}")),
+        *((image, tuple(images.parts(image))) for image in (images.CPU, images.image_for("1.1.0", triton=False))),
+    ],
+)
+def test_images_have_parts(image: str, parts: tuple[str | None, ...]) -> None:
+    assert tuple(images.parts(image)) == parts
+
+
+ODD = ("", " ", "a b", 'a"b', "a\nb", "a\x01b", "a: b", "$(id)", "x${HOME}", "{{x}}", "-x", "../x", "ünï", "a/", "x\n")
+
+
+@pytest.mark.parametrize("text", [*ODD, "A_B", "a:", "a@sha256:0"])
+def test_what_is_no_image_is_refused_in_words(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--image .*: expected") as error:
+        images.parts(text)
+    assert error.value.message.isprintable()
+
+
+@pytest.mark.parametrize("text", [*ODD, "A", "a_b", "a..b", "a" * 254])
+def test_what_is_no_storage_class_is_refused_in_words(text: str) -> None:
+    with pytest.raises(UsageError, match="--storage-class") as error:
+        names.checked_storage_class(text)
+    assert error.value.message.isprintable()
+    assert names.checked_storage_class("fast.ssd-1") == "fast.ssd-1"
+
+
 def test_an_engine_gets_the_image_with_its_release_and_no_other() -> None:
     assert images.image_for("0.16.0", triton=True) == "nvcr.io/nvidia/tritonserver:24.12-trtllm-python-py3"
     assert images.image_for("1.1.0", triton=False) == "nvcr.io/nvidia/tensorrt-llm/release:1.1.0"

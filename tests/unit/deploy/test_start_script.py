@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,15 +28,38 @@ def bundle(folder: Path, kind: str, **options: object) -> Path:
     return folder
 
 
-def started(folder: Path, *words: str, code: int = 0, **variables: str) -> list[str]:
+PROGRAMS = ("pipeline", "tritonserver", "mpirun", "trtllm-serve", "trtllm-llmapi-launch")
+
+
+def started(
+    folder: Path, *words: str, code: int = 0, installed: Sequence[str] = PROGRAMS, **variables: str
+) -> list[str]:
     """What the script starts, a word a line; paths below its own folder are cut to WORK."""
-    programs = folder.parent / "bin"
+    programs = folder.parent / f"bin-{len(installed)}"
     programs.mkdir(exist_ok=True)
-    for name in ("pipeline", "tritonserver", "mpirun", "trtllm-serve", "trtllm-llmapi-launch"):
+    for name in installed:
         (programs / name).write_text(SAYS)
         (programs / name).chmod(0o755)
     work = folder.parent / "work"
-    path = f"{programs}:{os.defpath}"
+    for name in (
+        "cat",
+        "chmod",
+        "cp",
+        "dirname",
+        "find",
+        "ln",
+        "mkdir",
+        "mktemp",
+        "od",
+        "rm",
+        "sed",
+        "sh",
+        "sleep",
+        "tr",
+    ):
+        if not (programs / name).exists():
+            (programs / name).symlink_to(shutil.which(name) or name)
+    path = str(programs)
     done = subprocess.run(
         [str(folder / "start"), *words],
         env={"PATH": path, "BUNDLE_WORK": str(work), **variables},
@@ -75,10 +100,31 @@ def test_ranks_are_started_as_the_launch_stage_does(tmp_path: Path) -> None:
     assert not any(word.startswith("--grpc-restricted") for word in words), "this Triton has no such option"
 
 
-def test_one_rank_needs_no_mpirun_from_0_19_on(tmp_path: Path) -> None:
-    assert started(bundle(tmp_path / "a", "engine", world_size=1, release="1.0.0"))[0] == "tritonserver"
-    assert started(bundle(tmp_path / "b", "engine", world_size=1, release="0.12.0"))[0] == "mpirun"
+def options(command: list[str]) -> list[str]:
+    """The program and its options without their values, some of which are random."""
+    return [word.partition("=")[0] for word in command]
+
+
+def test_one_rank_needs_no_mpirun(tmp_path: Path) -> None:
+    new = bundle(tmp_path / "a", "engine", world_size=1, release="1.0.0")
+    old = bundle(tmp_path / "b", "engine", world_size=1, release="0.12.0")
+    without = [name for name in PROGRAMS if name != "mpirun"]
+    alone = started(new)
+    assert alone[0] == "tritonserver"
     assert started(bundle(tmp_path / "c", "llmapi", world_size=4, release="1.0.0"))[0] == "tritonserver"
+    by_mpirun = started(old)
+    assert by_mpirun[0] == "mpirun"
+    assert options(by_mpirun[by_mpirun.index("tritonserver") :]) == options(alone)
+    assert options(started(old, installed=without)) == options(alone)
+
+
+def test_mpirun_is_used_for_one_rank_if_its_options_ask_for_it(tmp_path: Path) -> None:
+    new = bundle(tmp_path / "a", "engine", world_size=1, release="1.0.0")
+    assert started(new, MPIRUN_OPTIONS="--host a:1")[:3] == ["mpirun", "--host", "a:1"]
+    without = [name for name in PROGRAMS if name != "mpirun"]
+    for folder in (new, bundle(tmp_path / "b", "engine", world_size=1, release="0.12.0")):
+        *_, said = started(folder, code=2, installed=without, MPIRUN_OPTIONS="--host a:1")
+        assert said.startswith("error: mpirun is not on PATH")
 
 
 def test_trtllm_serve(tmp_path: Path) -> None:

@@ -108,12 +108,12 @@ input()
 
 
 @contextmanager
-def another_invocation() -> Iterator[bool]:
-    """Another process that builds, for as long as the block runs; whether it was let in."""
+def another_invocation() -> Iterator[tuple[bool, int]]:
+    """Another process that builds, for as long as the block runs; whether it was let in, and its process id."""
     words = [sys.executable, "-c", BUILDS]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline() == "in\n"
+        yield process.stdout.readline() == "in\n", process.pid
         process.communicate("\n")
 
 
@@ -146,7 +146,7 @@ def test_nothing_begins_beside_what_is_measured_by_hand(
     let_in = []
 
     def others() -> None:
-        with another_invocation() as builds:
+        with another_invocation() as (builds, _):
             let_in.append(builds)
         if measures := claims.lease_machine((), exclusive=Exclusive.GPU):
             release(measures[0])
@@ -154,18 +154,15 @@ def test_nothing_begins_beside_what_is_measured_by_hand(
 
     measure(tmp_path, others, monkeypatch, rule)
     assert let_in == [rule == "none", False], "a run measures beside no server that stands by itself"
-    with another_invocation() as builds:
+    with another_invocation() as (builds, _):
         assert builds
 
 
 def test_what_is_measured_by_hand_waits_for_work_but_for_no_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with another_invocation() as builds:
+    with another_invocation() as (builds, other):
         assert builds
-        other = subprocess.run(
-            ["pgrep", "-n", "-P", str(os.getpid())], check=True, capture_output=True, text=True
-        ).stdout
         measured = threading.Event()
         monkeypatch.setattr(by_hand, "_POLL_S", 0.01)
         thread = threading.Thread(target=measure, args=(tmp_path, measured.set, monkeypatch, None))
@@ -174,7 +171,7 @@ def test_what_is_measured_by_hand_waits_for_work_but_for_no_server(
     thread.join(10)
     assert measured.is_set()
     said = capsys.readouterr().err
-    assert said.startswith(f"perf waits: process {other.split()[0]} (")
+    assert said.startswith(f"perf waits: process {other} (")
     assert said.count("process") == 1
 
 

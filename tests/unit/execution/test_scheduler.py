@@ -827,6 +827,50 @@ def test_work_that_comes_up_waits_for_the_measurements_that_run() -> None:
     assert started(scheduler, 40, Finished(sid("m2"))) == ["table"]
 
 
+def measured_beside(name: str, **more) -> list[Task]:
+    """A service on a GPU of its own that is measured while others may be: its perf alone is a measurement."""
+    return [
+        service(name, gpus=1, s=10, exclusive=BESIDE),
+        inside(f"{name}.perf", name, s=20, exclusive=BESIDE, **more),
+        inside(f"{name}.accuracy", name, f"{name}.perf", s=30),
+    ]
+
+
+def test_what_is_measured_waits_for_the_servers_that_load_on_its_node() -> None:
+    scheduler = Scheduler([*measured_beside("a"), *measured_beside("b")], Capacity(8, ("A", "B")))
+    assert started(scheduler, 0) == ["a", "b"]
+    assert started(scheduler, 10, ServiceReady(sid("a"))) == [], "b still loads"
+    assert started(scheduler, 90, ServiceReady(sid("b"))) == ["a.perf", "b.perf"]
+
+
+def test_a_server_that_fails_to_load_keeps_no_measurement_waiting() -> None:
+    scheduler = Scheduler([*measured_beside("a"), *measured_beside("b")], Capacity(8, ("A", "B")))
+    scheduler.advance(0)
+    scheduler.advance(10, ServiceReady(sid("a")))
+    assert started(scheduler, 20, ServiceEnded(sid("b"), BUG)) == ["a.perf"]
+
+
+def test_no_server_loads_while_another_is_measured() -> None:
+    scheduler = Scheduler(
+        [*measured_beside("a"), *measured_beside("b"), *measured_beside("c")], Capacity(8, ("A", "B"))
+    )
+    scheduler.advance(0)
+    scheduler.advance(10, ServiceReady(sid("a")))
+    scheduler.advance(11, ServiceReady(sid("b")))
+    assert started(scheduler, 31, Finished(sid("a.perf"))) == ["a.accuracy"]
+    scheduler.advance(61, Finished(sid("a.accuracy")))
+    assert started(scheduler, 62, ServiceEnded(sid("a"))) == [], "a GPU is free, and b is measured"
+    assert started(scheduler, 63, Finished(sid("b.perf"))) == ["b.accuracy", "c"], "accuracy is not timed"
+    assert started(scheduler, 73, ServiceReady(sid("c"))) == ["c.perf"]
+
+
+def test_servers_load_and_are_measured_independently_on_different_nodes() -> None:
+    nodes = Capacity(8, ("A",), node="one"), Capacity(8, ("B",), node="two")
+    scheduler = Scheduler([*measured_beside("a"), *measured_beside("b")], *nodes)
+    scheduler.advance(0)
+    assert started(scheduler, 10, ServiceReady(sid("a"))) == ["a.perf"]
+
+
 def test_what_must_be_alone_is_beside_no_measurement_either() -> None:
     scheduler = Scheduler(
         [task("m", gpus=1, s=30, exclusive=BESIDE), task("alone", gpus=1, s=20, exclusive=True)],
@@ -988,7 +1032,10 @@ class Simulation:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.happened: Counter[str] = Counter()
-        self.serves = rng.random() < 0.4  # nearly all are servers, one after another
+        # Often nearly all are servers: one after another, or measured beside each other.
+        self.serves, self.rules = rng.choices(
+            [(False, (1, 2, 5, 1)), (True, (9, 1, 1, 1)), (True, (0, 1, 0, 0))], (5, 6, 3)
+        )[0]
         self.nodes = {name: self.capacity(name) for name in rng.choice(["1", "1", "12", "123"])}
         self.tasks = {one.id: one for one in self.random_tasks()}
         ids = list(self.tasks)
@@ -1037,7 +1084,7 @@ class Simulation:
                 "gpus": gpus,
                 "cpus": cpus,
                 "downloads": rng.choice([0, 0, 0, 1]),
-                "exclusive": rng.choices(list(Exclusive), (9, 1, 1, 1) if self.serves else (1, 2, 5, 1))[0],
+                "exclusive": rng.choices(list(Exclusive), self.rules)[0],
                 "accelerator": rng.choice([None, None, *(node.accelerator for node in self.nodes.values())]),
             }
 
@@ -1121,6 +1168,7 @@ class Simulation:
             assert len(gpus) == len(set(gpus))
             assert set(gpus) <= set(node.gpus)
             self.check_alone(units, node)
+            self.check_measured_beside(units)
             assert sum(one.cpus for one in taken if not one.exclusive.alone) <= node.cpus
             assert sum(one.downloads for one in taken if not one.exclusive.alone) <= node.downloads
             self.happened["something ran beside what was being kept"] += 0 < len(taken) < len(units)
@@ -1147,6 +1195,18 @@ class Simulation:
         assert all(a + b <= have for a, b, have in zip(first.memory, second.memory, node.memory, strict=True))
         assert not any(self.measures(self.tasks[one]) for unit in units for one in self.inside(unit.id))
         self.happened["a server was there beside the one before"] += 1
+
+    def check_measured_beside(self, units: list[Task]) -> None:
+        """No server loads on a node where another is measured."""
+        measured = {
+            unit.id
+            for unit in units
+            for one in self.inside(unit.id)
+            if self.tasks[one].resources.exclusive is Exclusive.GPU
+        }
+        loading = {unit.id for unit in units if self.phase.get(unit.id) == "starting"}
+        assert not measured or not loading
+        self.happened["servers were measured beside each other"] += len(measured) > 1
 
     def measures(self, one: Task) -> bool:
         return one.service is not None and one.resources.exclusive.alone
@@ -1273,13 +1333,14 @@ def test_any_plan_in_any_order_of_events_ends_and_breaks_no_rule(seed: int) -> N
 
 def test_the_simulation_has_every_fault() -> None:
     happened: Counter[str] = Counter()
-    for seed in range(250):
+    for seed in range(300):
         simulation = Simulation(random.Random(seed))
         simulation.run()
         happened += simulation.happened
     kinds = {kind.value for kind in FailureClass}
     others = {"measured side by side", "taken elsewhere", "done elsewhere", "a service died after it was ready"}
     others |= {"a server was there beside the one before", "something ran beside what was being kept"}
+    others |= {"servers were measured beside each other"}
     assert set(happened) == kinds | others | {"a node has gone", "asked for a type"}
     assert min(happened.values()) >= 5, happened
 

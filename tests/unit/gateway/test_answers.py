@@ -26,7 +26,7 @@ def choice_of(*parts: tuple[str, float]) -> Choice:
         max_tokens=9,
         accumulates=False,
         wants_tokens=True,
-        changed=lambda _choice, _tokens: None,
+        changed=lambda _choice, _tokens, _output: None,
         enough=lambda _choice: None,
     )
     for text, log_prob in parts:

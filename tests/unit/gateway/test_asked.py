@@ -62,6 +62,19 @@ def test_everything_at_once() -> None:
     assert asked.variables == {"enable_thinking": False, "reasoning_effort": "low"}
 
 
+def test_fields_that_clients_of_other_servers_send() -> None:
+    more = {"ignore_eos": True, "min_tokens": 5, "min_p": 0.1, "stop_token_ids": [2, 7], "skip_special_tokens": True}
+    neutral = {
+        "include_stop_str_in_output": False,
+        "spaces_between_special_tokens": True,
+        "guided_json": None,
+        "priority": 0,
+    }
+    asked = read("chat", {**CHAT, **more, **neutral})
+    assert (asked.ignore_eos, asked.stop_token_ids, asked.sampling["min_p"]) == (True, (2, 7), 0.1)
+    assert (asked.skip_special_tokens, asked.add_special_tokens) == (True, None)
+
+
 @pytest.mark.parametrize(
     ("change", "param", "said"),
     [
@@ -75,7 +88,16 @@ def test_everything_at_once() -> None:
         ({"max_tokens": 10**5000}, "max_tokens", "a number with many digits"),
         ({"stop": ["a", 1]}, "stop", "a text, or a list of texts"),
         ({"stop": ["a"] * 17}, "stop", "the limit is 16"),
+        ({"stop": ["a", "b" * 1025]}, "stop", "a text of 1025 characters; the limit is 1024"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
+        ({"ignore_eos": 1}, "ignore_eos", "expected true or false"),
+        ({"stop_token_ids": [1, "2"]}, "stop_token_ids", "expected a list of token ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids", "expected a list of token ids"),
+        ({"stop_token_ids": [1] * 17}, "stop_token_ids", "the limit is 16"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens", "expected true or false"),
+        ({"min_p": 2}, "min_p", "expected a number from 0 to 1"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "is not supported"),
+        ({"guided_json": {}}, "guided_json", "response_format has its schema"),
         ({"stream": "yes"}, "stream", "expected true or false"),
         ({"top_logprobs": 1}, "top_logprobs", "only allowed with logprobs"),
         ({"logprobs": True, "top_logprobs": 2}, "top_logprobs", "chosen token only"),

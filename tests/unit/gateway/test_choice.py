@@ -19,7 +19,8 @@ class Watched:
         self, *stops: str, accumulates: bool = False, max_tokens: int = 10, wants_tokens: bool = False, **more: Any
     ) -> None:
         self.enough = 0
-        self.changes: list[int] = []
+        self.changes: list[tuple[int, bool]] = []
+        """Tokens of each response, and whether there was output in it."""
         self.choice = Choice(
             0,
             StopWords(stops),
@@ -27,7 +28,7 @@ class Watched:
             max_tokens=max_tokens,
             accumulates=accumulates,
             wants_tokens=wants_tokens,
-            changed=lambda _choice, tokens: self.changes.append(tokens),
+            changed=lambda _choice, tokens, output: self.changes.append((tokens, output)),
             enough=lambda _choice: self._enough(),
             **more,
         )
@@ -53,7 +54,7 @@ def test_texts_that_nobody_takes_are_joined() -> None:
     for part in ("a", "", "b", "c"):
         watched.choice.received(0, part, 1)
     assert watched.choice.deltas == [Content("abc")]
-    assert watched.changes == [1, 1, 1, 1]
+    assert watched.changes == [(1, True), (1, False), (1, True), (1, True)]
     watched.choice.end()
     assert (watched.choice.finish, watched.choice.output_tokens) == ("stop", 4)
 
@@ -74,6 +75,14 @@ def test_what_was_held_for_a_stop_word_comes_at_the_end() -> None:
     assert watched.text == "one "
     watched.choice.end()
     assert (watched.text, watched.choice.finish) == ("one EN", "length")
+    assert watched.changes == [(1, True), (1, True), (0, True)]
+
+
+def test_text_that_is_held_back_is_no_output_yet() -> None:
+    watched = Watched("END")
+    for part in ("", "E", "N", "x"):
+        watched.choice.received(0, part, 1)
+    assert watched.changes == [(1, False), (1, False), (1, False), (1, True)]
 
 
 def test_accumulated_texts_become_what_each_added() -> None:

@@ -21,6 +21,8 @@ from trtllm_pipeline.stages.params import key, table
 
 
 def test_an_unknown_dialect_is_refused_before_the_first_request() -> None:
+    with pytest.raises(UsageError, match=r"there is no dialect 'qwen': Qwen2\.5 and Qwen3 write as hermes"):
+        ModelServer(OfferedModel(name="a", url="grpc://127.0.0.1:1", dialect="qwen"), GatewayParams())
     with pytest.raises(UsageError, match="there is no dialect 'klingon'"):
         ModelServer(OfferedModel(name="a", url="grpc://127.0.0.1:1", dialect="klingon"), GatewayParams())
 

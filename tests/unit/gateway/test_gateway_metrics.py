@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_streamed_request_is_timed_from_its_arrival(clock: Clock) -> None:
     assert (seen["requests_queued{model=qwen}"], seen["requests_in_flight{model=qwen}"]) == (0, 1)
     for gap_s in (0.3, 0.02, 0.04):
         clock.now_s += gap_s
-        request.chunk()
+        request.output()
     request.usage(input_tokens=7, output_tokens=4)
     request.tool_calls(2)
     request.finish(200)
@@ -75,7 +76,7 @@ def test_choices_of_a_request_are_timed_apart(clock: Clock) -> None:
     request.started()
     for choice in (0, 1, 0, 1):
         clock.now_s += 0.1
-        request.chunk(choice=choice)
+        request.output(choice)
     seen = values(metrics)
     assert seen["time_to_first_token_seconds_count{model=qwen}"] == 1
     assert seen["inter_token_latency_seconds_sum{model=qwen}"] == pytest.approx(0.4)
@@ -85,45 +86,45 @@ def test_tokens_are_counted_once_whether_chunks_tell_them_or_the_end() -> None:
     metrics = GatewayMetrics(["qwen"])
     for told in (0, 1, 3):
         request = metrics.request("qwen", CHAT)
-        request.chunk(tokens=told)
+        request.tokens(told)
         request.usage(input_tokens=1, output_tokens=2)
     assert values(metrics)["output_tokens_total{model=qwen}"] == 2 + 2 + 3
 
 
-def passed(metrics: GatewayMetrics, parts: list[bytes], *, stream: bool) -> PassedFeed:
-    """An answer of an OpenAI-compatible server, passed on."""
+def passed(metrics: GatewayMetrics, outputs: list[bool], usage: dict[str, Any], *, stream: bool) -> PassedFeed:
+    """An answer of an OpenAI-compatible server, passed on in parts with output and without."""
     feed = PassedFeed(metrics.request("qwen", CHAT), stream=stream)
-    for part in parts:
-        feed.passed.waiting += part
-        feed.passed.changed()
+    for output in outputs:
+        feed.passed.waiting += b"data: {}\n\n"
+        feed.passed.changed(output)
         feed.take()
+    feed.passed.usage = usage
     feed.passed.end()
     feed.take()
     return feed
 
 
-def test_a_stream_that_is_passed_on_is_timed_by_its_parts_and_counted_by_its_end() -> None:
+def test_a_stream_that_is_passed_on_is_timed_by_its_output_and_counted_by_its_end() -> None:
     metrics = GatewayMetrics(["qwen"])
-    told = b'data: {"choices": [], "usage": {"prompt_tokens": 31, "total_tokens": 36, "completion_tokens": 5}}\n\n'
-    feed = passed(metrics, [b"data: {}\n\n", b"data: {}\n\n", told, b"data: [DONE]\n\n"], stream=True)
+    usage = {"prompt_tokens": 31, "total_tokens": 36, "completion_tokens": 5}
+    feed = passed(metrics, [False, True, True, False], usage, stream=True)
     assert (feed.usage().prompt, feed.usage().completion) == (31, 5)
     seen = values(metrics)
     assert seen["time_to_first_token_seconds_count{model=qwen}"] == 1
-    assert seen["inter_token_latency_seconds_count{model=qwen}"] == 3
+    assert seen["inter_token_latency_seconds_count{model=qwen}"] == 1
 
 
 def test_an_answer_that_comes_whole_has_counts_and_no_first_token() -> None:
     metrics = GatewayMetrics(["qwen"])
-    text = b'{"choices":[{"message":{"content":"\\"usage\\": {\\"prompt_tokens\\": 9}"}}],"usage":{"prompt_tokens":31,"completion_tokens":5}}'
-    feed = passed(metrics, [text[:40], text[40:]], stream=False)
+    feed = passed(metrics, [], {"prompt_tokens": 31, "completion_tokens": 5}, stream=False)
     assert (feed.usage().prompt, feed.usage().completion) == (31, 5)
     assert values(metrics)["time_to_first_token_seconds_count{model=qwen}"] == 0
 
 
-@pytest.mark.parametrize("end", [b"", b"data: [DONE]\n\n", b'{"usage":null}', b'{"usage":{"prompt_tokens":"x"}}'])
-def test_a_server_that_does_not_count_leaves_it_unknown(end: bytes) -> None:
-    usage = passed(GatewayMetrics(["qwen"]), [end], stream=True).usage()
-    assert (usage.prompt, usage.completion) == (None, None)
+@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": "x", "completion_tokens": -1}])
+def test_a_server_that_does_not_count_leaves_it_unknown(usage: dict[str, Any]) -> None:
+    found = passed(GatewayMetrics(["qwen"]), [True], usage, stream=True).usage()
+    assert (found.prompt, found.completion) == (None, None)
 
 
 def test_a_rejected_request_was_never_in_flight() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import needed
+from tests.helpers.signed import write_key
 from trtllm_pipeline.domain import Exclusive, Scope, StageRunId
 from trtllm_pipeline.errors import ServerError, StateError, UsageError
 from trtllm_pipeline.execution.executor import Job
@@ -333,12 +334,10 @@ def test_a_keeper_is_told_to_end_while_it_reads_what_is_signed(tmp_path: Path, m
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_restart_refuses_what_is_not_signed_and_leaves_it_as_it_is(tmp_path: Path, typed: bool) -> None:
-    keys, engine, folder = tmp_path / "keys", tmp_path / "engine", folder_of(tmp_path, "one")
+    keys, engine, folder = tmp_path / "trusted", tmp_path / "engine", folder_of(tmp_path, "one")
     for each in (keys, engine, folder):
         each.mkdir(parents=True)
-    key = subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519"], capture_output=True, check=True).stdout
-    public = subprocess.run(["openssl", "pkey", "-pubout"], input=key, capture_output=True, check=True).stdout
-    (keys / "me.pem").write_bytes(public)
+    write_key(tmp_path, "me")
     job(folder, str(engine)).write(folder / "job.json")
     policy: dict[str, Any] = {} if typed else {"require_signed": True, "trusted_keys": str(keys)}
     record(state=State.STOPPED, served_from=(str(engine),), **policy).write(folder)
@@ -518,12 +517,9 @@ def test_a_unit_is_one_that_systemd_takes(tmp_path: Path, system: bool) -> None:
     assert ("User=" in text) is system
     assert f"WantedBy={'multi-user' if system else 'default'}.target\n" in text
     assert "Restart=no\n" in systemd.unit(folder, record(), system=system, environment={})
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("needs systemd-analyze (Debian, Ubuntu: systemd)")
     path = tmp_path / systemd.unit_name("one")
     path.write_text(text)
-    words = [analyze, *([] if system else ["--user"]), "verify", "--man=no", str(path)]
+    words = [needed.program("systemd-analyze"), *([] if system else ["--user"]), "verify", "--man=no", str(path)]
     runtime = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=runtime)
     said = [line for line in done.stderr.splitlines() if path.name in line]

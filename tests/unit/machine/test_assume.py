@@ -199,6 +199,15 @@ def test_here_is_this_machine_with_changes(monkeypatch: pytest.MonkeyPatch) -> N
         parse("here,gpsu=2")
 
 
+def test_the_version_of_transformers_can_be_assumed() -> None:
+    machine = parse(f"{LINE},transformers==4.41.0")
+    assert machine.tensorrt_llm is not None
+    assert machine.tensorrt_llm.transformers == "4.41.0"
+    assert parse(describe(machine)) == machine
+    assert faults(f"{LINE},transformers=new") == ["transformers=new: expected a version, such as 4.41.0"]
+    assert faults("gpus=0,transformers=4.41.0") == ["transformers=4.41.0: requires tensorrt_llm==RELEASE"]
+
+
 def test_host_memory_is_known_only_where_it_is_given() -> None:
     told = parse("gpus=0,memory_gib=64,shm_gib=0.5")
     assert (told.memory_bytes, told.shared_bytes) == (64 << 30, 1 << 29)

@@ -15,7 +15,7 @@ import yaml
 from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline import flow
 from trtllm_pipeline.config.recipes import matrices_folder
-from trtllm_pipeline.planning.lock_file import write_lock
+from trtllm_pipeline.planning.lock_file import _pinned, write_lock
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
@@ -193,3 +193,16 @@ def test_a_branch_that_moved_on_moves_nothing(
     assert os.listdir(there / "recipes") != []
     copies = [] if files is None else ["org/copy"]
     assert [copy[other] for copy in download.params.copies or ()] == copies
+
+
+@pytest.mark.parametrize(("revision", "listed"), [("a" * 40, {"modeling.py": "f" * 64}), ("main", {})])
+def test_code_is_listed_for_a_commit(revision: str, listed: dict[str, str]) -> None:
+    """So that a lock's plan asks no hub which code the model brings."""
+    code = {"files": {"modeling.py": "f" * 64}, "page": "https://hub/m"}
+    source = {"hugging_face": "org/small", "revision": revision, "code": {"modeling.py": "f" * 64}}
+    found = _pinned({"name": "small", "code_files": {"other.py": "0" * 64}, "source": source, "code": code})
+    assert found == {
+        "name": "small",
+        "code_files": listed,
+        "sources": [{"hugging_face": "org/small", "revision": revision}],
+    }

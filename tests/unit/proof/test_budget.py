@@ -11,6 +11,7 @@ import pytest
 from trtllm_pipeline import flow
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.domain import Scope
+from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.planning.plan import Plan
@@ -80,3 +81,9 @@ def test_precisions_that_no_toolchain_has_are_no_rows() -> None:
     assert examination.had(["embedded"]) == ["fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq"]
     assert examination.had(BOTH) == list(PRECISIONS)
     assert set(examination.had(BOTH[1:])) < {*PRECISIONS}
+
+
+@pytest.mark.parametrize("name", ["qwen", "qwen2.5"])
+def test_a_family_by_a_name_that_people_use_gets_those_that_are_meant(name: str) -> None:
+    with pytest.raises(UsageError, match=r"there is no 'qwen.*'; did you mean .*qwen2"):
+        examination._check("--family", [name], ["llama", "qwen2", "qwen3", "qwen2_moe"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import LevelResult
 from trtllm_pipeline.domain import ALONE, CellId
@@ -32,9 +34,10 @@ def test_ratios_are_of_each_load_that_both_have() -> None:
     assert line in to_markdown([BESIDE, OTHER, ALONE_ROW])
 
 
-def test_what_was_measured_beside_nothing_tells_nothing() -> None:
-    (line,) = interference([BESIDE, row("m/fp16/tp1", 1061.0, level(700.0, 60.0)), ALONE_ROW])
-    assert line == "m/fp8/tp1 was measured beside nothing, so what that would do is not known"
+@pytest.mark.parametrize(("at", "share"), [(1061.0, "none"), (1045.0, "only 25%")])
+def test_a_pair_that_others_hardly_met_gives_no_ratio(at: float, share: str) -> None:
+    (line,) = interference([BESIDE, row("m/fp16/tp1", at, level(700.0, 60.0)), ALONE_ROW])
+    assert line == f"m/fp8/tp1 shared {share} of its time with another measurement: the effect of others is unknown"
 
 
 def test_without_both_there_is_nothing_to_say() -> None:

@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import mpi_server
+from trtllm_pipeline.serving import command_lines, mpi_server
 from trtllm_pipeline.serving.server import Ports
 
 PORTS = Ports(8000, 8001, 8002)
 
 
-def argv(world_size: int, release: str = "0.16.0", **changes: Any) -> list[str]:
+def argv(world_size: int, mpirun: str | None = "mpirun", **changes: Any) -> list[str]:
     options: dict[str, Any] = {
-        "release": release,
+        "mpirun": mpirun,
         "run_prefix": "run-",
         "root": False,
         "oversubscribe": False,
@@ -42,7 +42,7 @@ def split(words: list[str]) -> tuple[list[str], list[list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "release", "needed"),
+    ("world_size", "release", "used"),
     [
         (1, "0.8.0", True),
         (1, "0.18.2", True),
@@ -54,9 +54,14 @@ def split(words: list[str]) -> tuple[list[str], list[list[str]]]:
         (1, "unknown", True),
     ],
 )
-def test_one_rank_needs_no_mpirun_from_0_19_on(world_size: int, release: str, needed: bool) -> None:
-    assert mpi_server.needs_mpirun(world_size, release) is needed
-    assert (argv(world_size, release)[0] == "mpirun") is needed
+def test_one_rank_is_started_as_the_release_does_and_needs_no_mpirun(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, release: str, used: bool
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert command_lines.launcher(world_size, release, "/m/mpirun") == ("/m/mpirun" if used else None)
+    assert command_lines.launcher(world_size, release, None) == ("mpirun" if world_size > 1 else None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert command_lines.launcher(world_size, release, "/m/mpirun") == ("/m/mpirun" if world_size > 1 else None)
 
 
 def test_rank_0_alone_has_ports_and_each_rank_its_own_shared_memory() -> None:
@@ -99,14 +104,14 @@ def test_an_mpirun_off_path_is_called_by_its_path() -> None:
 
 def test_an_mpirun_that_is_not_there_is_named_with_what_needs_it() -> None:
     with pytest.raises(
-        ServerError, match=r"/opt/none/mpirun was not found.* up to TensorRT-LLM 0.18 also a single rank"
+        ServerError, match=r"/opt/none/mpirun was not found; it starts the ranks of an engine on several GPUs"
     ) as error:
         mpi_server.check_mpirun("/opt/none/mpirun")
     assert error.value.failure is FailureClass.USER
 
 
 def test_a_single_server_is_started_as_it_is() -> None:
-    words = argv(1, "1.0.0", host="0.0.0.0", options=("--exit-timeout-secs=1",))
+    words = argv(1, None, host="0.0.0.0", options=("--exit-timeout-secs=1",))
     assert words == [
         "/t/tritonserver",
         "--model-repository=/models",

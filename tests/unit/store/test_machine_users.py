@@ -115,6 +115,40 @@ def test_what_is_held_together_is_free_when_the_last_has_left_and_nobody_takes_i
     assert claims.lease_machine((), exclusive=kind, enter=enter) is not None, "and can be entered again"
 
 
+def test_what_asks_a_standing_server_does_not_wait_for_its_end(leases: Path) -> None:
+    command = [
+        *(sys.executable, "-c", HOLD, "shared"),
+        *(str(leases / name) for name in ("machine", "standing")),
+    ]
+    enter = claims.SharedEntry()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as standing:
+        assert standing.stdout is not None
+        assert standing.stdout.readline() == "held\n"
+        for kind in (Exclusive.MACHINE, Exclusive.GPU):
+            assert claims.lease_machine((), exclusive=kind, enter=enter) is None
+            one, two = (
+                claims.lease_machine((), exclusive=kind, enter=enter.beside_standing, beside_standing=True)
+                for _ in range(2)
+            )
+            assert one is not None
+            assert two is not None
+            assert claims.lease_machine(()) is None, "what begins now would disturb it"
+            for claim in (*one[0], *two[0]):
+                claim.release()
+            enter.let_go()
+        assert claims.lease_machine(()) is not None
+        standing.kill()
+
+
+def test_what_asks_a_server_waits_for_what_works(holder: subprocess.Popen[str]) -> None:
+    enter = claims.SharedEntry()
+    assert (
+        claims.lease_machine((), exclusive=Exclusive.MACHINE, enter=enter.beside_standing, beside_standing=True) is None
+    )
+    (said,) = claims.machine_users((), exclusive=Exclusive.MACHINE, beside_standing=True)
+    assert said.startswith(f"process {holder.pid} (")
+
+
 def test_who_must_be_alone_is_not_beside_what_is_held_together(leases: Path) -> None:
     enter = claims.SharedEntry()
     held = claims.lease_machine((), enter=enter)

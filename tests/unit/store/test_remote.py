@@ -223,6 +223,96 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(
     assert new == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["files"][0].update(path=5),
+        lambda data: data["files"][0].update(path="a\0b"),
+        lambda data: data["files"][0].update(path="\x1b[2Ja"),
+        lambda data: data["files"][0].update(path="x" * 300),
+        lambda data: data["files"][0].update(path="/".join(["d"] * 600)),
+        lambda data: data["files"][0].update(size="9"),
+        lambda data: data["files"][0].update(size=1.5),
+        lambda data: data["files"][0].update(size=None),
+        lambda data: data["files"][0].update(size=10**30),
+        lambda data: data["files"][0].update(size=10**17),
+        lambda data: data["files"][0].update(blake3=["0" * 64]),
+        lambda data: data["files"][0].update(blake3="0" * 64 + "\n"),
+        lambda data: data["files"].append({**data["files"][0], "path": data["files"][1]["path"] + "/x"}),
+        lambda data: data["files"].append(data["files"][0]),
+        lambda data: data["records"][0].update(path=".parts/x"),
+        lambda data: data["records"][0].update(path="manifest.json/x"),
+        lambda data: data["records"].append({**data["records"][0], "path": "log/x"}),
+        _linked(("l", 5)),  # type: ignore[arg-type]
+        _linked(("l", "")),
+        _linked(("l", ".")),
+        _linked(("l", "l")),
+        _linked(("l", "a\0")),
+        _linked(("l", "m"), ("m", "l")),
+        _linked(("l", "deep")),
+        lambda data: data.update(files={}),
+        lambda data: data.update(files=[]),
+        lambda data: data.update(files=[{**data["files"][0], "path": f"f{number}"} for number in range(20_001)]),
+        lambda data: data.update(label=None),
+        lambda data: data.update(label=5),
+        lambda data: data.update(label="two\nlines"),
+        lambda data: data.update(label="x" * 10_000),
+        lambda data: data["provenance"].update(system={"gpus": 5}),
+        lambda data: data["provenance"].update(finished_s=-1e300),
+        lambda data: data["provenance"].update(duration_s="long"),
+        lambda data: data["provenance"].update(made_from=5),
+        lambda data: data["provenance"].update(inputs=None),
+        lambda data: data["provenance"].update(made_by=[["x"]]),
+        lambda data: data["provenance"].update(more={"a": ["\x1b]0;title\x07"]}),
+    ],
+)
+def test_a_manifest_that_is_not_one_of_ours_is_refused_alone(
+    store: Store, other: Store, tmp_path: Path, change: Any
+) -> None:
+    """Whatever it says: the other artifact arrives, and the workspace is as it would be without the bad one."""
+    bad, good = publish(store, "a", FILES), publish(store, "b", FILES)
+    push(store, str(tmp_path / "remote"), bad, good)
+    _altered(tmp_path / f"remote/artifacts/build/{bad.fingerprint}", change)
+    found = {each.fingerprint: each for each in pull(other, str(tmp_path / "remote"))}
+    assert (found[bad.fingerprint].state, found[good.fingerprint].state) == ("refused", "done")
+    assert str(found[bad.fingerprint].message).isprintable()
+    assert len(str(found[bad.fingerprint].message)) < 500
+    assert [each.fingerprint for each in other.index.all_artifacts()] == [good.fingerprint]
+    assert not other.arriving(*place(bad)).exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 200_000, b'{"digest": 1e999}', b"\xff", b"5", b"x" * (17 << 20)])
+def test_what_is_not_a_manifest_is_refused_alone(store: Store, other: Store, url: str, content: bytes) -> None:
+    bad, good = publish(store, "a", FILES), publish(store, "b", FILES)
+    push(store, url, bad, good)
+    with closing(Remote(url)) as there:
+        there.write(f"artifacts/build/{bad.fingerprint}/manifest.json", content)
+    found = {each.fingerprint: each.state for each in pull(other, url)}
+    assert found == {bad.fingerprint: "refused", good.fingerprint: "done"}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "huge"])
+def test_what_is_not_a_file_there_is_not_read(store: Store, other: Store, tmp_path: Path, kind: str) -> None:
+    bad, good = publish(store, "a", {"rank0.engine": "unlike others"}), publish(store, "b")
+    push(store, str(tmp_path / "remote"), bad, good)
+    digest = json.loads((bad.folder / "manifest.json").read_text())["files"][0]["blake3"]
+    content = tmp_path / f"remote/files/{digest[:2]}/{digest}"
+    if kind == "huge":
+        os.truncate(content, 1 << 40)  # only as much as the manifest says is read
+    else:
+        content.unlink()
+        (os.mkfifo if kind == "fifo" else os.mkdir)(content)
+    found = {each.fingerprint: each.state for each in pull(other, str(tmp_path / "remote"))}
+    assert found == {bad.fingerprint: "done" if kind == "huge" else "refused", good.fingerprint: "done"}
+
+
+def test_a_manifest_of_another_type_that_was_published_is_set_aside(store: Store) -> None:
+    artifact = publish(store, "a", FILES)
+    _altered(artifact.folder, lambda data: data.update(label=None))
+    assert store.repair()[0] == 0
+    assert store.get(*place(artifact)) is None
+
+
 def test_links_within_arrive(store: Store, other: Store, url: str) -> None:
     attempt = store.begin("run", "build", fingerprint(canonical({"stage": "build"})))
     (attempt.out / "a").write_text("x")
@@ -329,11 +419,15 @@ def test_a_full_disk_is_told_before_and_in_the_middle(
     push(store, url, artifact)
     with closing(Remote(url)) as there:
         (found,) = remote.compare_to_pull(other, there, [place(artifact)])
-    usage = shutil.disk_usage("/")
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-        with pytest.raises(StateError, match="are free"):
+        usage = shutil.disk_usage("/")
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=found.transfer_bytes))
+            with pytest.raises(StateError, match="are free"):
+                remote.check_room(other, [found, found])
+            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
             remote.check_room(other, [found])
+            (refused,) = remote.pull(other, there, [found], lambda _: (), Progress())
+    assert (refused.state, "are free" in str(refused.message)) == ("refused", True)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(other.work_dir))

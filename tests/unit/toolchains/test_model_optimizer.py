@@ -120,7 +120,9 @@ def test_layouts_that_can_be_are_taken() -> None:
 def test_groups_of_scales_are_not_cut() -> None:
     small = {**QWEN2_7B, "num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8}
     checkpoint.check_layout(small, Layout(8, 1), formats.PRECISIONS["fp8"])
-    with pytest.raises(StageError, match="intermediate_size 18944 must be a multiple of W4A16_AWQ's group of 128"):
+    with pytest.raises(
+        StageError, match="18944 gives each GPU 2368, which must be a multiple of 128 for int4_awq; tp4 fits"
+    ):
         checkpoint.check_layout(small, Layout(8, 1), formats.PRECISIONS["int4_awq"])
 
 

@@ -26,6 +26,7 @@ from tests.standins import templates
 from trtllm_pipeline.domain import Cell, Exclusive, Json, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.forecast import section
+from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan
@@ -433,7 +434,6 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
             "Triton is not installed; settings.serve.frontend: trtllm_serve needs none",
         ),
         (cell(tp=2, settings=TRITON_OPENAI), machine(), "it is one process, and 2 ranks are started by mpirun"),
-        (cell(settings=TRITON_OPENAI), machine("0.16.0"), "an engine of TensorRT-LLM 0.16.0 is started by mpirun"),
         (
             cell(settings={**TRITON_OPENAI, "repository.decoupled": False}),
             machine(),
@@ -477,7 +477,12 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
             machine(more=",examples=no"),
             "mixtral in int4_awq: there are no example scripts of TensorRT-LLM, and Model Optimizer writes mixtral in fp16",
         ),
-        (cell(tp=2), replace(machine(), mpirun=None), "2 ranks are started by mpirun, which is not on PATH"),
+        (
+            cell(tp=2),
+            replace(machine(), mpirun=None),
+            "2 ranks are started by mpirun, which is not on PATH: apt-get install openmpi-bin",
+        ),
+        (cell(tp=2, settings=SERVE), replace(machine(), mpirun=None), "2 ranks are started by mpirun"),  # for the check
         (
             cell(settings={"repository.llm_args": {"print_iter_log": True}}),
             machine(),
@@ -576,10 +581,14 @@ def with_templates(folder: Path, release: str) -> Machine:
     return replace(here, assumed=False, tensorrt_llm=found)
 
 
-def test_one_rank_needs_no_mpirun_and_neither_does_pytorch() -> None:
-    without = replace(machine(), mpirun=None)
+@pytest.mark.parametrize("release", ["0.8.0", "0.18.0", "1.2.0"])
+def test_one_rank_needs_no_mpirun_and_neither_does_pytorch(release: str) -> None:
+    without = replace(machine(release), mpirun=None)
     assert infeasible(cell(), without) is None
-    assert infeasible(cell(tp=2, toolchain=PYTORCH), without) is None
+    assert infeasible(cell(settings=TRITON_OPENAI), machine(release)) is None
+    if release == "1.2.0":
+        assert infeasible(cell(tp=2, toolchain=PYTORCH), without) is None
+    assert probe.identity(without) == probe.identity(machine(release)), "no key depends on it"
 
 
 def test_inside_a_job_the_plan_says_that_mpirun_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,12 @@ FAMILIES: Final = (
     DialectFamily(Granite(), ("<|start_of_role|>", "tools"), ("granite", "granitemoe")),
     DialectFamily(Hermes(), ("<tool_call>",)),
 )
+_OFTEN_MEANT: Final = {
+    "qwen": ": Qwen2.5 and Qwen3 write as hermes, Qwen3-Coder as qwen3-coder",
+    "gpt": ": gpt-oss writes as harmony",
+    "llama": ": Llama 3 writes as llama3, Llama 4 as llama4",
+}
+"""Start of a name of models that is no dialect's -> the dialects of these models."""
 
 
 def names() -> list[str]:
@@ -109,7 +115,8 @@ def dialect_for(name: str, template: str | None, config: Mapping[str, Any] | Non
     if name != AUTO:
         found = next((family.dialect for family in FAMILIES if family.dialect.name == name), None)
         if found is None:
-            raise UsageError(f"there is no dialect {name!r}", hint=f"the dialects are {', '.join(names())}")
+            meant = next((text for start, text in _OFTEN_MEANT.items() if name.lower().startswith(start)), "")
+            raise UsageError(f"there is no dialect {name!r}{meant}", hint=f"the dialects are {', '.join(names())}")
         return found
     kind = str((config or {}).get("model_type", ""))
     for family in FAMILIES if template else ():

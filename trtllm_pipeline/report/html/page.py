@@ -336,7 +336,7 @@ def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinit
     known = {name for level in levels for name, values in level.latencies.items() if values}
     known |= {column.metric for column in columns(rows) if column.metric is not None}
     terms = {
-        **dict.fromkeys(("n", "input_tokens", "headline", "percentiles"), bool(levels)),
+        **dict.fromkeys(("n", "input_tokens", "headline", "waves", "percentiles"), bool(levels)),
         "steady": "steady" in windows,
         "whole": bool(windows - {"steady", None}),
         "normalisation": any(row.accuracy for row in rows),

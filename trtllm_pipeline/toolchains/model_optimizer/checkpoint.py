@@ -18,6 +18,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, named_alike, num_experts, rotary
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.records import dataclass
+from trtllm_pipeline.toolchains import tiles
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
 
@@ -89,22 +90,9 @@ class Layout:
     pp: int
 
 
-def uneven(heads: int, kv_heads: int, layers: int, tp: int, pp: int) -> str | None:
-    """What of a model cannot be divided over `tp` ranks within a layer and `pp` groups of layers, in words; or None."""
-    if heads % tp:
-        return f"tp{tp}: {heads} attention heads cannot be split evenly over {tp} GPUs"
-    if kv_heads % tp and tp % kv_heads:
-        return f"tp{tp}: {kv_heads} KV heads can neither be split over {tp} GPUs nor copied to them evenly"
+def uneven_stages(layers: int, pp: int) -> str | None:
+    """Why `layers` are not divided into `pp` stages of an engine, in words; or None."""
     return f"pp{pp}: {layers} layers cannot be split evenly into {pp} stages" if layers % pp else None
-
-
-def cut_groups(intermediate: int, attention: int, tp: int, precision: WeightPrecision) -> str | None:
-    """Which width cannot be divided over `tp` ranks in whole groups of weights with one scale, in words; or None."""
-    group = precision.group_size
-    for name, width in (("intermediate_size", intermediate), ("attention output", attention)):
-        if group is not None and width % (tp * group):
-            return f"tp{tp}: each rank's part of {name} {width} must be a multiple of {precision.algorithm}'s group of {group}"
-    return None
 
 
 def unwritten(model_type: str, precision: str) -> str | None:
@@ -154,10 +142,15 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPre
             f"{known.model_type} with layers that have no experts: TensorRT-LLM gives all of them some",
             "take another model",
         )
-    if said := uneven(heads, given.integer("num_key_value_heads", heads), layers, layout.tp, layout.pp):
-        raise _infeasible(said)
     head = given.optional_integer("head_dim") or given.integer("hidden_size") // heads
-    if said := cut_groups(given.integer("intermediate_size"), heads * head, layout.tp, precision):
+    widths = tiles.Widths(
+        heads, given.integer("num_key_value_heads", heads), head, dense=given.integer("intermediate_size")
+    )
+    name = next(name for name, each in PRECISIONS.items() if each == precision)
+    said = tiles.uneven(heads, widths.kv_heads, layout.tp) or uneven_stages(layers, layout.pp)
+    if said is None and (tile := tiles.ENGINES.get(name)) is not None:
+        said = tiles.cut(tile, widths, layout.tp, precision=name)
+    if said is not None:
         raise _infeasible(said)
 
 

@@ -33,8 +33,6 @@ class WeightPrecision:
     """Calibration adds up losses, so that a batch must not be counted twice; the others only take maxima."""
     by_builder: bool = False
     """In a TensorRT-LLM checkpoint the weights stay unquantized: `trtllm-build` quantizes them into its kernels' layout."""
-    group_size: int | None = None
-    """Weights of one row that share a scale, counted along the input; the part of each TP rank is a multiple of it."""
 
 
 PRECISIONS: Final[Mapping[str, WeightPrecision]] = {
@@ -44,11 +42,9 @@ PRECISIONS: Final[Mapping[str, WeightPrecision]] = {
     "int8_wo": WeightPrecision("INT8_WEIGHT_ONLY_CFG", "W8A16", by_builder=True),
     "int4_wo": WeightPrecision("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "W4A16", by_builder=True),
     "int8_sq": WeightPrecision("INT8_SMOOTHQUANT_CFG", "W8A8_SQ_PER_CHANNEL", calibrated=True),
-    "int4_awq": WeightPrecision("INT4_AWQ_CFG", "W4A16_AWQ", calibrated=True, passes=2, searches=True, group_size=128),
-    "w4a8_awq": WeightPrecision(
-        "W4A8_AWQ_BETA_CFG", "W4A8_AWQ", calibrated=True, passes=2, searches=True, group_size=128
-    ),
-    "nvfp4": WeightPrecision("NVFP4_DEFAULT_CFG", "NVFP4", calibrated=True, group_size=16),
+    "int4_awq": WeightPrecision("INT4_AWQ_CFG", "W4A16_AWQ", calibrated=True, passes=2, searches=True),
+    "w4a8_awq": WeightPrecision("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", calibrated=True, passes=2, searches=True),
+    "nvfp4": WeightPrecision("NVFP4_DEFAULT_CFG", "NVFP4", calibrated=True),
 }
 
 _CACHES: Final = {None: None, "none": None, "fp16": None, "bf16": None, "fp8": "FP8", "int8": "INT8", "nvfp4": "NVFP4"}

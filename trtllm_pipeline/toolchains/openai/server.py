@@ -12,6 +12,7 @@ from typing import Any, Final
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import Group
+from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.server import Server
@@ -65,7 +66,7 @@ def run(context: StageContext[LaunchOpenAi]) -> None:
     def begin(settings: LaunchParams) -> Server:
         ports, host = launch.ports(settings), reached_at(settings.host)
         words = argv(asked, context.inputs, settings.host, ports)
-        process = Group(words, env={**os.environ, **variables}, cwd=context.attempt, log=log)
+        process = Group(words, env={**without_secrets(os.environ), **variables}, cwd=context.attempt, log=log)
         return CommandServer(process=process, ports=ports, output=log, name=Path(words[0]).name, host=host, asked=asked)
 
     launch.serve(context, begin)

@@ -18,11 +18,13 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.model_parts import ModelPart, part_of
+from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import ASSUMED
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import DownloadParams, LaunchOpenAi, PerfParams, SmokeParams, load
+from trtllm_pipeline.toolchains import tiles
 from trtllm_pipeline.toolchains.base import EMBEDDED, OPENAI, SERVERS, Toolchain
 from trtllm_pipeline.toolchains.common_stages import (
     ACCURACY,
@@ -41,6 +43,7 @@ from trtllm_pipeline.toolchains.embedded import toolchain as embedded
 from trtllm_pipeline.toolchains.embedded.params import PRECISIONS as GGUF_PRECISIONS
 from trtllm_pipeline.toolchains.openai import command
 from trtllm_pipeline.toolchains.openai.command import GGUF, KNOWN
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 
 ASKED_FOR_S: Final = 2.0
 """Time limit for a server that runs already, when a plan asks its version."""
@@ -51,6 +54,10 @@ _OWN_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "repository": ("enable_kv_cache_reuse", "timeout_s", "retries"),
 }
 """Section -> what of it has an effect here, () for all but the options of TensorRT-LLM's programs."""
+_SPLITTING: Final = frozenset({"vllm", "sglang"})
+"""Servers that split weights over GPUs."""
+_WHOLE_EXPERTS: Final = frozenset({"enable_expert_parallel", "ep_size", "expert_parallel_size", "ep"})
+"""Options of those by which no expert is split."""
 _FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
 """How a precision begins -> bits of a weight, without scales."""
 
@@ -102,7 +109,22 @@ def _of_known(cell: Cell, found: set[str]) -> str | None:
         return f"precision {cell.precision}: {cell.toolchain} is started for {', '.join(known.precisions)}"
     if cell.tp * cell.pp > 1 and "tp" not in found:
         return f"tp{cell.tp}pp{cell.pp}: {cell.toolchain} has no option for several GPUs"
-    return f"ep{cell.ep}: settings.openai.options has none for expert parallelism" if cell.ep > 1 else None
+    if cell.ep > 1:
+        return f"ep{cell.ep}: settings.openai.options has none for expert parallelism"
+    return _cut(cell) if cell.toolchain in _SPLITTING else None
+
+
+def _cut(cell: Cell) -> str | None:
+    """Which weights that are quantized already cannot be split over the cell's ranks, in words; or None."""
+    form = cell.recipe.get("quantization")
+    tile = tiles.SERVERS.get(str(form)) if cell.precision == AS_IS else None
+    if tile is None:
+        return None
+    widths, given = tiles.Widths.of(Shape.of(cell.recipe)), command.settings(cell)["options"]
+    if _WHOLE_EXPERTS & {name.lstrip("-").replace("-", "_") for name in given}:
+        widths = replace(widths, experts=0)
+    size = cell.recipe.get("quantization_group_size")
+    return tiles.cut(tiles.grouped(tile, size), widths, cell.tp, precision=shown(cell.precision, form))
 
 
 def _gpus_lacking(cell: Cell, machine: Machine) -> str | None:
@@ -137,7 +159,7 @@ def _takes(cell: Cell, machine: Machine) -> Resources:
     already is given nothing: what is measured on it takes turns with whatever else is measured here.
     """
     if command.settings(cell)["url"]:
-        return Resources(cpus=1, exclusive=exclusive(cell))
+        return Resources(cpus=1, exclusive=exclusive(cell), beside_standing=True)
     leased, beside = gpus(cell, machine), exclusive(cell)
     if not leased:
         return Resources(cpus=machine.cpus, exclusive=Exclusive.MACHINE if beside is Exclusive.GPU else beside)

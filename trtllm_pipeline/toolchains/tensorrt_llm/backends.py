@@ -15,7 +15,7 @@ from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import probe, triton_installation
 from trtllm_pipeline.machine.assume import ASSUMED
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import needs_mpirun
+from trtllm_pipeline.serving.command_lines import nested
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
@@ -230,7 +230,7 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
         # A default says nothing, here or where it has an effect.
         if name not in read[frontend] and name not in _OF_EVERY_STAGE and value not in (None, {}, DEFAULTS.get(name)):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
-    if cell.toolchain == ENGINES and not machine.assumed and (reason := _in_a_job(cell, machine)):
+    if cell.toolchain == ENGINES and (reason := _without_mpirun(cell, machine)):
         return reason
     if not in_triton(cell):
         if found.serve is None:
@@ -242,9 +242,6 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
         return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
     if cell.settings["serve"]["options"]:
         return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
-    if cell.toolchain == ENGINES and machine.mpirun is None and needs_mpirun(world_size(cell), found.release):
-        ranks = "1 rank is" if world_size(cell) == 1 else f"{world_size(cell)} ranks are"
-        return f"{ranks} started by mpirun, which is not on PATH"
     if machine.triton is None:
         return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
     in_backend = cell.toolchain == ENGINES and cell.settings["repository"]["triton_backend"] in (None, BACKEND)
@@ -259,10 +256,8 @@ def _without_openai(cell: Cell, machine: Machine) -> str | None:
     """Why Triton's own OpenAI front end cannot serve a cell; None also where Triton itself cannot."""
     if cell.toolchain != ENGINES:
         return "it serves engines; settings.serve.frontend: trtllm_serve serves PyTorch's models over OpenAI"
-    ranks, release = world_size(cell), installed(machine).release
-    if needs_mpirun(ranks, release):
-        said = f"{ranks} ranks are" if ranks > 1 else f"an engine of TensorRT-LLM {release} is"
-        return f"it is one process, and {said} started by mpirun; take triton, with pipeline gateway in front of it"
+    if (ranks := world_size(cell)) > 1:
+        return f"it is one process, and {ranks} ranks are started by mpirun; take triton, with pipeline gateway in front of it"
     if not cell.settings["repository"]["decoupled"]:
         return "it streams answers, which takes settings.repository.decoupled: true"
     if machine.triton is not None and machine.triton.openai is None and not machine.assumed:
@@ -279,11 +274,12 @@ def openai_program(machine: Machine) -> str:
     return found or str(triton_installation.CONTAINER_BINARY.parents[1] / triton_installation.OPENAI_PROGRAM)
 
 
-def _in_a_job(cell: Cell, machine: Machine) -> str | None:
-    """Why mpirun cannot be started for a cell on this very machine, by the launch or by the engine's check; or None."""
-    from trtllm_pipeline.serving.mpi_server import nested
-
+def _without_mpirun(cell: Cell, machine: Machine) -> str | None:
+    """Why mpirun cannot start the ranks of a cell's engine, for the launch or the engine's check; None if it can or need not."""
     ranks = world_size(cell)
-    served = cell.settings["serve"]["frontend"] == FRONTEND_TRITON and needs_mpirun(ranks, installed(machine).release)
-    checked = ranks > 1 and script(machine, RUN_SCRIPT) is not None
-    return nested() if served or checked else None
+    served = cell.settings["serve"]["frontend"] == FRONTEND_TRITON
+    if ranks == 1 or not (served or script(machine, RUN_SCRIPT)):
+        return None
+    if machine.mpirun is None:
+        return f"{ranks} ranks are started by mpirun, which is not on PATH: apt-get install openmpi-bin"
+    return None if machine.assumed else nested()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell, Json
+from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
@@ -39,7 +39,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     llmapi,
     needs,
     options,
-    prequantized,
     releases,
     rules,
     speculation,
@@ -494,16 +493,21 @@ def _not_with_images(cell: Cell, machine: Machine) -> str | None:
     return None
 
 
-def _instead(recipe: Mapping[str, Json], machine: Machine) -> str | None:
-    """The PyTorch runtime, for a family or a form of weights that no script of the release converts."""
+def _instead(cell: Cell, machine: Machine) -> str | None:
+    """The PyTorch runtime, for a family that the release does not convert, and for a precision or a layout that it makes no engine in
+    and the runtime has.
+    """
     release = installed(machine).release
-    family, form = releases.FAMILIES.get(str(recipe["family"])), recipe.get("quantization")
+    if not releases.at_least(release, releases.FIRST_PYTORCH):
+        return None
+    name = str(cell.recipe["family"])
+    family = releases.FAMILIES.get(name)
     unknown = family is None or not releases.at_least(release, family.since)
     # Upstream recommends it for images, and it takes more than one in a request.
-    unknown = unknown or (recipe["family"] in vision.FAMILIES and recipe["family"] not in vision.PYTORCH_WITHOUT)
-    if family is not None and form is not None:
-        unknown = unknown or prequantized.unconvertible(str(recipe["family"]), str(form), release) is not None
-    return PYTORCH if unknown and releases.at_least(release, releases.FIRST_PYTORCH) else None
+    unknown = unknown or (name in vision.FAMILIES and name not in vision.PYTORCH_WITHOUT)
+    if unknown or rules.takes_model(cell, machine):
+        return PYTORCH if unknown else None
+    return PYTORCH if rules.takes_model(replace(cell, toolchain=PYTORCH), machine) else None
 
 
 TOOLCHAIN: Final = Toolchain(

@@ -166,7 +166,7 @@ def _write_serving(
     asked = context.params
     settings = llmapi.serve_settings(asked, found.release, context.inputs.get(DRAFT))
     if adapters := _adapters(context.inputs):
-        settings = {**_adapter_settings(context, adapters), **settings}
+        settings = {**_adapter_settings(context, adapters, found.release), **settings}
     command = llmapi.serve_line(asked, context.inputs, found)
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
@@ -178,7 +178,7 @@ def _adapters(inputs: Mapping[str, Path]) -> list[Path]:
 
 
 def _adapter_settings(
-    context: StageContext[EngineRepository] | StageContext[WeightsRepository], adapters: Sequence[Path]
+    context: StageContext[EngineRepository] | StageContext[WeightsRepository], adapters: Sequence[Path], release: str
 ) -> dict[str, Any]:
     """Arguments of the LLM API for adapters: an engine knows what it takes, weights do not."""
     if isinstance(context.params, EngineRepository):
@@ -190,4 +190,4 @@ def _adapter_settings(
             )
         except lint.EngineError as error:
             raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
-    return llmapi.lora(adapters, context.inputs["model"])
+    return llmapi.lora(adapters, context.inputs["model"], release)

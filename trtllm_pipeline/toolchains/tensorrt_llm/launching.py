@@ -10,7 +10,6 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.triton_installation import OPENAI_PROGRAM
 from trtllm_pipeline.serving import command_lines, engine_requirements
-from trtllm_pipeline.serving.command_lines import needs_mpirun
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend
@@ -44,10 +43,9 @@ def openai_command(inputs: Mapping[str, Path]) -> list[str]:
     engine = engine_requirements.check(inputs["engine"], machine)
     if machine.triton is None or machine.triton.openai is None:
         raise _not_served(f"Triton here has no {OPENAI_PROGRAM}; images of NVIDIA have it")
-    if needs_mpirun(engine.world_size, engine.release or ""):
+    if engine.world_size > 1:
         raise _not_served(
-            f"{inputs['engine']} has {engine.world_size} ranks of TensorRT-LLM {engine.release}, which mpirun starts; "
-            "Triton's OpenAI front end is one process"
+            f"{inputs['engine']} has {engine.world_size} ranks, which mpirun starts; Triton's OpenAI front end is one process"
         )
     try:
         texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))

@@ -43,8 +43,17 @@ KV_CACHE: Final = {
 }
 SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
 """Repository settings that `trtllm-serve` has for an engine."""
-DRAFT_TARGET_RENAMED: Final = "1.3"
-"""First release that has only the new word for a draft model."""
+DRAFT_TARGET_RENAMED: Final = "1.3.0rc6"
+"""First release that has only the new word for a draft model: pull request 11158, on the release page of 1.3.0rc6."""
+MTP_LENGTH_RENAMED: Final = "1.3.0rc12"
+"""First release that is known to have `max_draft_len` as the draft length of MTP (pull request 12341, of March 2026). Releases until
+mid-2026 also take `num_nextn_predict_layers`."""
+WITHOUT_ONBOARDING: Final = "1.3.0rc13"
+"""First release known to refuse `onboard_blocks`: pull request 12449, of 16 April 2026."""
+GRAPHS_WITH_ADAPTERS: Final = "1.3"
+"""First release with CUDA graphs beside LoRA adapters: cuda_graph_lora_manager.py, pull request 8279."""
+NGRAM_SIZE: Final = 2
+"""Of `ngram` where nothing else is asked for. Source: the default since 1.3.0rc6; before it is 0, which TorchLlmArgs refuses."""
 
 
 def fill(
@@ -79,7 +88,7 @@ def fill(
                 failure=FailureClass.USER,
                 hint="settings.serve.frontend: trtllm_serve serves them",
             )
-        settings = {**lora(adapters, model), **settings}
+        settings = {**lora(adapters, model, release), **settings}
     # The code says both again when Triton completes the configuration, which a launch may have turned off.
     config.max_batch_size = settings["triton_config"]["max_batch_size"]
     config.model_transaction_policy.decoupled = settings["triton_config"]["decoupled"]
@@ -91,8 +100,10 @@ def fill(
 def yaml_settings(model: Path, asked: WeightsRepository, release: str, draft: Path | None = None) -> dict[str, Any]:
     """What `model.yaml` says for these parameters.
 
-    Triton's max_batch_size is 0: the code takes one prompt a request, and the LLM API batches them itself.
+    Triton's max_batch_size is 0: the code takes one prompt a request, and the LLM API batches them itself. Raises StageError for a
+    setting that the release does not have.
     """
+    _check(asked, release)
     own = {
         "model": str(model.absolute()),
         "backend": "pytorch",
@@ -112,8 +123,7 @@ def yaml_settings(model: Path, asked: WeightsRepository, release: str, draft: Pa
 def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
     """Arguments of the LLM API for speculative decoding; none without. `draft` is the folder of the model that drafts.
 
-    Names that all releases take which have the PyTorch backend: source of releases around 1.0 to 1.3, `DecodingBaseConfig`
-    and its subclasses in llm_args.py.
+    Source: `DecodingBaseConfig` and its subclasses in llm_args.py of releases around 1.0 to 1.3.
     """
     method = asked.speculative
     if method is None:
@@ -122,12 +132,18 @@ def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> d
         raise StageError(f"{method} drafts with a model of its own, and none was given", failure=FailureClass.USER)
     found: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
     length = asked.max_draft_len or DRAFT_LENGTHS[method]
-    found["num_nextn_predict_layers" if method == "mtp" else "max_draft_len"] = length
+    found[_length_key(method, release)] = length
     if method in WITH_DRAFT_MODEL:
         found["speculative_model_dir"] = str(draft)
-    if method == "ngram" and asked.max_ngram_size is not None:
-        found["max_matching_ngram_size"] = asked.max_ngram_size
+    if method == "ngram":
+        found["max_matching_ngram_size"] = asked.max_ngram_size or NGRAM_SIZE
     return {"speculative_config": found}
+
+
+def _length_key(method: str, release: str) -> str:
+    """The argument for tokens drafted at a time."""
+    former = method == "mtp" and not at_least(release, MTP_LENGTH_RENAMED)
+    return "num_nextn_predict_layers" if former else "max_draft_len"
 
 
 def template(root: Path) -> model_config.ModelConfig:
@@ -147,11 +163,11 @@ def adapter_cache(rank: int) -> dict[str, Any]:
     return {"peft_cache_config": {"optimal_adapter_size": rank, "max_adapter_size": rank}}
 
 
-def lora(adapters: Sequence[Path], model: Path) -> dict[str, Any]:
+def lora(adapters: Sequence[Path], model: Path, release: str) -> dict[str, Any]:
     """Arguments of the LLM API for LoRA adapters in folders: largest rank, the layers that they change, and where the first is.
 
-    It takes one folder, from which it may take a vocabulary; the others come with their requests. CUDA graphs are off:
-    releases around 1.0 do not have them with LoRA. Source: `LoraConfig` and `load_torch_hf_lora` of lora_manager.py. Raises
+    It takes one folder, from which it may take a vocabulary; the others come with their requests. CUDA graphs are off in
+    releases that do not have them with LoRA. Source: `LoraConfig` and `load_torch_hf_lora` of lora_manager.py. Raises
     StageError for an adapter that is none, or of a model of another size.
     """
     ranks, modules = [], []
@@ -167,7 +183,8 @@ def lora(adapters: Sequence[Path], model: Path) -> dict[str, Any]:
         "lora_target_modules": list(dict.fromkeys(modules)),
         **several,
     }
-    return {"lora_config": config, "cuda_graph_config": None}
+    graphs = {} if at_least(release, GRAPHS_WITH_ADAPTERS) else {"cuda_graph_config": None}
+    return {"lora_config": config, **graphs}
 
 
 def _lookahead(asked: EngineRepository) -> dict[str, Any]:
@@ -192,10 +209,12 @@ def serve_settings(
     """What of the settings trtllm-serve reads from a file.
 
     Of weights, all but the limits: none of it is an option, since releases differ in which wins. Of an engine, which says
-    everything else itself, those of the cache, where the release reads a file.
+    everything else itself, those of the cache, where the release reads a file. Raises StageError for a setting that the release
+    does not have.
     """
     found: dict[str, Any] = {}
     if isinstance(asked, WeightsRepository):
+        _check(asked, release)
         drafts = speculation(asked, release, draft)
         # The server's statistics of iterations have the drafted and the accepted tokens; Triton shows none.
         told = {"enable_iter_perf_stats": True} if drafts else {}
@@ -205,6 +224,21 @@ def serve_settings(
         if asked.decoding_mode == "lookahead":
             found["speculative_config"] = _lookahead(asked)
     return {name: value for name, value in found.items() if value != {}}
+
+
+def without_onboarding(asked: bool | None, release: str) -> str | None:
+    """Why the PyTorch backend of a release does not take `kv_cache_onboard_blocks`, or None."""
+    if asked is None or not at_least(release, WITHOUT_ONBOARDING):
+        return None
+    return f"kv_cache_onboard_blocks: the LLM API has no such argument since {WITHOUT_ONBOARDING}, this is {release}"
+
+
+ONBOARDING_HINT: Final = "leave it out: blocks are moved back wherever kv_cache_host_memory_bytes is set"
+
+
+def _check(asked: WeightsRepository, release: str) -> None:
+    if (why := without_onboarding(asked.kv_cache_onboard_blocks, release)) is not None:
+        raise StageError(why, failure=FailureClass.USER, hint=ONBOARDING_HINT)
 
 
 def of_settings(asked: EngineRepository | WeightsRepository) -> dict[str, Any]:

@@ -223,7 +223,7 @@ class WeightsRepository(LlmApi):
     ] = None
     max_ngram_size: Annotated[
         int | None,
-        Param("longest run of tokens looked for in the text so far", ge=1, null="the release's own", key_with=ITSELF),
+        Param("longest run of tokens looked for in the text so far", ge=1, null="2", key_with=ITSELF),
     ] = None
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
         field(default_factory=dict)

@@ -103,7 +103,7 @@ QUANTIZE: Final = Stage(
 
 REPOSITORY: Final = Stage(
     name="repository",
-    version=1,
+    version=2,
     summary="write what the PyTorch runtime is served from: the release's llmapi model, or trtllm-serve's settings",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_pytorch",
     inputs={"model": ("quantize", "download"), **{name: name for name in companions.NAMES}},
@@ -158,12 +158,15 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
 
 
 def _caveat(cell: Cell) -> str | None:
-    if not cell.recipe.get("images") or not backends.in_triton(cell):
-        return None
-    return (
-        "asked with text alone, since Triton's model of the LLM API takes no images; "
-        "settings.serve.frontend: trtllm_serve takes them"
-    )
+    said = []
+    if cell.settings["repository"]["sink_token_length"]:
+        said.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")
+    if cell.recipe.get("images") and backends.in_triton(cell):
+        said.append(
+            "asked with text alone, since Triton's model of the LLM API takes no images; "
+            "settings.serve.frontend: trtllm_serve takes them"
+        )
+    return "; ".join(said) or None
 
 
 TOOLCHAIN: Final = Toolchain(

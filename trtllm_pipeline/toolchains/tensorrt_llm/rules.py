@@ -9,6 +9,7 @@ stand-ins refuse, so that this table and they can disagree.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -23,21 +24,18 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.toolchains import companions, tiles
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.common_stages import images_asked
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import (
     AWQ_OF_EXPERTS,
-    cut_groups,
     read_since,
-    uneven,
+    uneven_stages,
     unwritten,
 )
-from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized, vision
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, llmapi, options, prequantized, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import to_yaml
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
@@ -91,6 +89,9 @@ _SPECULATION_PRECISIONS: Final = {
 _SPECULATION_SM: Final = 80
 _EAGLE_TOKENS: Final = 256
 _EAGLE_BATCH: Final = 512
+_BLOCK_SIZE: Final = "awq_block_size"
+_SMALL_BLOCK: Final = 64
+"""The other size of AWQ's groups that kernels have: issue 988."""
 _GIB: Final = 1 << 30
 
 
@@ -144,6 +145,23 @@ def rule(
         return check
 
     return define
+
+
+_OF_MODEL: Final = frozenset(
+    (
+        *("TLM102", "TLM103", "TLM104", "TLM106", "TLM107", "TLM108", "TLM109", "TLM201", "TLM202", "TLM205", "TLM206"),
+        *("TLM207", "TLM208", "TLM305", "TLM601", "TLM605", "TLM606"),
+    )
+)
+"""Rules about a model, a precision and a layout, whatever a matrix sets beside them."""
+
+
+def takes_model(cell: Cell, machine: Machine) -> bool:
+    """Whether the cell's toolchain has its model in its precision and layout. The machine has TensorRT-LLM."""
+    assert machine.tensorrt_llm is not None
+    case = Case.of(cell, machine, machine.tensorrt_llm, None)
+    rules = _rules_of(cell.toolchain, case.release)
+    return all(each.id not in _OF_MODEL or each.check(case) is None for each in rules)
 
 
 def refusal(cell: Cell, machine: Machine, installed_help: str | None = None) -> tuple[Rule, str] | None:
@@ -230,6 +248,10 @@ def not_in_recipe(case: Case) -> str | None:
     return None
 
 
+_LATER: Final = {"qwen": " (Qwen 1; Qwen1.5, Qwen2 and Qwen2.5 are family qwen2)"}
+"""Family -> which models it has, where later ones of the same name have another."""
+
+
 @rule("TLM105")
 def needs_code(case: Case) -> str | None:
     """A model whose repository brings code that transformers needs to load it, and that `settings.download.trust_remote_code`
@@ -240,7 +262,7 @@ def needs_code(case: Case) -> str | None:
     # Which files there are is known of a model that is pinned.
     if family is None or family.transformers == "" or "source" not in recipe:
         return None
-    why = f"family {case.family}: no transformers has it"
+    why = f"family {case.family}{_LATER.get(case.family, '')}: no transformers has it"
     if family.transformers is not None:
         # Where transformers has the architecture itself, the download takes the references to code away.
         found = case.installed.transformers or transformers_of(case.release)
@@ -273,7 +295,7 @@ def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None
     said = "which is not trusted yet"
     if other:
         said = f"and {other[0]} is not the file that settings.download.trust_remote_code names"
-    lines = to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
+    lines = llmapi.to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
     return f"{said}; read {page}, then let the matrix say:\n{lines}"
 
 
@@ -905,16 +927,26 @@ def _large_image(
     )
 
 
+@rule("TLM514", llmapi.ONBOARDING_HINT, toolchains=(PYTORCH,), since=llmapi.WITHOUT_ONBOARDING)
+def onboarding(case: Case) -> str | None:
+    """`kv_cache_onboard_blocks`, whose argument of the LLM API is gone. Source: pull request 12449; the schema of 1.4.0rc0."""
+    why = llmapi.without_onboarding(case.repository("kv_cache_onboard_blocks"), case.release)
+    return None if why is None else f"settings.repository.{why}"
+
+
 # ---------------------------------------------------------------------------------------------------- TLM6: sizes
 
 
 @rule("TLM601", "take another tp and pp", toolchains=_BOTH)
 def layout(case: Case) -> str | None:
-    """More ranks than GPUs, or heads and layers that they do not divide. Source: the models' own assertions."""
+    """More ranks than GPUs, heads that tp does not divide, or, of engines, layers that pp does not. Source: the models' own
+    assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
+    """
     shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
     if tp * pp > gpus:
         return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
-    return uneven(shape.num_attention_heads, shape.num_key_value_heads, shape.num_hidden_layers, tp, pp)
+    said = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, tp)
+    return said or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
 
 
 @rule("TLM602", toolchains=_BOTH)
@@ -982,18 +1014,43 @@ def experts(case: Case) -> str | None:
     return f"ep{case.cell.ep}: {by}, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
 
 
-@rule("TLM606", "take a smaller tp, or another precision", toolchains=_BOTH)
+@rule("TLM606", toolchains=_BOTH)
 def groups(case: Case) -> str | None:
-    """Ranks that would get a part of a group of weights with one scale: AWQ on PyTorch, and what Model Optimizer makes for
-    engines. Source: `create_weights` of both AWQ methods in linear.py; the export of Model Optimizer, which ends with an error.
+    """Ranks that would get a part of a tile, group or block of quantized weights: 64 inputs and columns of int8_wo and int4_wo, 128
+    of AWQ and GPTQ or what `awq_block_size` or the files say, 128 of FP8 blocks, 16 of nvfp4. Source: the table in
+    toolchains/tiles.py, which names one for each.
     """
-    shape, made = case.shape, PRECISIONS.get(case.precision)
-    on_pytorch = case.cell.toolchain == PYTORCH
-    if made is None or not (made.searches if on_pytorch else _without_scripts(case)):
+    cell, on_pytorch = case.cell, case.cell.toolchain == PYTORCH
+    form = prequantized.form_of(cell) or case.precision
+    tile = (tiles.PYTORCH if on_pytorch else tiles.ENGINES).get(form)
+    if tile is None:
         return None
-    # Experts are another kind of layer there.
-    inner = 0 if on_pytorch and shape.num_experts else shape.intermediate_size
-    return cut_groups(inner, shape.num_attention_heads * shape.head_dim, case.cell.tp, made)
+    scripts = not on_pytorch and case.route == "quantize" and _without_scripts(case) is None
+    size = cell.recipe.get("quantization_group_size") if cell.precision == AS_IS else None
+    if scripts and cell.precision != AS_IS:
+        extra = cell.settings["quantize"]["options"]
+        assert isinstance(extra, dict)
+        size = extra.get(_BLOCK_SIZE, extra.get(f"--{_BLOCK_SIZE}"))
+    widths = _split_widths(case)
+    said = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, precision=case.shown)
+    if said is None or form != "int4_awq" or not scripts:
+        return said
+    smaller = tiles.cut(tiles.grouped(tile, _SMALL_BLOCK), widths, cell.tp, cell.ep, precision=case.shown)
+    return said if smaller else f"{said}, and tp{cell.tp} with settings.quantize.options.{_BLOCK_SIZE}: {_SMALL_BLOCK}"
+
+
+def _split_widths(case: Case) -> tiles.Widths:
+    """The widths that tensor parallelism splits in TensorRT-LLM."""
+    widths = replace(tiles.Widths.of(case.shape), shared=0)
+    if case.cell.toolchain != PYTORCH:
+        return widths
+    if case.family.startswith("deepseek"):
+        # Its dense layers are split over as many ranks as have whole blocks: `_compute_mlp_tp_size` of modeling_deepseekv3.py.
+        widths = replace(widths, dense=0)
+    arguments = case.repository("llm_args") or {}
+    if "moe_expert_parallel_size" in arguments:
+        widths = replace(widths, experts=0)
+    return widths
 
 
 @rule("TLM607", "the engine takes prompts and answers of the axis lengths")
