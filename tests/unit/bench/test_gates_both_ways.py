@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.unit.bench.test_perf_metrics import ALIVE, MS, Words, analyze, client, counted, due, moved, request, write
-from tests.unit.bench.test_validity import answer, probes, roofline, silent
+from tests.unit.bench.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
+from tests.unit.bench.test_validity import answer, late, probes, reported, roofline, silent
 from trtllm_pipeline.bench.validity import ENOUGH_REQUESTS, GATES
 
 
@@ -55,16 +55,6 @@ def saying(text: str, prompt: str = "three word prompt") -> Run:
 def scheduled(late_ms: float) -> Run:
     times = [(number * 100, number * 100 + late_ms) for number in range(4)]
     return Run([due(at, sent, [(sent + 20, " a")]) for at, sent in times])
-
-
-def silent_until(first_ms: int) -> Run:
-    """Four responses without text, the first of them then, and text at 100 ms."""
-    return Run([request(0, [(100, " a")], silent=4, silent_ns=first_ms * MS)])
-
-
-def counting(tokens: int) -> Run:
-    """By the server, of a text of three."""
-    return Run([counted(0, [(100, " a b c", tokens)], max_tokens=tokens)])
 
 
 def queued(model: str) -> Run:
@@ -121,11 +111,15 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0) | {"max_tokens": 2}]),
         Run([answer(0) | {"max_tokens": 3}]),
     ),
-    "unseen_text": (silent_until(70), silent_until(90)),  # of 100 ms
-    "texts": (counting(13), counting(12)),
+    "unseen_text": (Run([late(50, 4)]), Run([late(50, 3)])),
+    "texts": (Run([reported(20, 39)]), Run([reported(20, 38)])),
     "usage": (
         Run([answer(0, input_tokens=4, total_tokens=8)]),
         Run([answer(0, input_tokens=4, total_tokens=7)]),
+    ),
+    "rows_left_out": (
+        Run([answer(0)], {"rows_left_out": "p.jsonl: rows left out: 1 of 2"}),
+        Run([answer(0)], {"rows_left_out": ""}),
     ),
     "server_queue": (queued("preprocessing"), queued("tensorrt_llm")),
     "roofline": (
