@@ -59,7 +59,7 @@ def scheduled(late_ms: float) -> Run:
 
 def silent_until(first_ms: int) -> Run:
     """Four responses without text, the first of them then, and text at 100 ms."""
-    return Run([request(0, [(100, " a")], silent=4, silent_ns=first_ms * MS)])
+    return Run([request(0, [(100, " a")], first_byte_ns=first_ms * MS, silent=4, silent_ns=first_ms * MS)])
 
 
 def counting(tokens: int) -> Run:
