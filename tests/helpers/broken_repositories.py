@@ -276,6 +276,7 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT309": lambda case: case.config("ensemble", two_writers),
     "TRT310": lambda case: case.text("ensemble", "max_batch_size: 4", "max_batch_size: 5"),
     "TRT311": lambda case: case.text("tensorrt_llm_bls", "decoupled: true", "decoupled: false"),
+    "TRT312": lambda case: case.parameter("tensorrt_llm_bls", tensorrt_llm_draft_model_name="tensorrt_llm"),
     "TRT401": lambda case: shutil.rmtree(case.engine),
     "TRT402": checkpoint,
     "TRT403": lambda case: (case.engine / "rank1.engine").unlink(),

@@ -375,6 +375,20 @@ def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iter
 
 
 @_gate(
+    "responses of each answer that has several tokens",
+    "-; reported if every answer came as one response",
+    "the first token then arrives with the last one: there is no time to it, and none between tokens",
+)
+def _one_response(_run: LoadRun, level: LevelRun) -> Found:
+    several = [request for request in level.answered if request.output_tokens > 1]
+    if several and not any(len(request.times_ns) > 1 for request in several):
+        yield (
+            "info",
+            "answers were not streamed: TTFT is the end-to-end latency, and TPOT, ITL and ICL were not measured",
+        )
+
+
+@_gate(
     "the server's token count against the tokenizer's, and against max_tokens",
     f"more than max_tokens (by the tokenizer's count: by more than {MAX_EXCESS:.0%}), or fewer than a third of the "
     f"tokenizer's count; a warning from {MAX_MISMATCH:.0%} on",
@@ -519,12 +533,12 @@ def _contradiction(record: RequestRecord) -> str | None:
     f"-; a warning from {MAX_QUEUE_SHARE:.0%} of the median e2e on",
     "the queue is measured, not the engine",
 )
-def _server_queue(run: LoadRun, level: LevelRun) -> Found:
+def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
     """These models are quick, and have a setting for how many there are. Parts of a streamed answer wait beside each other, so
     that all of their waits may be more than its latency; several instances of the postprocessing do not keep their order
     (tensorrtllm_backend #614, and seen on Triton 2.51).
     """
-    streamed = not run.records.header["protocol"].endswith("_unary")
+    streamed = any(len(request.times_ns) > 1 for request in level.answered)
     if not level.answered or not level.triton:
         return
     typical_ms = median(request.e2e_ms for request in level.answered)

@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from trtllm_pipeline.client.triton_messages import model_config_pb2, service_pb2
 
 PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
-"""gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate."""
+"""gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate.
+
+A model that is not decoupled sends one response over each of them; "http" is then generate too.
+"""
 IMAGE_INPUT: Final = "image_url_input"
 """Of an ensemble with a visual engine."""
 STREAMING: Final = frozenset({"grpc", "http"})
@@ -524,7 +527,7 @@ class _Http(HttpSession):
     """Triton's generate and generate_stream."""
 
     def __init__(self, client: Client) -> None:
-        stream = client.protocol in STREAMING
+        stream = client.protocol in STREAMING and client.model.decoupled
         path = f"/v2/models/{quote(client.model.name, safe='')}/generate{'_stream' if stream else ''}"
         super().__init__(client.service.http, path, stream=stream, timeout_s=client.timeout_s)
         self._model = client.model

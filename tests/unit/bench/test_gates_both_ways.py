@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.unit.bench.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
-from tests.unit.bench.test_validity import answer, late, probes, reported, roofline, silent
+from tests.unit.bench.test_validity import answer, at_once, late, probes, reported, roofline, silent
 from trtllm_pipeline.bench.validity import ENOUGH_REQUESTS, GATES
 
 
@@ -113,6 +113,7 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
     ),
     "unseen_text": (Run([late(50, 4)]), Run([late(50, 3)])),
     "texts": (Run([reported(20, 39)]), Run([reported(20, 38)])),
+    "one_response": (Run([at_once()]), Run([answer(0)])),
     "usage": (
         Run([answer(0, input_tokens=4, total_tokens=8)]),
         Run([answer(0, input_tokens=4, total_tokens=7)]),

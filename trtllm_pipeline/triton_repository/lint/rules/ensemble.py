@@ -216,3 +216,14 @@ def decoupled_differs(repository: ModelRepository) -> Iterator[Violation]:
         if own != other:
             own_words, other_words = ("decoupled" if each else "not decoupled" for each in (own, other))
             yield model.at("decoupled", f"is {own_words}, but {callee.name}, which it calls, is {other_words}")
+
+
+@rule("TRT312", "set decoupled_mode to false in all models, or leave tensorrt_llm_draft_model_name empty")
+def draft_decoupled(repository: ModelRepository) -> Iterator[Violation]:
+    """A decoupled tensorrt_llm_bls model with a draft model: it refuses requests that stream."""
+    for model, config in repository.parsed():
+        drafts = model.parameters.get("tensorrt_llm_draft_model_name")
+        if drafts in repository.models and config.model_transaction_policy.decoupled:
+            yield model.at(
+                "decoupled", f"is decoupled, and {drafts} drafts its tokens: that takes one response a request"
+            )
