@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.chat_models import LOG, Running, gateway, spoken, write_model
 from tests.helpers.gateways import Process, listening, process_of
+from tests.helpers.trtllm_runs import eventually
 from tests.standins import templates
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
@@ -383,6 +384,27 @@ def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Run
         sock.close()
 
 
+def test_bodies_that_clients_left_unfinished_leave_no_memory_behind(tmp_path: Path) -> None:
+    with gateway(tmp_path, respond, max_body_bytes=2 << 20) as found, ExitStack() as open_until_the_end:
+        process, url = process_of(found.process), urlsplit(found.url)
+
+        def connect() -> socket.socket:
+            return socket.create_connection((url.hostname, url.port), timeout=5)
+
+        ask(found.url, "hello")
+        before = process.memory_bytes()
+        for _ in range(3):
+            leaving = [connect() for _ in range(100)]
+            for client in leaving:
+                client.sendall(head(size=2 << 20) + b" " * 2_000_000)
+                open_until_the_end.enter_context(connect()).sendall(head()[:40])  # what it needs lies between
+            assert eventually(lambda: process.memory_bytes() > before + 150e6)
+            for client in leaving:
+                client.close()
+            ask(found.url, "slow", stream=True)
+        assert eventually(lambda: process.memory_bytes() < before + 50e6)
+
+
 def test_a_slow_reader_holds_back_a_server_that_is_passed_through(tmp_path: Path) -> None:
     with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
         models = (
@@ -602,7 +624,7 @@ def test_a_triton_is_asked_which_models_it_has(tmp_path: Path) -> None:
                 assert ask(url, "hello", model=name).json()["choices"][0]["text"] == "hello"
             failed = ask(url, "hello", model="unclear")
             assert failed.status_code == 502
-            assert "has one, two: --server-model unclear=MODEL says which" in error(failed)["message"]
+            assert "has one, two: --server-model unclear=MODEL says which of its" in error(failed)["message"]
             assert "it has one, two" in error(ask(url, "hello", model="wrong"))["message"]
 
 

@@ -261,7 +261,7 @@ class Client(BaseClient):
             try:
                 return await self.config(self._name)
             except ServerError as error:
-                if _UNKNOWN in error.message:
+                if is_unknown(error.message):
                     raise ServerError(
                         error.message, failure=FailureClass.USER, hint="--model names the model"
                     ) from error
@@ -344,6 +344,11 @@ class Client(BaseClient):
                 if HTTP_1 in reason
                 else "check that the server is running and that this is its address",
             ) from error
+
+
+def is_unknown(cause: str) -> bool:
+    """Whether a server says that it has no model of this name."""
+    return _UNKNOWN in cause
 
 
 def failure_class(cause: str) -> FailureClass:

@@ -20,7 +20,7 @@ from trtllm_pipeline.client.fields import shortened
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option, Session
 from trtllm_pipeline.client.transport import ProtocolError
-from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class
+from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_unknown
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
@@ -524,17 +524,24 @@ async def _models_at(service: Service) -> list[str]:
 async def _model_at(service: Service, name: str) -> str:
     """The model to ask of a server where nobody has named one: `name`, one of TensorRT-LLM's, or the only one it has.
 
-    Raises ApiError 502 where that is not clear.
+    Raises ApiError 502 where that is not clear. A server that lists no models, as ours do not, has to be asked for each.
     """
+    client = Client(service, "", "grpc", timeout_s=CONNECT_S)
+    tried = tuple(dict.fromkeys((name, ENSEMBLE, BLS_MODEL, ENGINE_MODEL)))
+    for each in tried:
+        try:
+            await client.config(each)
+        except ServerError as error:
+            if is_unknown(error.message):
+                continue
+        return each  # of a server that does not answer the next request says so
     known = await _models_at(service)
-    if not known:  # the next request says what is wrong
-        return name
-    found = [each for each in (name, ENSEMBLE, BLS_MODEL) if each in known] or known
-    if len(known) == 1 or found is not known:
-        return found[0]
+    if len(known) == 1:
+        return known[0]
+    has = f"{', '.join(known)}" if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
     raise ApiError(
         502,
-        f"the server of model {name} has {', '.join(known)}: --server-model {name}=MODEL says which of them it is",
+        f"the server of model {name} has {has}: --server-model {name}=MODEL says which of its models to ask",
         code="bad_gateway",
         reason="upstream",
     )
