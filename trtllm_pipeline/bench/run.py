@@ -25,7 +25,7 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.bench.workloads import Openings, Workload, made
 from trtllm_pipeline.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.records import dataclass
 
@@ -56,7 +56,7 @@ def record(
     `progress` is called with the requests done and all that are planned so far. `processes` None: as many as a level
     takes. `synthetic` has the lengths that prompts were made for, `repeats` the rule that decides how many there are; a
     search for the highest rate looks at `objectives`; of made-up prompts `openings` makes others for each request. Raises ServerError when the server or the model is not there,
-    or cannot be sent what a prompt asks for, StageError when `claim` cannot be read.
+    or cannot be sent what a prompt asks for, StageError when `claim` cannot be read, or `objectives` limit what the model does not have.
     """
     for prompt in prompts:
         target.of_row(prompt)
@@ -93,6 +93,13 @@ def record(
 
         write_prompts(prompts)
         async with target.client() as client:
+            if "tpot" in objectives.per_request and isinstance(client, Client) and not client.model.decoupled:
+                raise StageError(
+                    f"model {target.model} sends each answer as one response, which has no time per output token; the "
+                    "SLO has a limit for tpot",
+                    failure=FailureClass.USER,
+                    hint="leave tpot out of the SLO, or serve a decoupled model",
+                )
             system = conditions.system(target, claim.engine, settings.get("exclusive"))
             system["server"] = await client.server() or target.service.version
             workload = conditions.workload(target, prompts, plan, synthetic=synthetic, repeats=repeats)

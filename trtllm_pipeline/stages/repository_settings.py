@@ -40,7 +40,8 @@ class EveryRepository(Parameters):
     decoupled: Annotated[
         bool,
         Setting(
-            "a request may get several responses, as streaming needs; off: one response", placeholder="decoupled_mode"
+            "stream answers: several responses a request; false sends one over every protocol",
+            placeholder="decoupled_mode",
         ),
     ] = True
     enable_kv_cache_reuse: Annotated[
