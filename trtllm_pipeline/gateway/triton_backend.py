@@ -538,7 +538,7 @@ async def _model_at(service: Service, name: str) -> str:
     known = await _models_at(service)
     if len(known) == 1:
         return known[0]
-    has = f"{', '.join(known)}" if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
+    has = ", ".join(known) if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
     raise ApiError(
         502,
         f"the server of model {name} has {has}: --server-model {name}=MODEL says which of its models to ask",
