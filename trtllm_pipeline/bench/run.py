@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
 from trtllm_pipeline.bench.prompts import LeftOut, Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
-from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.bench.target import Target, adds_special_tokens
 from trtllm_pipeline.bench.workloads import Openings, Workload, made
 from trtllm_pipeline.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.domain import Json
@@ -244,7 +245,9 @@ class ServerLoad:
             return made(tokenizer, self.workload, rows)
         assert self.input_data is not None
         chats = self.target.protocol.startswith("openai_chat")  # the server has the template
-        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer)) as render:
+        target = self.target
+        special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
+        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer), special) as render:
             return read(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
 
     def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:
