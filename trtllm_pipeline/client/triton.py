@@ -271,9 +271,9 @@ class Client(BaseClient):
         config = await self.config(PREPROCESSING)
         inputs, types = [], data_types(config.input)
         for tensor in config.input:
-            kind = _DTYPES[types[tensor.name]][0]
             if tensor.name != "QUERY" and tensor.optional:
                 continue
+            kind, _ = _DTYPES[types[tensor.name]]
             value: object = text if tensor.name == "QUERY" else "" if kind == "BYTES" else 1
             shape = [1] * (len(tensor.dims) + (config.max_batch_size > 0))
             inputs.append({"name": tensor.name, "shape": shape, "datatype": kind, "data": [value]})
