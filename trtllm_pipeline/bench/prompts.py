@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
+from functools import cache
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -465,19 +466,26 @@ def unrendered(messages: Sequence[Mapping[str, Any]], **_more: object) -> str:
 
 
 @contextmanager
-def chat_renderer(model: Path | None) -> Iterator[Render | None]:
+def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -> Iterator[Render | None]:
     """How chat messages become a prompt for the model whose tokenizer files lie in the folder `model`.
 
-    None without a template. Rendering raises `chat.TemplateError`.
+    None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, those that
+    the template writes first are left out, so that they are there once. The server is asked with the first message.
     """
     from trtllm_pipeline import chat
+    from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 
     template = None if model is None else chat.read(model)
-    if template is None:
+    if model is None or template is None:
         yield None
         return
+
+    @cache
+    def prefix() -> str:
+        return added_prefix(read_tokenizer(model)) if adds_special_tokens() else ""
+
     with chat.Renderer(template) as renderer:
-        yield lambda messages, **more: renderer.render(chat.Chat(messages, **more))
+        yield lambda messages, **more: renderer.render(chat.Chat(messages, **more)).removeprefix(prefix())
 
 
 def tokenizer_folder(path: Path | None) -> Path | None:

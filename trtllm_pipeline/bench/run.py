@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,11 @@ from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
 from trtllm_pipeline.bench.prompts import LeftOut, Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
-from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.bench.target import Target, adds_special_tokens
 from trtllm_pipeline.bench.workloads import Openings, Workload, made
 from trtllm_pipeline.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.records import dataclass
 
@@ -56,7 +57,7 @@ def record(
     `progress` is called with the requests done and all that are planned so far. `processes` None: as many as a level
     takes. `synthetic` has the lengths that prompts were made for, `repeats` the rule that decides how many there are; a
     search for the highest rate looks at `objectives`; of made-up prompts `openings` makes others for each request. Raises ServerError when the server or the model is not there,
-    or cannot be sent what a prompt asks for, StageError when `claim` cannot be read.
+    or cannot be sent what a prompt asks for, StageError when `claim` cannot be read, or `objectives` limit what the model does not have.
     """
     for prompt in prompts:
         target.of_row(prompt)
@@ -93,6 +94,13 @@ def record(
 
         write_prompts(prompts)
         async with target.client() as client:
+            if "tpot" in objectives.per_request and isinstance(client, Client) and not client.model.decoupled:
+                raise StageError(
+                    f"model {target.model} sends each answer as one response, which has no time per output token; the "
+                    "SLO has a limit for tpot",
+                    failure=FailureClass.USER,
+                    hint="leave tpot out of the SLO, or serve a decoupled model",
+                )
             system = conditions.system(target, claim.engine, settings.get("exclusive"))
             system["server"] = await client.server() or target.service.version
             workload = conditions.workload(target, prompts, plan, synthetic=synthetic, repeats=repeats)
@@ -237,7 +245,9 @@ class ServerLoad:
             return made(tokenizer, self.workload, rows)
         assert self.input_data is not None
         chats = self.target.protocol.startswith("openai_chat")  # the server has the template
-        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer)) as render:
+        target = self.target
+        special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
+        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer), special) as render:
             return read(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
 
     def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:

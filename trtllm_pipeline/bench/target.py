@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Mapping
@@ -37,6 +38,21 @@ _OF_COMPLETIONS: Final = {
 AnyClient = Client | OpenAiClient
 _PORTS: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000}
 """Triton's, by default."""
+
+
+def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bool:
+    """Whether a server puts the tokenizer's special tokens around the prompts that it gets over `protocol`.
+
+    Triton is asked; OpenAI-compatible servers do so for completions. Raises ServerError if there is no server.
+    """
+    if protocol in OPENAI:
+        return True
+
+    async def asked() -> bool:
+        async with Client(service, service.model, protocol, timeout_s=timeout_s) as client:
+            return await client.adds_special_tokens()
+
+    return asyncio.run(asked())
 
 
 def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -35,6 +36,7 @@ from trtllm_pipeline.client.session import (
     deltas,
 )
 from trtllm_pipeline.client.transport import ProtocolError
+from trtllm_pipeline.client.transport.http import fetch
 from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.records import dataclass
@@ -49,6 +51,7 @@ PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 
 A model that is not decoupled sends one response over each of them; "http" is then generate too.
 """
+PREPROCESSING: Final = "preprocessing"
 IMAGE_INPUT: Final = "image_url_input"
 """Of an ensemble with a visual engine."""
 STREAMING: Final = frozenset({"grpc", "http"})
@@ -189,6 +192,15 @@ class ServedModel:
         return found
 
 
+def is_on(parameters: Mapping[str, str] | None, name: str) -> bool:
+    """Whether a parameter is on, as TensorRT-LLM's are unless they are told otherwise.
+
+    `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` leaves them out of
+    answers.
+    """
+    return (parameters or {}).get(name, "").strip().lower() not in {"false", "0", "no", "off"}
+
+
 class Client(BaseClient):
     """Access to one model of a server over one of `PROTOCOLS`.
 
@@ -241,6 +253,42 @@ class Client(BaseClient):
             "RepositoryIndex", service_pb2.RepositoryIndexRequest(), service_pb2.RepositoryIndexResponse
         )
         return sorted({model.name for model in index.models})
+
+    async def parameters(self, model: str) -> dict[str, str] | None:
+        """The parameters of a model next to the served one; None if the server has no such model."""
+        try:
+            config = await self.config(model)
+        except ServerError:
+            return None
+        return {name: value.string_value for name, value in config.parameters.items()}
+
+    async def adds_special_tokens(self) -> bool:
+        """Whether preprocessing puts the tokenizer's special tokens around prompts."""
+        return is_on(await self.parameters(PREPROCESSING), "add_special_tokens")
+
+    async def input_ids(self, text: str) -> list[int]:
+        """The token ids that preprocessing makes of a prompt, over HTTP. Raises ServerError, HttpError, OSError."""
+        config = await self.config(PREPROCESSING)
+        inputs, types = [], data_types(config.input)
+        for tensor in config.input:
+            if tensor.name != "QUERY" and tensor.optional:
+                continue
+            kind, _ = _DTYPES[types[tensor.name]]
+            value: object = text if tensor.name == "QUERY" else "" if kind == "BYTES" else 1
+            shape = [1] * (len(tensor.dims) + (config.max_batch_size > 0))
+            inputs.append({"name": tensor.name, "shape": shape, "datatype": kind, "data": [value]})
+        asked = {"inputs": inputs, "outputs": [{"name": "INPUT_ID"}]}
+        status, body = await fetch(
+            self.service.http,
+            f"/v2/models/{PREPROCESSING}/infer",
+            timeout_s=self.timeout_s,
+            method="POST",
+            body=json.dumps(asked).encode(),
+        )
+        answer = json.loads(body)
+        if status != HTTPStatus.OK:
+            raise ServerError(f"{PREPROCESSING}: {answer.get('error', status)}")
+        return [int(each) for each in answer["outputs"][0]["data"]]
 
     async def stop_by(self, engine: str) -> None:
         """End cancelled requests at the model `engine` behind an ensemble, if the server has one with an input `stop`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,10 @@ def score_url(
     # Before anything is asked: a wrong folder must not cost the answers.
     tokens = None if tokenizer is None else tokenizer_at(tokenizer)
     chats = target.protocol.startswith("openai_chat")  # the server has the template
-    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(tokenizer)) as render:
+    from trtllm_pipeline.bench.target import adds_special_tokens
+
+    special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
+    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(tokenizer), special) as render:
         questions = questions_of(path, metrics, names, render)
     return score_server(
         target,

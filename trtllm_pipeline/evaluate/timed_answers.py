@@ -29,10 +29,14 @@ class TimedAnswers:
 
 
 def timed_answers(
-    events: Path, questions: Mapping[str, Question], encode: Callable[[str], tuple[int, ...]] | None
+    events: Path,
+    questions: Mapping[str, Question],
+    encode: Callable[[str], tuple[int, ...]] | None,
+    prefix: str = "",
 ) -> TimedAnswers:
     """The measured answers in an event file to `questions`, by id.
 
+    A prompt may have been sent with `prefix`, the special tokens that the server did not add itself.
     Raises StageError for what is no event file, and for questions that are not those that were asked.
     """
     told = read_records(events)
@@ -40,7 +44,7 @@ def timed_answers(
     times: Counter[tuple[Any, ...]] = Counter()
     failed = 0
     for id_, text in told.prompts.items():
-        if id_ in questions and text != questions[id_].prompt.text:
+        if id_ in questions and text.removeprefix(prefix) != questions[id_].prompt.text:
             raise StageError(
                 f"row {id_!r}: the load run asked {text[:60]!r}, the row says {questions[id_].prompt.text[:60]!r}",
                 failure=FailureClass.USER,

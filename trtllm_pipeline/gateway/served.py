@@ -55,9 +55,8 @@ class ModelServer:
         """Do before the first request what it would wait for: start processes, ask the server what it is."""
         warm = [] if self.texts is None else [self.texts.warm()]
         reached, *_ = await asyncio.gather(self._reach(), *warm, return_exceptions=True)
-        if (
-            isinstance(reached, ApiError) and reached.reason == "upstream"
-        ):  # it is there, and does not have what it should
+        # One that is not reachable may still be starting.
+        if isinstance(reached, ApiError) and reached.reason == "upstream":
             _LOG.warning("model %s: %s", self.model.name, reached.message)
 
     async def _reach(self) -> None:

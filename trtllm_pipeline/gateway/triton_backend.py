@@ -20,7 +20,7 @@ from trtllm_pipeline.client.fields import shortened
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option, Session
 from trtllm_pipeline.client.transport import ProtocolError
-from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_unknown
+from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
@@ -32,7 +32,6 @@ from trtllm_pipeline.records import dataclass
 from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of
 from trtllm_pipeline.triton_repository.engine import Engine
-from trtllm_pipeline.triton_repository.model_config import string_parameters
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
@@ -46,7 +45,6 @@ _COMPLETION_TOKENS: Final = 16
 """Length of a completion where nobody says one, as OpenAI has it."""
 _CHAT_TOKENS: Final = 1024
 """Length of an answer where neither the request nor the limit of the model says one."""
-_PREPROCESSING: Final = "preprocessing"
 _POSTPROCESSING: Final = "postprocessing"
 _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
@@ -134,13 +132,13 @@ class TritonBackend:
         try:
             await client.__aenter__()
             await client.stop_by(ENGINE_MODEL)
-            special = _on(await _parameters(client, _PREPROCESSING), "add_special_tokens")
-            dropped = _on(await _parameters(client, _POSTPROCESSING), "skip_special_tokens")
-            told = await _parameters(client, ENGINE_MODEL)
+            special = await client.adds_special_tokens()
+            dropped = is_on(await client.parameters(_POSTPROCESSING), "skip_special_tokens")
+            told = await client.parameters(ENGINE_MODEL)
             guided = client.model.takes(_GUIDE) and _follows_guides(told)
             engine = _engine(told)
             alone = engine is None and client.model.name == BLS_MODEL
-            drafts = alone and await _parameters(client, DRAFT_MODEL) is not None
+            drafts = alone and await client.parameters(DRAFT_MODEL) is not None
             backend = cls(client, served, params, texts, special=special, dropped=dropped, guided=guided, engine=engine)
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
@@ -538,7 +536,7 @@ async def _model_at(service: Service, name: str) -> str:
     known = await _models_at(service)
     if len(known) == 1:
         return known[0]
-    has = f"{', '.join(known)}" if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
+    has = ", ".join(known) if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
     raise ApiError(
         502,
         f"the server of model {name} has {has}: --server-model {name}=MODEL says which of its models to ask",
@@ -547,29 +545,12 @@ async def _model_at(service: Service, name: str) -> str:
     )
 
 
-async def _parameters(client: Client, model: str) -> dict[str, str] | None:
-    """The parameters of a model beside the served one; None where the server has none of this name."""
-    try:
-        return string_parameters(await client.config(model))
-    except ServerError:
-        return None
-
-
 def _follows_guides(told: Mapping[str, str] | None) -> bool:
     """Whether an engine, by its model's parameters, has a backend for guided decoding: it takes the inputs with none as well."""
     if told is None:
         return True  # a model of another kind, which has the inputs because it follows them
     name = told.get("guided_decoding_backend", "")
     return bool(name) and not name.startswith("${")
-
-
-def _on(told: Mapping[str, str] | None, name: str) -> bool:
-    """Whether a parameter is on, as TensorRT-LLM's are unless they are told otherwise.
-
-    `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` leaves them out of
-    answers.
-    """
-    return (told or {}).get(name, "").strip().lower() not in {"false", "0", "no", "off"}
 
 
 def _engine(told: Mapping[str, str] | None) -> Path | None:

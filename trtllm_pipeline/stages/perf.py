@@ -203,7 +203,14 @@ def _rows(
         output = prompt.max_tokens or max_tokens
         return len(tokenizer.encode(prompt.text).ids) <= (engine.longest_prompt(output) or math.inf)
 
-    with chat_renderer(model_folder(context.inputs)) as render:
+    service = Service.read(context.inputs["service"])
+
+    def special() -> bool:
+        from trtllm_pipeline.bench.target import adds_special_tokens
+
+        return adds_special_tokens(service, protocol_for(service, asked.protocol), asked.request_timeout_s)
+
+    with chat_renderer(model_folder(context.inputs), special) as render:
         return read(
             context.files["input_data"],
             render,

@@ -12,6 +12,7 @@ from trtllm_pipeline.evaluate.answers import asked_at
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.evaluate.timed_answers import timed_answers
+from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.model_inputs import encoder, model_folder
 from trtllm_pipeline.stages.params import ScoreParams, to_json
@@ -23,7 +24,7 @@ def run(context: StageContext[ScoreParams]) -> None:
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
-    with chat_renderer(model) as render:
+    with chat_renderer(model, lambda: True) as render:
         everything = read(path, metrics, asked.metrics, render)
     questions, faults = scorable(everything, metrics)
     if not questions:
@@ -32,8 +33,12 @@ def run(context: StageContext[ScoreParams]) -> None:
             failure=FailureClass.USER,
             hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
         )
+    encode = encoder(model)
     found = timed_answers(
-        context.inputs["perf"] / "events.jsonl", {each.prompt.id: each for each in questions}, encoder(model)
+        context.inputs["perf"] / "events.jsonl",
+        {each.prompt.id: each for each in questions},
+        encode,
+        "" if encode is None else added_prefix(read_tokenizer(model)),
     )
     if not found.answers:
         raise StageError(
