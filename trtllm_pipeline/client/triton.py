@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -52,6 +51,7 @@ PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 A model that is not decoupled sends one response over each of them; "http" is then generate too.
 """
 PREPROCESSING: Final = "preprocessing"
+_OK: Final = 200
 IMAGE_INPUT: Final = "image_url_input"
 """Of an ensemble with a visual engine."""
 STREAMING: Final = frozenset({"grpc", "http"})
@@ -286,7 +286,7 @@ class Client(BaseClient):
             body=json.dumps(asked).encode(),
         )
         answer = json.loads(body)
-        if status != HTTPStatus.OK:
+        if status != _OK:
             raise ServerError(f"{PREPROCESSING}: {answer.get('error', status)}")
         return [int(each) for each in answer["outputs"][0]["data"]]
 

@@ -182,7 +182,7 @@ class RepositorySettings(TextModels, LlmApi):
     enable_trt_overlap: Annotated[bool | None, Setting("overlap two half batches", until="0.8.0")] = None
     add_special_tokens: Annotated[
         bool | None,
-        Setting("preprocessing adds the special tokens of the tokenizer to prompts", default=True, since="0.10.0"),
+        Setting("preprocessing adds the special tokens of the tokenizer to prompts", default=True),
     ] = None
     skip_special_tokens: Annotated[
         bool | None, Setting("answers leave special tokens out", default=True, since="0.11.0")
