@@ -274,6 +274,12 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {
             *("--shm-size", "--pids-limit", "--gpus", "--ipc", "--ulimit"),
             *("--extra-index-url", "--mpi"),  # pip, srun
+            *(
+                "--dist-init-addr",
+                "--dist-timeout",
+                "--watchdog-timeout",
+                "--distributed-timeout-seconds",
+            ),  # SGLang, vLLM
             *FLAG.findall(" ".join(name for program in programs for name in program.options)),
         }
     if page.name in {"coming-from-scripts.md", "gpu-machine.md", "troubleshooting.md"}:  # what people type today

@@ -195,6 +195,23 @@ def two_writers(config: Any) -> None:
     step(config, "tensorrt_llm").input_map["pad_id"] = "_OUT_END_ID"
 
 
+def request_after_engine(config: Any) -> None:
+    """Postprocessing gets a tensor of preprocessing next to those of the decoupled engine."""
+    step(config, "postprocessing").input_map["SEQUENCE_LENGTH"] = "_REQUEST_INPUT_LEN"
+    config.output.add(name="lengths", data_type="TYPE_INT32", dims=[-1])
+    step(config, "tensorrt_llm").output_map["sequence_length"] = "lengths"
+
+
+def not_decoupled(config: Any) -> None:
+    config.model_transaction_policy.decoupled = False
+
+
+def draft_model(case: Case) -> None:
+    shutil.copytree(case.repository / "tensorrt_llm", case.repository / "drafts")
+    case.text("drafts", 'name: "tensorrt_llm"', 'name: "drafts"')
+    case.parameter("tensorrt_llm_bls", tensorrt_llm_draft_model_name="drafts")
+
+
 def add(kind: str, name: str) -> Callable[[Any], object]:
     return lambda config: getattr(config, kind).add().CopyFrom(tensor(config, kind, name))
 
@@ -276,6 +293,9 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT309": lambda case: case.config("ensemble", two_writers),
     "TRT310": lambda case: case.text("ensemble", "max_batch_size: 4", "max_batch_size: 5"),
     "TRT311": lambda case: case.text("tensorrt_llm_bls", "decoupled: true", "decoupled: false"),
+    "TRT312": lambda case: case.config("ensemble", request_after_engine),
+    "TRT313": lambda case: case.config("ensemble", not_decoupled),
+    "TRT314": draft_model,
     "TRT401": lambda case: shutil.rmtree(case.engine),
     "TRT402": checkpoint,
     "TRT403": lambda case: (case.engine / "rank1.engine").unlink(),

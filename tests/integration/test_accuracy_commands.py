@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.bench.scripted_server import Script, config, running
+from trtllm_pipeline.bench.target import OPENAI
 from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate import drift
+from trtllm_pipeline.stages.asking import protocol_for
 
 pytestmark = pytest.mark.integration
 
@@ -119,8 +122,21 @@ def test_an_openai_server(
     answers = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in answers] == [" Paris", " Rome", " Paris"]
     assert {request["path"] for request in asked} == {"/v1/chat/completions"}
+    assert found["asked"] == "/v1/chat/completions, with the server's chat template"
     assert {(request["temperature"], request["max_tokens"]) for request in asked} == {(0, 7)}
     assert {request["key"] for request in asked} == {None if key is None else "Bearer secret"}
+
+
+def test_an_openai_server_is_asked_as_in_a_run(openai: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text of a question is the prompt: a chat template around it can change every score."""
+    url, asked = openai
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input": "The capital of France is", "output": "Paris"}\n')
+    words = ["evaluate", "answers", "-u", url, "--protocol", "openai", "--model", "m", "--input-data", str(path)]
+    assert main(words) == 0
+    assert "asked at /v1/completions, without a chat template" in capsys.readouterr().out
+    of_run = protocol_for(Service(url, "", None, None, "m", None, "openai"))
+    assert [request["path"] for request in asked] == [f"/v1/{OPENAI[of_run][0]}"]
 
 
 @pytest.mark.parametrize("interface", ["grpc", "http"])

@@ -79,6 +79,17 @@ def test_text_arrives_whole_and_in_parts(server: tuple[ScriptedServer, Service],
         )
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_model_that_is_not_decoupled_sends_one_response(
+    server: tuple[ScriptedServer, Service], protocol: str
+) -> None:
+    for answer in ask(server[1], protocol, "plain", "empty parts", "plain", model="plain"):
+        assert answer.error is None
+        assert len(answer.events) == 1
+        assert answer.text in {TEXT, "ab"}
+        assert answer.first_byte_ns == answer.events[0].time_ns
+
+
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_responses_without_text_are_no_content(server: tuple[ScriptedServer, Service], protocol: str) -> None:
     (answer,) = ask(server[1], protocol, "empty parts")

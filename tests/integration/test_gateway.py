@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.chat_models import LOG, Running, gateway, spoken, write_model
 from tests.helpers.gateways import Process, listening, process_of
+from tests.helpers.trtllm_runs import eventually
 from tests.standins import templates
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
@@ -383,6 +384,27 @@ def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Run
         sock.close()
 
 
+def test_bodies_that_clients_left_unfinished_leave_no_memory_behind(tmp_path: Path) -> None:
+    with gateway(tmp_path, respond, max_body_bytes=2 << 20) as found, ExitStack() as open_until_the_end:
+        process, url = process_of(found.process), urlsplit(found.url)
+
+        def connect() -> socket.socket:
+            return socket.create_connection((url.hostname, url.port), timeout=5)
+
+        ask(found.url, "hello")
+        before = process.memory_bytes()
+        for _ in range(3):
+            leaving = [connect() for _ in range(100)]
+            for client in leaving:
+                client.sendall(head(size=2 << 20) + b" " * 2_000_000)
+                open_until_the_end.enter_context(connect()).sendall(head()[:40])  # what it needs lies between
+            assert eventually(lambda: process.memory_bytes() > before + 150e6)
+            for client in leaving:
+                client.close()
+            ask(found.url, "slow", stream=True)
+        assert eventually(lambda: process.memory_bytes() < before + 50e6)
+
+
 def test_a_slow_reader_holds_back_a_server_that_is_passed_through(tmp_path: Path) -> None:
     with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
         models = (
@@ -580,6 +602,38 @@ def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_p
             assert (missing.status_code, error(missing)["code"]) == (503, "server_unavailable")
             no_chat = HTTP.post(f"{url}/chat/completions", json={**chat, "model": "ours"})
             assert "no chat template" in error(no_chat)["message"]
+
+
+def test_a_triton_is_asked_which_models_it_has(tmp_path: Path) -> None:
+    several = {name: config(name, counts=True) for name in ("one", "two")}
+    whole = {name: config(name, counts=True) for name in ("ensemble", "preprocessing", "tensorrt_llm_bls")}
+    with (
+        running(respond, {"only": config("only", counts=True)}) as (_a, only),
+        running(respond, whole) as (_b, usual),
+        running(respond, several) as (_c, unclear),
+    ):
+        models = (
+            OfferedModel(name="m", url=f"grpc://{only['grpc']}"),
+            OfferedModel(name="usual", url=f"grpc://{usual['grpc']}"),
+            OfferedModel(name="two", url=f"grpc://{unclear['grpc']}"),
+            OfferedModel(name="unclear", url=f"grpc://{unclear['grpc']}"),
+            OfferedModel(name="wrong", url=f"grpc://{unclear['grpc']}", server_model="three"),
+        )
+        with listening(tmp_path, GatewayConfig(models=models)) as url:
+            for name in ("m", "usual", "two"):
+                assert ask(url, "hello", model=name).json()["choices"][0]["text"] == "hello"
+            failed = ask(url, "hello", model="unclear")
+            assert failed.status_code == 502
+            assert "has one, two: --server-model unclear=MODEL says which of its" in error(failed)["message"]
+            assert "it has one, two" in error(ask(url, "hello", model="wrong"))["message"]
+
+
+def test_a_path_behind_a_slash_and_the_top_are_answered(served: Running) -> None:
+    top = served.url.removesuffix("/v1")
+    assert HTTP.get(f"{top}//v1/models").json() == HTTP.get(f"{top}/v1/models").json()
+    body = {"model": "scripted", "prompt": "hello", "max_tokens": 9}
+    assert HTTP.post(f"{top}//v1//completions", json=body).json()["choices"][0]["text"] == "hello"
+    assert "there are /v1/chat/completions, /v1/completions, /v1/models" in error(HTTP.get(top))["message"]
 
 
 def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has_forgotten_it(tmp_path: Path) -> None:

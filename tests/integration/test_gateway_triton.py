@@ -42,6 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             OfferedModel(name=name, url=f"grpc://{client.grpc_url}", server_model=name, model_folder=engine)
             for name in MODELS
         )
+        models = (*models, OfferedModel(name="unnamed", url=f"grpc://{client.grpc_url}", model_folder=engine))
         params = GatewayParams(temperature=0.0)
         with listening(folder, GatewayConfig(models=models, params=params)) as url:
             yield Served(url, client.grpc_url)
@@ -56,7 +57,7 @@ def letters(count: int) -> str:
     return "".join(LETTERS[(1 + at) % 26] for at in range(count))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, "unnamed"])
 def test_chat_and_completions(served: Served, model: str) -> None:
     answer = complete(served, "A", model=model, max_tokens=30).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (letters(30), "length")

@@ -248,7 +248,7 @@ def remembering(stand: Stand) -> None:
     [
         (failing, "failures", "6 of 6 requests failed"),
         (empty, "empty_answers", "6 of 6 answers are empty"),
-        (echoing, "prompt_echo", "begin with their prompt"),
+        (echoing, "prompt_echo", "start with their prompt"),
         (overcounting, "token_count", "more tokens than max_tokens"),
         (restarting, "server", "did not survive the run"),
         (giving_up, "server", "was not ready after the run"),

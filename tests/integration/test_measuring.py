@@ -342,3 +342,48 @@ def test_tokens_per_joule_of_a_gpu_whose_power_is_known(tmp_path: Path, monkeypa
         assert repeat.tokens_per_joule == pytest.approx(rate / 100, rel=0.001), "tokens/s over watts"
     again = LoadResult.read(json.loads(json.dumps(result.to_json()))).levels[0]
     assert (again.tokens_per_joule, again.gpu_use) == (level.tokens_per_joule, level.gpu_use)
+
+
+def test_the_first_text_is_the_first_in_any_known_field_and_others_are_noted(tmp_path: Path) -> None:
+    """Three texts of reasoning, in a field that is known or not, before one of the answer."""
+    chats = (Prompt("1", "Why?", messages=({"role": "user", "content": "Why?"},)),)
+    found = {}
+    for name in ("thinking", "inner_voice"):
+        events = tuple((0.01 * place, " word") for place in range(TOKENS))
+        script = Script(events, counts=(1,) * TOKENS, reasoning=3, reasoning_as=name)
+        (tmp_path / name).mkdir()
+        _, records = measured(
+            lambda _model, _values, script=script: script,  # type: ignore[misc]
+            Load(concurrency=(1,), requests=2, warmup_requests=0),
+            tmp_path / name,
+            prompts=chats,
+            protocol="openai_chat",
+        )
+        found[name] = next(each for each in records if each["type"] == "request")
+    read, hidden = found.values()
+    assert [event[3:] for event in read["events"]] == [[True], [True], [True], []]
+    assert (read["silent"], read["unread"]) == (0, None)
+    assert (len(hidden["events"]), hidden["silent"], hidden["unread"]) == (1, 3, "inner_voice")
+    assert hidden["silent_ns"] < hidden["events"][0][0]
+
+
+def test_what_a_row_asks_for_is_sent_and_a_call_of_a_tool_is_an_end(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}]
+    messages = ({"role": "user", "content": "list files"},)
+    request = {"tools": tools, "tool_choice": "auto", "temperature": 0.5}
+    asked: list[Mapping[str, Any]] = []
+
+    def respond(_model: str, values: Mapping[str, Any]) -> Script:
+        asked.append(values)
+        events = tuple((0.01 * place, " word") for place in range(TOKENS))
+        return Script(events, counts=(1,) * TOKENS, finish_reason="tool_calls")
+
+    result, _ = measured(
+        respond,
+        Load(concurrency=(1,), requests=2, warmup_requests=0),
+        tmp_path,
+        prompts=(Prompt("1", "list files", messages=messages, request=request),),
+        protocol="openai_chat",
+    )
+    assert {name: asked[0][name] for name in request} == request
+    assert not [finding for finding in result.findings if finding.check == "stop_reasons"]

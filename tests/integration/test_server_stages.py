@@ -269,7 +269,7 @@ def test_perf_by_hand_ends_with_what_it_measured(
     [
         (lambda _m, _v: Script((), error="boom"), "4 of 4 requests failed, 4 of them with: boom"),
         (lambda _m, _v: Script(((0, ""),)), "4 of 4 answers are empty"),
-        (lambda _m, v: Script.of(v["text_input"] + ANSWER), "begin with their prompt"),
+        (lambda _m, v: Script.of(v["text_input"] + ANSWER), "start with their prompt"),
         (lambda _m, _v: Script.of(ANSWER * 3), "exceed max_tokens"),
     ],
 )

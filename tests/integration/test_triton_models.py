@@ -384,8 +384,9 @@ def test_unary_requests_share_the_running_batch(unary: Client) -> None:
     assert ended == ["short", "long"]
 
 
-def test_streaming_needs_decoupled_models(unary: Client) -> None:
-    status, answer = unary.generate(text_input="A", max_tokens=4, stream=True)
+@pytest.mark.parametrize("model", BOTH)
+def test_streaming_needs_decoupled_models(unary: Client, model: str) -> None:
+    status, answer = unary.generate(model, text_input="A", max_tokens=4, stream=True)
     assert status == 400
     assert "decoupled" in answer["error"]
 

@@ -99,6 +99,31 @@ def test_one_rank_is_served_and_measured_without_mpirun(tmp_path: Path) -> None:
     assert lane.run(*asked)[PLAIN]["status"] == "up_to_date", "no key depends on mpirun"
 
 
+@pytest.mark.parametrize(
+    "release",
+    ["0.8.0", *(pytest.param(release, marks=pytest.mark.slow) for release in ("0.10.0", "0.11.0")), "1.2.0"],
+)
+def test_a_model_that_does_not_stream_is_served_measured_and_exported(tmp_path: Path, release: str) -> None:
+    lane = Lane(tmp_path / "lane", release, gpus=1, hub_datasets=["cnn_dailymail"])
+    whole = ("--set", "settings.repository.decoupled=false")
+    few = ("--set", "settings.perf.requests=4", "--set", "settings.perf.concurrency=[1]")
+    for protocol in ("grpc", "http"):
+        asked = ("--cells", PLAIN, *whole, *few, "--set", f"settings.perf.protocol={protocol}")
+        cell = lane.run(*asked)[PLAIN]
+        assert cell["status"] == "done", cell
+        (level,) = cell["perf"]
+        assert (level["failures"], level["tpot_ms"]["n"], level["itl_ms"]["n"]) == (0, 0, 0)
+        assert level["ttft_ms"]["p50"] == level["e2e_ms"]["p50"]
+        assert cell["accuracy"] is not None
+        assert "tokens" in {check["name"] for check in cell["smoke"]["checks"]}
+    refused = lane.run(*asked, "--set", "settings.perf.slo={tpot_ms: 50}", code=1)[PLAIN]
+    assert "has no time per output token" in refused["reason"], "a missing TPOT is not one that keeps its limit"
+    out = tmp_path / "out"
+    exported = ("--matrix", str(lane.matrix), *whole, "--workspace", str(lane.workspace), "--output-dir", str(out))
+    lane.pipeline("export", PLAIN, *exported, "--to", "bundle")
+    assert (out / "bundle" / "SHA256SUMS").is_file()
+
+
 @pytest.mark.slow
 def test_any_folder_is_a_workspace(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "0.16.0")

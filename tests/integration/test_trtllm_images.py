@@ -27,7 +27,7 @@ axes:
   lengths: ["2048,32"]
 settings:
   smoke: {{ prompt: abcdefgh, max_tokens: 4 }}
-  perf: {{ exclusive: none, concurrency: [1], requests: 2, warmup_requests: 1, max_tokens: 4 }}
+  perf: {{ exclusive: none, concurrency: [1], requests: 3, warmup_requests: 1, max_tokens: 4 }}
   accuracy: {{ input_data: asked.jsonl, max_tokens: 2 }}
 """
 ARCHITECTURES = {

@@ -53,8 +53,11 @@ def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> 
         names = ("output_tokens_per_s", "requests_per_s")
         return {name: round(n / seconds, 3) for name, n in zip(names, (tokens, len(requests)), strict=True)}
 
+    streamed = any(len(request.times_ns) > 1 for request in requests)
+
     def quotient(rows: Iterable[tuple[float, float, int]]) -> Summary:
-        return summary((whole - first) / (n - 1) for whole, first, n in rows if n > 1)
+        """Empty for answers that all came as one response: the time between their tokens is not 0 but unknown."""
+        return summary((whole - first) / (n - 1) for whole, first, n in rows if streamed and n > 1)
 
     tools: dict[str, Any] = {
         "vllm": {

@@ -215,7 +215,10 @@ def prompts_digest(prompts: Sequence[Prompt]) -> str:
     """Digest of the prompts as the user wrote them: of chat messages, not of the text that a model's template makes of them."""
     return _digest(
         [
-            [prompt.id, list(prompt.messages) or prompt.text, prompt.max_tokens, list(prompt.stop_words)]
+            [
+                *(prompt.id, list(prompt.messages) or prompt.text, prompt.max_tokens, list(prompt.stop_words)),
+                *([dict(prompt.request)] if prompt.request else ()),
+            ]
             for prompt in prompts
         ]
     )

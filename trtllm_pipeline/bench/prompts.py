@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,13 +30,49 @@ _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "outp
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
 _SUMMARY: Final = "\n\nTL;DR:"
 """Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
-_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-"""Who speaks in a conversation of ShareGPT."""
+_ROLES: Final = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "observation"), "tool"),
+}
+"""Who speaks in a conversation of ShareGPT, or of data sets like it."""
+_CONVERSATIONS: Final = {"conversations": {"messages"}, "conversation": {"messages", "input", "text_input"}}
+"""Key of a conversation of ShareGPT, or of data sets like it -> keys that make it the user's own."""
+_FOR_TEMPLATE: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "tools": list,
+    "documents": list,
+    "chat_template_kwargs": dict,
+    "reasoning_effort": str,
+}
+"""Fields of a chat request that its prompt is made of, and their types."""
+_NUMBER: Final = (int, float)
+_REQUEST: Final[Mapping[str, type | tuple[type, ...]]] = {
+    **_FOR_TEMPLATE,
+    **dict.fromkeys(("tool_choice", "function_call"), (str, dict)),
+    **dict.fromkeys(("response_format", "structured_outputs", "logit_bias"), dict),
+    **dict.fromkeys(("guided_json", "guided_choice"), (str, list, dict)),
+    **dict.fromkeys(("guided_regex", "guided_grammar"), str),
+    **dict.fromkeys(("functions",), list),
+    **dict.fromkeys(("parallel_tool_calls",), bool),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), _NUMBER),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _NUMBER),
+    **dict.fromkeys(("top_k", "seed", "min_tokens"), int),
+}
+"""Fields of a chat request that a row may have beside its messages, and their types."""
+_TYPES: Final = {
+    list: "a list",
+    dict: "an object",
+    str: "a text",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+}
 _NUMBERS: Final[Mapping[str, Callable[[str], float]]] = {"max_tokens": int, "tolerance": float}
 """Keys of a row whose values are numbers."""
 T = TypeVar("T")
-Render = Callable[[Sequence[Mapping[str, Any]]], str]
-"""Chat messages -> prompt text."""
+Render = Callable[..., str]
+"""Chat messages, and by name what else of a `chat.Chat` a row has -> prompt text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +86,8 @@ class Prompt:
     stop_words: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     """The chat messages that `text` was made of, for endpoints that take those."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of its chat request, by OpenAI's names: `tools`, `response_format`, `temperature`, ..."""
     images: int = 0
     """How many images the messages have: for chat endpoints, and for engines of models that take them."""
     turn: int = 1
@@ -91,6 +130,28 @@ def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:
     return [tuple(each) for each in found]
 
 
+@dataclass(slots=True)
+class LeftOut:
+    """Rows of a prompt file that give no prompt, by their numbers."""
+
+    file: Path = Path()
+    rows: int = 0
+    """Of the file, as far as it was needed."""
+    without_user: list[int] = field(default_factory=list)
+    too_long: list[int] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> str:
+        """Why, with the first row of each."""
+        place = "row" if tables.is_table(self.file) else "line"
+        found = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
+        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in found if rows)
+
+    def __str__(self) -> str:
+        count = len(self.without_user) + len(self.too_long)
+        return f"{self.file.name}: rows left out: {count} of {self.rows} ({self.reasons})" if count else ""
+
+
 def read(
     path: Path,
     render: Render | None = None,
@@ -98,46 +159,52 @@ def read(
     turns: int = 1,
     most: int | None = None,
     fits: Callable[[Prompt], bool] | None = None,
+    left_out: LeftOut | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts in `path`, at least one. A line, or a row of a CSV or Parquet file, is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
     `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
-    them), `image` (a file from the folder of `path`, or a list of them). Other keys are the user's own and are left alone.
-    So are rows of public data sets: `conversations` (`from`, `value`) of ShareGPT, of which rows in which nobody asks are
-    left out, and `article` with `highlights` of CNN/DailyMail.
+    them), `image` (a file from the folder of `path`, or a list of them), and with `messages` the fields of a chat request that
+    are in _REQUEST. Other keys are the user's own and are left alone. Rows of public data sets are read too: `conversations`
+    (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail.
 
     With `turns`, up to so many of a conversation follow one another, with the answers that the row has in between. At most
-    `most` rows are taken, of which all turns are what `fits`. Raises MatrixError with every faulty line.
+    `most` rows are taken, of which all turns are what `fits`. Rows without a prompt are noted in `left_out`. Raises
+    MatrixError with every faulty line, and if no row has a prompt.
     """
     taken = 0
+    skipped = LeftOut() if left_out is None else left_out
+    skipped.file = path
 
-    def keep(of_row: tuple[Prompt, ...], _row: dict[str, Any]) -> tuple[Prompt, ...]:
+    def keep(of_row: tuple[Prompt, ...], _row: dict[str, Any], number: int) -> tuple[Prompt, ...]:
         nonlocal taken
         fitting = of_row if fits is None else tuple(takewhile(fits, of_row))
         taken += bool(fitting)
+        skipped.rows += 1
+        if not fitting:
+            (skipped.too_long if of_row else skipped.without_user).append(number)
         return fitting
 
     rows = _read(path, render, turns, keep, lambda: most is not None and taken >= most, folder=path.parent)
     prompts = tuple(prompt for of_row in rows for prompt in of_row)
     if not prompts:
-        raise MatrixError(
-            (Fault(os.fspath(path), None, "", "none of its rows is a prompt that fits the engine"),), hint=_TOO_LONG
-        )
+        hint = _TOO_LONG if skipped.too_long else _EXAMPLE
+        message = f"no row is a prompt, of {skipped.rows} ({skipped.reasons})"
+        raise MatrixError((Fault(os.fspath(path), None, "", message),), hint=hint)
     return prompts
 
 
 def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
-    """What `make` makes of each prompt in `path` and of its row, for which it may raise RowError too."""
-    rows = _read(
-        path,
-        render,
-        1,
-        lambda prompts, row: [make(prompt, row) for prompt in prompts],
-        lambda: False,
-        folder=path.parent,
-    )
-    return tuple(made for of_row in rows for made in of_row)
+    """What `make` makes of each prompt in `path` and of its row, for which it may raise RowError too. Every row needs one."""
+
+    def made(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> list[T]:
+        if not prompts:
+            raise RowError("conversations", "expected a message of a user")
+        return [make(prompt, row) for prompt in prompts]
+
+    rows = _read(path, render, 1, made, lambda: False, folder=path.parent)
+    return tuple(each for of_row in rows for each in of_row)
 
 
 def check_first(
@@ -157,25 +224,25 @@ def check_first(
         rows += 1
         return most is not None and rows > most
 
-    def look(prompts: tuple[Prompt, ...], row: dict[str, Any]) -> tuple[()]:
+    def look(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> tuple[()]:
         for prompt in prompts:
             make(prompt, row)
         return ()
 
-    _read(path, lambda _messages: "any", turns, look, enough, folder=None, first=True)
+    _read(path, lambda _messages, **_more: "any", turns, look, enough, folder=None, first=True)
 
 
 def _read(
     path: Path,
     render: Render | None,
     turns: int,
-    make: Callable[[tuple[Prompt, ...], dict[str, Any]], Sequence[T]],
+    make: Callable[[tuple[Prompt, ...], dict[str, Any], int], Sequence[T]],
     enough: Callable[[], bool],
     *,
     folder: Path | None,
     first: bool = False,
 ) -> list[Sequence[T]]:
-    """What `make` makes of the rows until there are `enough`, or with `first` of the first rows, with their images from `folder`."""
+    """What `make` makes of the prompts, row and number of each row until there are `enough`, or with `first` of the first rows, with their images from `folder`."""
     known: set[str] = set()
 
     def parse(row: object, number: int) -> Sequence[T]:
@@ -191,7 +258,7 @@ def _read(
             if prompt.id in known:
                 raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
             known.add(prompt.id)
-        return make(prompts, row)
+        return make(prompts, row, number)
 
     if tables.is_table(path):
         return tables.read(path, lambda row, number: parse(_filled(row), number), first=first)
@@ -215,9 +282,10 @@ def _number(name: str, value: Any) -> Any:
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
     """Rows in our own form, one for each turn that is asked, and the ids of those that have none."""
-    if "conversations" in row and "messages" not in row:
-        messages = _messages(row["conversations"])
-        row = {**({"max_tokens": row["max_tokens"]} if "max_tokens" in row else {}), "messages": messages}
+    talk = next((name for name, others in _CONVERSATIONS.items() if name in row and not row.keys() & others), None)
+    if talk is not None:
+        messages = _messages(row[talk], talk)
+        row = {**{name: row[name] for name in ("max_tokens", *_REQUEST) if name in row}, "messages": messages}
         asked = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
         ended = [
             {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in asked
@@ -236,17 +304,21 @@ def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str,
     return [({**each, "id": f"{name}, turn {turn}"}, name) for turn, each in enumerate(ended, 1)]
 
 
-def _messages(said: object) -> list[dict[str, Any]]:
+def _messages(said: object, key: str) -> list[dict[str, Any]]:
     """A conversation of ShareGPT as chat messages, from the first that a user wrote, or the system, on."""
     if not isinstance(said, list) or not all(isinstance(each, dict) for each in said):
-        raise RowError("conversations", "expected a list of objects with `from` and `value`")
-    messages = [
-        {"role": _ROLES.get(str(each.get("from")), ""), "content": each.get("value")}
-        for each in said
-        if isinstance(each.get("value"), str) and each["value"].strip()
-    ]
-    known = [each for each in messages if each["role"]]
-    return list(dropwhile(lambda each: each["role"] == "assistant", known))
+        raise RowError(key, "expected a list of objects with `from` and `value`, or `role` and `content`")
+    messages = []
+    for place, each in enumerate(said):
+        speaker = next((each[name] for name in ("from", "role") if name in each), None)
+        words = [each[name] for name in ("value", "content") if name in each]
+        if not isinstance(speaker, str) or not words or not isinstance(words[0], (str, list, type(None))):
+            raise RowError(f"{key}[{place}]", "expected an object with `from` and `value`, or `role` and `content`")
+        if speaker not in _ROLES:
+            raise RowError(f"{key}[{place}]", f"{speaker!r} is not the name of a speaker; expected {', '.join(_ROLES)}")
+        if words[0] and (not isinstance(words[0], str) or words[0].strip()):
+            messages.append({"role": _ROLES[speaker], "content": words[0]})
+    return list(dropwhile(lambda each: each["role"] == "assistant", messages))
 
 
 def _answer(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -258,26 +330,69 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: i
     given = [key for key in ("input", "text_input", "messages") if key in row]
     if len(given) != 1:
         raise RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
-    text, messages = row[given[0]], ()
+    text = row[given[0]]
+    messages: tuple[Mapping[str, Any], ...] = ()
+    request: dict[str, Any] = {}
     if given[0] == "messages":
         if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
             raise RowError("messages", "expected a list of objects with `role` and `content`")
         if render is None:
             raise RowError("messages", "this model has no chat template; give `input`")
-        messages = tuple(text)
+        messages, request = tuple(text), _request(row)
         from trtllm_pipeline import chat  # with what starts its processes
 
         try:
-            text = render(messages)
+            text = render(messages, **_for_template(request))
         except chat.RefusedError as error:
             raise RowError("messages", error.message) from error
     if not isinstance(text, str) or not text.strip():
         raise RowError(given[0], "expected a text that is not empty")
     max_tokens = row.get("max_tokens")
+    if max_tokens is None and messages:
+        max_tokens = row.get("max_completion_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
     references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
-    return Prompt(str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages, turn=turn)
+    if messages:
+        stop_words = stop_words or _texts(row, "stop")
+    return Prompt(
+        str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages, request, turn=turn
+    )
+
+
+def _request(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a chat request in a row, besides those that a `Prompt` has itself."""
+    if row.get("n", 1) not in (1, None):
+        raise RowError("n", f"expected 1, one answer to a request, got {row['n']!r}")
+    found = {name: row[name] for name in _REQUEST if row.get(name) is not None}
+    for name, value in found.items():
+        kinds = _REQUEST[name]
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            expected = " or ".join(dict.fromkeys(_TYPES[kind] for kind in kinds))
+            raise RowError(name, f"expected {expected}, got {value!r}"[:200])
+    return found
+
+
+def _for_template(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat template gets of a request, by the names of a `chat.Chat`."""
+    variables = {**request.get("chat_template_kwargs", {})}
+    if "reasoning_effort" in request:
+        variables["reasoning_effort"] = request["reasoning_effort"]
+    found = {name: request[name] for name in ("tools", "documents") if name in request}
+    if request.get("tool_choice") == "none":
+        found.pop("tools", None)
+    return {**found, **({"variables": variables} if variables else {})}
+
+
+def beside_template(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that its prompt does not have in it."""
+    harmless = {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
+    return {
+        name: value
+        for name, value in request.items()
+        if name not in _FOR_TEMPLATE and value not in harmless.get(name, ())
+    }
 
 
 def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt) -> Prompt:
@@ -344,25 +459,32 @@ def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def unrendered(messages: Sequence[Mapping[str, Any]]) -> str:
+def unrendered(messages: Sequence[Mapping[str, Any]], **_more: object) -> str:
     """Contents of chat messages, one per line, for servers that apply the chat template themselves."""
     return "\n".join(content for message in messages if isinstance(content := message.get("content"), str))
 
 
 @contextmanager
-def chat_renderer(model: Path | None) -> Iterator[Render | None]:
+def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -> Iterator[Render | None]:
     """How chat messages become a prompt for the model whose tokenizer files lie in the folder `model`.
 
-    None without a template. Rendering raises `chat.TemplateError`.
+    None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, those that
+    the template writes first are left out, so that they are there once. The server is asked with the first message.
     """
     from trtllm_pipeline import chat
+    from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 
     template = None if model is None else chat.read(model)
-    if template is None:
+    if model is None or template is None:
         yield None
         return
+
+    @cache
+    def prefix() -> str:
+        return added_prefix(read_tokenizer(model)) if adds_special_tokens() else ""
+
     with chat.Renderer(template) as renderer:
-        yield lambda messages: renderer.render(chat.Chat(messages))
+        yield lambda messages, **more: renderer.render(chat.Chat(messages, **more)).removeprefix(prefix())
 
 
 def tokenizer_folder(path: Path | None) -> Path | None:

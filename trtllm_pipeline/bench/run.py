@@ -12,20 +12,21 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Load, run_level
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
-from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
+from trtllm_pipeline.bench.prompts import LeftOut, Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
-from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.bench.target import Target, adds_special_tokens
 from trtllm_pipeline.bench.workloads import Openings, Workload, made
 from trtllm_pipeline.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.processes.process import allow_open_files
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ def record(
     `progress` is called with the requests done and all that are planned so far. `processes` None: as many as a level
     takes. `synthetic` has the lengths that prompts were made for, `repeats` the rule that decides how many there are; a
     search for the highest rate looks at `objectives`; of made-up prompts `openings` makes others for each request. Raises ServerError when the server or the model is not there,
-    StageError when `claim` cannot be read.
+    or cannot be sent what a prompt asks for, StageError when `claim` cannot be read, or `objectives` limit what the model does not have.
     """
+    for prompt in prompts:
+        target.of_row(prompt)
     plan = rounds.levels
     total, done = sum(len(level.planned) for level in plan), 0
     looking: SoFar | None = None
@@ -90,6 +93,13 @@ def record(
 
         write_prompts(prompts)
         async with target.client() as client:
+            if "tpot" in objectives.per_request and isinstance(client, Client) and not client.model.decoupled:
+                raise StageError(
+                    f"model {target.model} sends each answer as one response, which has no time per output token; the "
+                    "SLO has a limit for tpot",
+                    failure=FailureClass.USER,
+                    hint="leave tpot out of the SLO, or serve a decoupled model",
+                )
             system = conditions.system(target, claim.engine, settings.get("exclusive"))
             system["server"] = await client.server() or target.service.version
             workload = conditions.workload(target, prompts, plan, synthetic=synthetic, repeats=repeats)
@@ -200,7 +210,8 @@ class ServerLoad:
 
         Raises UsageError, ServerError or StageError before anything is asked, KeyboardInterrupt where nothing was measured.
         """
-        prompts = self._prompts(tokenizer)
+        left_out = LeftOut()
+        prompts = self._prompts(tokenizer, left_out)
         rounds = Rounds(self.load, prompts, self.stop, self.find_rate)
         asyncio.run(_check_server(self.target))
         allow_open_files(max((level.concurrency or 0 for level in rounds.levels), default=0))
@@ -210,7 +221,7 @@ class ServerLoad:
                 rounds,
                 prompts,
                 path,
-                settings=self._settings(),
+                settings={**self._settings(), "rows_left_out": str(left_out)},
                 claim=self.expected,
                 progress=progress,
                 tokenizer=tokenizer,
@@ -226,14 +237,17 @@ class ServerLoad:
             return True
         return False
 
-    def _prompts(self, tokenizer: Tokenizer | None) -> tuple[Prompt, ...]:
+    def _prompts(self, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
         if self.workload is not None:
             assert tokenizer is not None
-            return made(tokenizer, self.workload, read(self.input_data, unrendered) if self.input_data else ())
+            rows = read(self.input_data, unrendered, left_out=left_out) if self.input_data else ()
+            return made(tokenizer, self.workload, rows)
         assert self.input_data is not None
         chats = self.target.protocol.startswith("openai_chat")  # the server has the template
-        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer)) as render:
-            return read(self.input_data, render, turns=self.turns, most=self.most_rows)
+        target = self.target
+        special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
+        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer), special) as render:
+            return read(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
 
     def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:
         asked = self.workload

@@ -55,6 +55,8 @@ class Script:
     """`num_output_tokens` of each event, true or not, for clients that ask; None for a server that does not count."""
     reasoning: int = 0
     """OpenAI chat: this many events are thinking."""
+    reasoning_as: str = "reasoning_content"
+    """OpenAI chat: the field that has it."""
     finish_reason: str = "stop"
     """OpenAI: why it ended, true or not."""
 
@@ -163,6 +165,17 @@ class ScriptedServer:
         if script.error is not None:
             raise _ScriptedError(script.error)
 
+    async def _streamed(self, model: str, values: Mapping[str, Any]) -> AsyncIterator[tuple[Served, Script, _Part]]:
+        """The events of a Triton model; all in one response if the model is not decoupled."""
+        if self.models[model].model_transaction_policy.decoupled:
+            async for each in self._play(model, values):
+                yield each
+            return
+        if values.get("stream"):
+            raise _ScriptedError("Streaming is only supported if model is deployed using decoupled mode.")
+        played = [each async for each in self._play(model, values)]
+        yield (*played[-1][:2], _joined(played))
+
     # gRPC
 
     async def call(self, method: str, read: Read, write: Write) -> None:
@@ -177,6 +190,10 @@ class ScriptedServer:
             reply = service_pb2.ModelConfigResponse(config=known)
         elif method == "ModelMetadata":
             reply = _metadata(self._known(service_pb2.ModelMetadataRequest.FromString(raw).name))
+        elif method == "RepositoryIndex":
+            reply = service_pb2.RepositoryIndexResponse()
+            for name in self.models:
+                reply.models.add(name=name, version="1", state="READY")
         elif method == "ServerReady":
             reply = service_pb2.ServerReadyResponse(ready=self.ready)
         else:
@@ -190,7 +207,7 @@ class ScriptedServer:
             reply = service_pb2.ModelStreamInferResponse()
             try:
                 self._known(request.model_name)
-                async for served, _script, part in self._play(request.model_name, _values(request)):
+                async for served, _script, part in self._streamed(request.model_name, _values(request)):
                     answer = service_pb2.ModelStreamInferResponse(infer_response=_response(request, part))
                     data = answer.SerializeToString()
                     served.sent_ns.append(time.monotonic_ns())
@@ -246,21 +263,21 @@ class ScriptedServer:
                 return _whole(writer, 200, json_format.MessageToDict(known, preserving_proto_field_name=True))
             values = json.loads(body)
             if verb == "generate_stream":
-                return await self._event_stream(model, values, writer, lambda _script, part: _json(model, part))
+                played = self._streamed(model, values)
+                return await self._event_stream(played, writer, lambda _script, part: _json(model, part))
             return _whole(writer, 200, _json(model, _joined([each async for each in self._play(model, values)])))
         except _ScriptedError as error:
             return _whole(writer, 400, {"error": str(error)})
 
     async def _event_stream(
         self,
-        model: str,
-        values: Mapping[str, Any],
+        played: AsyncIterator[tuple[Served, Script, _Part]],
         writer: asyncio.StreamWriter,
         body: Callable[[Script, _Part], dict[str, Any]],
         tail: Iterable[bytes] = (),
         head: bytes = b"",
     ) -> None:
-        """Server-sent events: `head`, then `body` of every part at its time, then `tail`."""
+        """Server-sent events: `head`, then `body` of every part of `played` at its time, then `tail`."""
 
         def chunk(data: bytes) -> None:
             if writer.is_closing():
@@ -272,7 +289,7 @@ class ScriptedServer:
             chunk(head)
         waiting: list[bytes] = []
         try:
-            async for served, script, part in self._play(model, values):
+            async for served, script, part in played:
                 waiting.append(_event(body(script, part)))
                 if len(waiting) < script.merge and len(served.sent_ns) + len(waiting) < len(script.events):
                     continue
@@ -305,7 +322,7 @@ class ScriptedServer:
         about = {"id": "1", "object": kind, "created": int(time.time()), "model": model}
 
         def choice(part: _Part, index: int, script: Script) -> dict[str, Any]:
-            name = "reasoning_content" if index < script.reasoning else "content"
+            name = script.reasoning_as if index < script.reasoning else "content"
             return {"index": 0, "delta": {name: part.text}} if chat else {"index": 0, "text": part.text}
 
         def delta(script: Script, part: _Part) -> dict[str, Any]:
@@ -327,7 +344,8 @@ class ScriptedServer:
 
         if asked.get("stream"):
             role = {**about, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
-            return await self._event_stream(model, values, writer, delta, tail(), _event(role) if chat else b"")
+            head = _event(role) if chat else b""
+            return await self._event_stream(self._play(model, values), writer, delta, tail(), head)
         try:
             played = [each async for each in self._play(model, values)]
         except _ScriptedError as error:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.prompts import Prompt, beside_template
 from trtllm_pipeline.client import images
 from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.client.openai import options as openai_sampling
@@ -26,9 +27,31 @@ OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
 }
 """Protocol -> endpoint, streamed. `api/chat/completions` and `api/completions` of any OpenAI-compatible server."""
 
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_OF_TRITON: Final = {**{name: name for name in (*_SAMPLING, "min_tokens")}, "seed": "random_seed"}
+"""Field of a chat request -> input tensor."""
+_OF_COMPLETIONS: Final = {
+    name: name
+    for name in (*_SAMPLING, "min_p", "seed", "min_tokens", "logit_bias", "response_format", "structured_outputs")
+} | {name: name for name in ("guided_json", "guided_choice", "guided_regex", "guided_grammar")}
 AnyClient = Client | OpenAiClient
 _PORTS: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000}
 """Triton's, by default."""
+
+
+def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bool:
+    """Whether a server puts the tokenizer's special tokens around the prompts that it gets over `protocol`.
+
+    Triton is asked; OpenAI-compatible servers do so for completions. Raises ServerError if there is no server.
+    """
+    if protocol in OPENAI:
+        return True
+
+    async def asked() -> bool:
+        async with Client(service, service.model, protocol, timeout_s=timeout_s) as client:
+            return await client.adds_special_tokens()
+
+    return asyncio.run(asked())
 
 
 def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:
@@ -147,12 +170,29 @@ class Target:
             )
         return Client(self.service, self.model, self.protocol, timeout_s=self.timeout_s)
 
+    def of_row(self, prompt: Prompt) -> dict[str, Any]:
+        """Options that the row of `prompt` asks for. Raises ServerError for those that this protocol cannot send."""
+        if self.protocol.startswith("openai_chat"):
+            return {**prompt.request}
+        left = beside_template(prompt.request)
+        names = _OF_COMPLETIONS if self.protocol in OPENAI else _OF_TRITON
+        unknown = ", ".join(name for name in left if name not in names)
+        if unknown:
+            raise ServerError(
+                f"prompt {prompt.id}: {unknown} cannot be sent over {self.protocol}",
+                failure=FailureClass.USER,
+                hint="measure a chat endpoint (--protocol openai), or leave it out of the row",
+            )
+        return {names[name]: value for name, value in left.items()}
+
     def generation(self, prompt: Prompt, number: int) -> GenerationRequest:
         """The request for `prompt`, the `number`-th of its level; what the prompt says goes before the rest."""
         of_openai = self.protocol in OPENAI
         chosen = openai_sampling if of_openai else sampling
         max_tokens = prompt.max_tokens or self.max_tokens
-        options: dict[str, Option] = {**chosen(self.temperature, seed=self.seed + number), **self.options}
+        of_row = self.of_row(prompt)
+        temperature = of_row.pop("temperature", self.temperature)
+        options: dict[str, Option] = {**chosen(temperature, seed=self.seed + number), **self.options, **of_row}
         if self.exact_length:
             # Engines in Triton have no such switch: no end may come before all tokens have.
             options |= {"min_tokens": max_tokens, **({"ignore_eos": True} if of_openai else {})}

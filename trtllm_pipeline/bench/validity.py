@@ -310,17 +310,17 @@ def _ended_at_once(request: TimedRequest) -> bool:
 
 
 @_gate(
-    f"answers that start with their prompt, for prompts of {ECHO_WORDS} words or more",
-    "more than half; a warning below",
+    "answers that start with their prompt",
+    f"more than half, to different prompts or to one of {ECHO_WORDS} words or more; otherwise a warning",
     "the prompt's tokens would count as output",
 )
 def _prompt_echo(_run: LoadRun, level: LevelRun) -> Found:
     """A server that repeats prompts repeats them all; a model may greet a greeting, or say a sentence again."""
-    telling = [request for request in level.ok if len(request.prompt.split()) >= ECHO_WORDS]
-    echoed = sum(request.text.lstrip().startswith(request.prompt.strip()) for request in telling)
+    echoed = [each.prompt for each in level.ok if each.text.lstrip().startswith(each.prompt.strip())]
     if echoed:
-        message = f"{echoed} of {len(telling)} answers start with their prompt, which counts as output"
-        yield "invalid" if echoed > len(telling) / 2 else "warning", message
+        message = f"{len(echoed)} of {len(level.ok)} answers start with their prompt, which counts as output"
+        telling = len({*echoed}) > 1 or len(echoed[0].split()) >= ECHO_WORDS
+        yield "invalid" if telling and len(echoed) > len(level.ok) / 2 else "warning", message
 
 
 @_gate(
@@ -372,6 +372,20 @@ def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iter
     asked = sum(int(request.record["max_tokens"]) for request in good)
     few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * asked
     return "warning" if few and not run.counted_by_server else "invalid"
+
+
+@_gate(
+    "responses of each answer that has several tokens",
+    "-; reported if every answer came as one response",
+    "the first token then arrives with the last one: there is no time to it, and none between tokens",
+)
+def _one_response(_run: LoadRun, level: LevelRun) -> Found:
+    several = [request for request in level.answered if request.output_tokens > 1]
+    if several and not any(len(request.times_ns) > 1 for request in several):
+        yield (
+            "info",
+            "answers were not streamed: TTFT is the end-to-end latency, and TPOT, ITL and ICL were not measured",
+        )
 
 
 @_gate(
@@ -519,12 +533,12 @@ def _contradiction(record: RequestRecord) -> str | None:
     f"-; a warning from {MAX_QUEUE_SHARE:.0%} of the median e2e on",
     "the queue is measured, not the engine",
 )
-def _server_queue(run: LoadRun, level: LevelRun) -> Found:
+def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
     """These models are quick, and have a setting for how many there are. Parts of a streamed answer wait beside each other, so
     that all of their waits may be more than its latency; several instances of the postprocessing do not keep their order
     (tensorrtllm_backend #614, and seen on Triton 2.51).
     """
-    streamed = not run.records.header["protocol"].endswith("_unary")
+    streamed = any(len(request.times_ns) > 1 for request in level.answered)
     if not level.answered or not level.triton:
         return
     typical_ms = median(request.e2e_ms for request in level.answered)
@@ -688,6 +702,12 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
     for name in run.records.header["settings"].get("stop_when") or ():
         if not known.get(name.partition("_")[0], True):
             yield "warning", f"stop_when: there is no {name} here, so no repeat waited for its interval"
+
+
+@_gate("rows of the prompt file that were left out", "-; a warning", "the load is not that of the file", of_level=False)
+def _rows_left_out(run: LoadRun) -> Found:
+    if told := run.records.header["settings"].get("rows_left_out"):
+        yield "warning", str(told)
 
 
 @_gate("prompts that warm-up and measurement share", "-", "cached prompts are faster")

@@ -25,7 +25,7 @@ def answers(
     model: options.Model,
     input_data: Annotated[str, options.option("--input-data", "FILE", "JSONL file of questions, or builtin:NAME.")],
     protocol: options.Protocol = "grpc",
-    endpoint_type: options.EndpointType = "chat",
+    endpoint_type: options.EndpointType = "completions",
     request_timeout_s: options.RequestTimeout = 300.0,
     metrics: Annotated[
         str,
@@ -55,8 +55,9 @@ def answers(
 ) -> None:
     r"""Ask a running server questions and score its greedy answers.
 
-    No matrix and no workspace are needed. The key for an OpenAI-compatible server is read from OPENAI_API_KEY. The exit code
-    is 1 if requests fail or the score is below --min-score.
+    No matrix and no workspace are needed. As in a run, an OpenAI-compatible server gets the questions at /v1/completions. With
+    --endpoint-type chat, each is a user's message, and the server's chat template writes the prompt. The key for such a server
+    is read from OPENAI_API_KEY. The exit code is 1 if requests fail or the score is below --min-score.
 
     examples:
       pipeline evaluate answers -u localhost:8001 --model ensemble --input-data questions.jsonl

@@ -15,6 +15,7 @@ from trtllm_pipeline.client.session import ServerSentEvents
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES
+from trtllm_pipeline.client.urls import api_url
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 _LOOK_S: Final = 10.0
@@ -169,8 +170,7 @@ def base_url(url: str) -> str:
     """`url` with /v1 at its end. Raises ServerError for one that names no host."""
     if not urlsplit(url if "://" in url else f"//{url}").netloc:
         raise ServerError(f"{url!r} is not http://HOST:PORT", failure=FailureClass.USER)
-    base = url.rstrip("/")
-    return base if base.endswith("/v1") else f"{base}/v1"
+    return api_url(url)
 
 
 def models(url: str, api_key: str | None = None) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from trtllm_pipeline.client import fields, recognise, said
 from trtllm_pipeline.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.client.transport import ProtocolError
+from trtllm_pipeline.client.urls import api_url
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ class OpenAiClient(BaseClient):
         api_key: str | None = None,
         lists_models: bool = True,
     ) -> None:
-        base = url.rstrip("/")
-        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        self.url = api_url(url)
         self.endpoint = endpoint
         self.stream = stream
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

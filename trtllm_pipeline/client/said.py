@@ -64,30 +64,31 @@ class _Piece(NamedTuple):
 
 def read(message: Mapping[str, Any]) -> Said:
     """The texts of a message or delta. Raises ProtocolError if a known field has a value of the wrong type."""
-    found = [piece for name in _ANSWER for piece in _known(message, name)]
-    text, reasoning = _joined(found, "text"), _joined(found, "reasoning")
-    # Some servers repeat a text in several fields, so the first one that has a text counts.
-    for name in _REASONING:
-        reasoning = reasoning or "".join(piece.text for piece in _known(message, name))
+    text = reasoning = calls = ""
+    unread: str | None = None
+    others: list[tuple[str, object]] = []
     for name, value in message.items():
-        if value and name not in _KNOWN:
-            others = list(_pieces(value, name))
-            text, reasoning = text or _joined(others, "text"), reasoning or _joined(others, "reasoning")
-            found += others
-    unread = next((piece.field for piece in found if piece.kind == "unread"), None)
-    return Said(reasoning, text, _calls(message), unread)
+        if value is None or value == "" or name == "role":
+            continue
+        if name in _CALLS:
+            calls = _calls(message)
+        elif isinstance(value, list) or name not in _KNOWN:
+            others.append((name, value))
+        elif name in _ANSWER:
+            text += fields.text(value, name)
+        else:
+            reasoning = reasoning or fields.text(value, name)
+    for name, value in others:
+        found = list(_pieces(value, name))
+        said, thought = _joined(found, "text"), _joined(found, "reasoning")
+        # Some servers repeat a text in several fields, so the first one that has a text counts.
+        text, reasoning = (text + said if name in _ANSWER else text or said), reasoning or thought
+        unread = unread or next((piece.field for piece in found if piece.kind == "unread"), None)
+    return Said(reasoning, text, calls, unread)
 
 
 def _joined(pieces: Iterable[_Piece], kind: str) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
-
-
-def _known(message: Mapping[str, Any], name: str) -> Iterator[_Piece]:
-    value = message.get(name)
-    if isinstance(value, list):
-        yield from _pieces(value, name)
-    elif value != "" and value is not None:
-        yield _Piece(fields.text(value, name), "text", name)
 
 
 def _pieces(value: object, name: str, *, thought: bool = False, depth: int = 0) -> Iterator[_Piece]:

@@ -35,6 +35,7 @@ from trtllm_pipeline.client.session import (
     deltas,
 )
 from trtllm_pipeline.client.transport import ProtocolError
+from trtllm_pipeline.client.transport.http import fetch
 from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.errors import FailureClass, ServerError
 
@@ -44,7 +45,12 @@ if TYPE_CHECKING:
     from trtllm_pipeline.client.triton_messages import model_config_pb2, service_pb2
 
 PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
-"""gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate."""
+"""gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate.
+
+A model that is not decoupled sends one response over each of them; "http" is then generate too.
+"""
+PREPROCESSING: Final = "preprocessing"
+_OK: Final = 200
 IMAGE_INPUT: Final = "image_url_input"
 """Of an ensemble with a visual engine."""
 STREAMING: Final = frozenset({"grpc", "http"})
@@ -185,6 +191,15 @@ class ServedModel:
         return found
 
 
+def is_on(parameters: Mapping[str, str] | None, name: str) -> bool:
+    """Whether a parameter is on, as TensorRT-LLM's are unless they are told otherwise.
+
+    `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` leaves them out of
+    answers.
+    """
+    return (parameters or {}).get(name, "").strip().lower() not in {"false", "0", "no", "off"}
+
+
 class Client(BaseClient):
     """Access to one model of a server over one of `PROTOCOLS`.
 
@@ -229,6 +244,51 @@ class Client(BaseClient):
         request = service_pb2.ModelConfigRequest(name=model)
         return (await self._call("ModelConfig", request, service_pb2.ModelConfigResponse)).config
 
+    async def models(self) -> list[str]:
+        """The names of the server's models, over gRPC. Raises ServerError."""
+        from trtllm_pipeline.client.triton_messages import service_pb2
+
+        index = await self._call(
+            "RepositoryIndex", service_pb2.RepositoryIndexRequest(), service_pb2.RepositoryIndexResponse
+        )
+        return sorted({model.name for model in index.models})
+
+    async def parameters(self, model: str) -> dict[str, str] | None:
+        """The parameters of a model next to the served one; None if the server has no such model."""
+        try:
+            config = await self.config(model)
+        except ServerError:
+            return None
+        return {name: value.string_value for name, value in config.parameters.items()}
+
+    async def adds_special_tokens(self) -> bool:
+        """Whether preprocessing puts the tokenizer's special tokens around prompts."""
+        return is_on(await self.parameters(PREPROCESSING), "add_special_tokens")
+
+    async def input_ids(self, text: str) -> list[int]:
+        """The token ids that preprocessing makes of a prompt, over HTTP. Raises ServerError, HttpError, OSError."""
+        config = await self.config(PREPROCESSING)
+        inputs, types = [], data_types(config.input)
+        for tensor in config.input:
+            if tensor.name != "QUERY" and tensor.optional:
+                continue
+            kind, _ = _DTYPES[types[tensor.name]]
+            value: object = text if tensor.name == "QUERY" else "" if kind == "BYTES" else 1
+            shape = [1] * (len(tensor.dims) + (config.max_batch_size > 0))
+            inputs.append({"name": tensor.name, "shape": shape, "datatype": kind, "data": [value]})
+        asked = {"inputs": inputs, "outputs": [{"name": "INPUT_ID"}]}
+        status, body = await fetch(
+            self.service.http,
+            f"/v2/models/{PREPROCESSING}/infer",
+            timeout_s=self.timeout_s,
+            method="POST",
+            body=json.dumps(asked).encode(),
+        )
+        answer = json.loads(body)
+        if status != _OK:
+            raise ServerError(f"{PREPROCESSING}: {answer.get('error', status)}")
+        return [int(each) for each in answer["outputs"][0]["data"]]
+
     async def stop_by(self, engine: str) -> None:
         """End cancelled requests at the model `engine` behind an ensemble, if the server has one with an input `stop`.
 
@@ -248,7 +308,7 @@ class Client(BaseClient):
             try:
                 return await self.config(self._name)
             except ServerError as error:
-                if _UNKNOWN in error.message:
+                if is_unknown(error.message):
                     raise ServerError(
                         error.message, failure=FailureClass.USER, hint="--model names the model"
                     ) from error
@@ -331,6 +391,11 @@ class Client(BaseClient):
                 if HTTP_1 in reason
                 else "check that the server is running and that this is its address",
             ) from error
+
+
+def is_unknown(cause: str) -> bool:
+    """Whether a server says that it has no model of this name."""
+    return _UNKNOWN in cause
 
 
 def failure_class(cause: str) -> FailureClass:
@@ -514,7 +579,7 @@ class _Http(HttpSession):
     """Triton's generate and generate_stream."""
 
     def __init__(self, client: Client) -> None:
-        stream = client.protocol in STREAMING
+        stream = client.protocol in STREAMING and client.model.decoupled
         path = f"/v2/models/{quote(client.model.name, safe='')}/generate{'_stream' if stream else ''}"
         super().__init__(client.service.http, path, stream=stream, timeout_s=client.timeout_s)
         self._model = client.model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,10 @@ def score_url(
     # Before anything is asked: a wrong folder must not cost the answers.
     tokens = None if tokenizer is None else tokenizer_at(tokenizer)
     chats = target.protocol.startswith("openai_chat")  # the server has the template
-    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(tokenizer)) as render:
+    from trtllm_pipeline.bench.target import adds_special_tokens
+
+    special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
+    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(tokenizer), special) as render:
         questions = questions_of(path, metrics, names, render)
     return score_server(
         target,
@@ -106,10 +110,24 @@ def score_server(
             failure=failure_class(str(answer.error)),
         )
     scored = result.score(answers, metrics)
-    found = result.summary(scored, metrics, settings, source=source)
+    found = result.summary(scored, metrics, settings, asked=asked_at(target.protocol, questions), source=source)
     if folder is not None:
         result.write(folder, scored, found)
     return found
+
+
+def asked_at(protocol: str, questions: Sequence[Question]) -> str:
+    """The endpoint that questions go to, and whose chat template writes their prompts: both change the scores."""
+    from trtllm_pipeline.bench.target import OPENAI
+
+    endpoint, _ = OPENAI.get(protocol, (None, False))
+    if endpoint == "chat":
+        return "/v1/chat/completions, with the server's chat template"
+    where = f"Triton over {protocol.removesuffix('_unary')}" if endpoint is None else "/v1/completions"
+    rendered = sum(bool(question.prompt.messages) for question in questions)
+    if not rendered:
+        return f"{where}, without a chat template"
+    return f"{where}, with the model's chat template for {rendered} of {len(questions)} questions"
 
 
 async def _ask(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.bench.stats import CONFIDENCE, Interval, mean_interval
+from trtllm_pipeline.client.urls import api_url
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.evaluate.result import NAME, AccuracyResult
 from trtllm_pipeline.files.writing import write_json
@@ -58,10 +59,9 @@ class Evaluation:
 def command(program: str, evaluation: Evaluation, output: Path) -> list[str]:
     """The command line. Raises UsageError for what its `--model_args` cannot hold."""
     name, path = _MODELS[evaluation.endpoint]
-    base = evaluation.url.rstrip("/")
     arguments = {
         "model": evaluation.model,
-        "base_url": (base if base.endswith("/v1") else f"{base}/v1") + path,
+        "base_url": api_url(evaluation.url) + path,
         "num_concurrent": str(evaluation.concurrency),
         "tokenized_requests": "False",
     }

@@ -69,6 +69,8 @@ class AccuracyResult:
     """All questions."""
     rows_digest: str | None = None
     """Of what was asked and what was right: equal for scores that may be compared."""
+    asked: str | None = None
+    """The endpoint, and whose chat template wrote the prompts."""
     interval_method: str = MEAN_INTERVAL
     definitions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class AccuracyResult:
         """What is in an accuracy.json. What is not what it should be counts as missing."""
         from trtllm_pipeline.bench.result import count_of, numbers_of
 
-        ends, digest, settings = (data.get(name) for name in ("intervals", "rows_digest", "settings"))
+        ends, digest, settings, asked = (data.get(name) for name in ("intervals", "rows_digest", "settings", "asked"))
         intervals: dict[str, Interval | None] = {}
         for name, pair in ends.items() if isinstance(ends, dict) else ():
             numbers = list(numbers_of(dict(enumerate(pair))).values()) if isinstance(pair, list) else []
@@ -97,13 +99,14 @@ class AccuracyResult:
             intervals=intervals,
             total=count_of(data.get("total")),
             rows_digest=digest if isinstance(digest, str) else None,
+            asked=asked if isinstance(asked, str) else None,
             settings=settings if isinstance(settings, dict) else {},
         )
 
     def __str__(self) -> str:
         """`exact 0.893 [0.750, 1.000], contains ... on 28 questions`."""
         parts = [f"{name} {mean:.3f} [{_ends(self.intervals.get(name))}]" for name, mean in self.scores.items()]
-        return f"{', '.join(parts)} on {self.total} questions"
+        return f"{', '.join(parts)} on {self.total} questions{f', asked at {self.asked}' if self.asked else ''}"
 
     def check_least(self, first: str, least: float | None) -> None:
         """Raise StageError when the mean of metric `first` is below `least`, or there is none; None asks for nothing."""
@@ -140,7 +143,12 @@ def score(
 
 
 def summary(
-    scored: Sequence[AnsweredQuestion], metrics: Mapping[str, Metric], settings: Mapping[str, Any], **more: Any
+    scored: Sequence[AnsweredQuestion],
+    metrics: Mapping[str, Metric],
+    settings: Mapping[str, Any],
+    *,
+    asked: str | None = None,
+    **more: Any,
 ) -> AccuracyResult:
     """Means with intervals: every question counts once, with the mean of its answers' scores. `more` is for the file."""
     means = _means(scored)
@@ -154,6 +162,7 @@ def summary(
         questions={name: len(values) for name, values in means.items()},
         total=len({each.question.prompt.id for each in scored}),
         rows_digest=_digest(scored),
+        asked=asked,
         definitions={name: metrics[name].definition for name in means},
         settings=settings,
         more={

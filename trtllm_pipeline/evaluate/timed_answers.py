@@ -25,13 +25,18 @@ class TimedAnswers:
     """Ids of questions that no measured request asked: there were fewer requests than prompts."""
     settings: Mapping[str, Any]
     """Of the load run."""
+    protocol: str
 
 
 def timed_answers(
-    events: Path, questions: Mapping[str, Question], encode: Callable[[str], tuple[int, ...]] | None
+    events: Path,
+    questions: Mapping[str, Question],
+    encode: Callable[[str], tuple[int, ...]] | None,
+    prefix: str = "",
 ) -> TimedAnswers:
     """The measured answers in an event file to `questions`, by id.
 
+    A prompt may have been sent with `prefix`, the special tokens that the server did not add itself.
     Raises StageError for what is no event file, and for questions that are not those that were asked.
     """
     told = read_records(events)
@@ -39,7 +44,7 @@ def timed_answers(
     times: Counter[tuple[Any, ...]] = Counter()
     failed = 0
     for id_, text in told.prompts.items():
-        if id_ in questions and text != questions[id_].prompt.text:
+        if id_ in questions and text.removeprefix(prefix) != questions[id_].prompt.text:
             raise StageError(
                 f"row {id_!r}: the load run asked {text[:60]!r}, the row says {questions[id_].prompt.text[:60]!r}",
                 failure=FailureClass.USER,
@@ -59,4 +64,4 @@ def timed_answers(
         times[key] += 1
     asked = {id_ for id_, *_ in times}
     not_asked = tuple(id_ for id_ in questions if id_ not in asked)
-    return TimedAnswers(tuple(answers), failed, not_asked, told.header["settings"])
+    return TimedAnswers(tuple(answers), failed, not_asked, told.header["settings"], told.header["protocol"])

@@ -42,6 +42,16 @@ def read_tokenizer(path: Path) -> Tokenizer:
         ) from error
 
 
+def added_prefix(tokenizer: Tokenizer) -> str:
+    """The text of the special tokens that the tokenizer puts before a prompt, which chat templates write too.
+
+    Empty if it adds none, or if it does not read that text as the same tokens.
+    """
+    ids = tokenizer.encode("").ids
+    text: str = tokenizer.decode(ids, skip_special_tokens=False)
+    return text if ids and tokenizer.encode(text).ids == ids * 2 else ""
+
+
 def tokenizer_at(path: Path) -> Tokenizer:
     """The tokenizer that `--tokenizer` names: a tokenizer.json or a model's folder. Raises UsageError."""
     try:

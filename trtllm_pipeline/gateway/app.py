@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -36,6 +37,7 @@ from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.gateway.served import ModelServer
 from trtllm_pipeline.gateway.stops import StopWords
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
+from trtllm_pipeline.processes.process import return_free_memory
 
 CLIENT_LEFT: Final = 499
 """Status in the metrics of a request whose client left before the answer was whole."""
@@ -46,6 +48,8 @@ _DISCARDED_BYTES: Final = 1 << 26
 _DISCARD_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
 _OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
+_LARGE_BYTES: Final = 1 << 18
+"""Bodies above this leave holes in the memory of the process."""
 CONNECTION: Final = "pipeline.connection"
 """Key of a scope: the request's `WatchedConnection`."""
 WHOLE: Final = "pipeline.whole"
@@ -94,6 +98,8 @@ class GatewayApp:
         self.started = int(time.time())
         self._feeds: set[_Sending] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._had_large = False
+        """A request with a large body has ended."""
         self._health: tuple[float, dict[str, bool]] = (float("-inf"), {})
         self._health_lock = asyncio.Lock()
         self._endpoints = {path: endpoint for endpoint, path in PATHS.items()}
@@ -116,6 +122,8 @@ class GatewayApp:
         """Generate, or leave it to Starlette, whose layers would be around each event of a stream."""
         if scope["type"] != "http":
             return await self._others(scope, receive, send)
+        if "//" in scope["path"]:  # a client has put its path behind a URL that ends in a slash
+            scope["path"] = re.sub("/{2,}", "/", scope["path"])
         endpoint = self._endpoints.get(scope["path"])
         if endpoint is not None and scope["method"] == "POST":
             return await self._generate(endpoint, scope, receive, send)
@@ -152,6 +160,9 @@ class GatewayApp:
                 server.tidy()
             if self.keys is not None:
                 self.keys.refresh()
+            if self._had_large:
+                self._had_large = False
+                return_free_memory()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, and wait for those in progress; the rest is ended."""
@@ -209,6 +220,7 @@ class GatewayApp:
     async def _generate(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         metrics: RequestMetrics | None = None
         served: ModelServer | None = None
+        size: int | None = 0
         try:
             size = self._checked(scope)
             body = parse_body(await self._body(scope, receive, size))
@@ -232,6 +244,8 @@ class GatewayApp:
                 with suppress(RuntimeError):  # uvicorn's, where the answer has begun
                     await _send_error(_bug(), send)
             raise
+        finally:
+            self._had_large |= size is None or size > _LARGE_BYTES
 
     def _checked(self, scope: Scope) -> int | None:
         """Size of the body, if it is told. Raises ApiError for what is refused before the body is read."""
@@ -524,7 +538,11 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: f"there is no {request.url.path[:200]}", 405: f"{request.method} is not allowed here"}
+    there = ", ".join([*PATHS.values(), "/v1/models", "/health", "/metrics"])
+    words = {
+        404: f"there is no {request.url.path[:200]}; there are {there}",
+        405: f"{request.method} is not allowed here",
+    }
     codes = {404: "unknown_path", 405: "method_not_allowed"}
     told = ApiError(error.status_code, words.get(error.status_code, error.detail), code=codes.get(error.status_code))
     return Response(told.body, told.status, error.headers, media_type="application/json")

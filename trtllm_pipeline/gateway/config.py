@@ -124,9 +124,9 @@ class OfferedModel:
     service: Path | None = None
     """A service.json, read again when the server has been started again."""
     url: str | None = None
-    """`grpc://HOST:PORT` of a Triton, or `http://HOST:PORT[/v1]` of an OpenAI-compatible server."""
+    """`grpc://HOST[:PORT]` of a Triton, or `http://HOST:PORT[/v1]` of an OpenAI-compatible server."""
     server_model: str | None = None
-    """Its name on the server; None for that in service.json, or `name`."""
+    """Its name on the server; None for that in service.json, for the one that a Triton at a URL has, or for `name`."""
     model_folder: Path | None = None
     """Tokenizer, chat template and generation_config.json. Without it there is no chat, and no count of prompt tokens."""
     dialect: str = AUTO
@@ -148,7 +148,7 @@ class OfferedModel:
             raise UsageError(f"model {self.name}: expected a service.json or a url, one of them")
         if self.url is not None and not _is_address(self.url):
             raise UsageError(
-                f"model {self.name}: {self.url!r} is no address of a server",
+                f"model {self.name}: {self.url!r} is not the address of a server",
                 hint="grpc://HOST:PORT of a Triton, http://HOST:PORT/v1 of an OpenAI-compatible server",
             )
 
@@ -226,7 +226,7 @@ class GatewayConfig:
 def _is_address(text: str) -> bool:
     try:
         url = urlsplit(text)
-        return url.scheme in _SCHEMES and bool(url.hostname) and (url.scheme != "grpc" or url.port is not None)
+        return url.scheme in _SCHEMES and bool(url.hostname) and (url.port is None or url.port > 0)
     except ValueError:
         return False
 

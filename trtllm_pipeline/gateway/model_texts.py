@@ -13,7 +13,7 @@ from typing import Final
 from trtllm_pipeline import chat
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.tokenizer import read_tokenizer
+from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.gateway.api_error import ApiError, bad
 from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 
@@ -82,9 +82,7 @@ class ModelTexts:
         normalizer = self.tokenizer.normalizer
         self._expansion = 1 if normalizer is None else _EXPANSION.get(type(normalizer).__name__)
         self._added = self.tokenizer.num_special_tokens_to_add(is_pair=False) + 1  # and a space before the text
-        ids = self.tokenizer.encode("").ids
-        beginning = self.tokenizer.decode(ids, skip_special_tokens=False)
-        self._double = beginning if ids and self.tokenizer.encode(beginning).ids == ids * 2 else ""
+        self._double = added_prefix(self.tokenizer)
         """What the tokenizer puts at the beginning, and templates too."""
         self._threads = ThreadPoolExecutor(renderers, thread_name_prefix="gateway-texts")
         self._renderers: deque[chat.Renderer] = deque()

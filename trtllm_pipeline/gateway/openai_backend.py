@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_STREAM_BYTES
+from trtllm_pipeline.client.urls import server_url
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.gateway.asked import PATHS, Endpoint
 from trtllm_pipeline.gateway.passing import AnswerCheck, StreamCutter
@@ -68,7 +69,7 @@ class OpenAiBackend:
 
     def __init__(self, service: Service, served: OfferedModel, params: GatewayParams) -> None:
         url = service.http if "://" in service.http else f"http://{service.http}"
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = server_url(url)
         self._served = served
         self._params = params
         self._timeout_s = params.generation_timeout_s

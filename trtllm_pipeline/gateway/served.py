@@ -26,6 +26,8 @@ Backend = TritonBackend | OpenAiBackend
 _LOG: Final = logging.getLogger(__name__)
 _FAILED_S: Final = 0.5
 """How long the failure to reach a server is believed."""
+_GRPC_PORT: Final = 8001
+"""Triton's, by default."""
 _LOG_EVERY_S: Final = 10.0
 """Failures of one server may come by the thousand."""
 
@@ -52,7 +54,10 @@ class ModelServer:
     async def prepare(self) -> None:
         """Do before the first request what it would wait for: start processes, ask the server what it is."""
         warm = [] if self.texts is None else [self.texts.warm()]
-        await asyncio.gather(self._reach(), *warm, return_exceptions=True)
+        reached, *_ = await asyncio.gather(self._reach(), *warm, return_exceptions=True)
+        # One that is not reachable may still be starting.
+        if isinstance(reached, ApiError) and reached.reason == "upstream":
+            _LOG.warning("model %s: %s", self.model.name, reached.message)
 
     async def _reach(self) -> None:
         backend = await self.backend()
@@ -147,7 +152,8 @@ class ModelServer:
                 raise unavailable(f"the server of model {self.model.name} is not running") from error
         assert self.model.url is not None
         url = urlsplit(self.model.url)
-        name = self.model.server_model or self.model.name
         if url.scheme == "grpc":
-            return Service("", url.netloc, None, None, name, None)
+            address = url.netloc if url.port else f"{url.netloc.removesuffix(':')}:{_GRPC_PORT}"
+            return Service("", address, None, None, self.model.server_model or "", None)
+        name = self.model.server_model or self.model.name
         return Service(self.model.url, "", None, None, name, None, "openai")

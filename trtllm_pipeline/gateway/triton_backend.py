@@ -20,7 +20,7 @@ from trtllm_pipeline.client.fields import shortened
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option, Session
 from trtllm_pipeline.client.transport import ProtocolError
-from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class
+from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
@@ -28,10 +28,9 @@ from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.config import OF_TRITON
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
-from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL
+from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of
 from trtllm_pipeline.triton_repository.engine import Engine
-from trtllm_pipeline.triton_repository.model_config import string_parameters
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
@@ -45,7 +44,6 @@ _COMPLETION_TOKENS: Final = 16
 """Length of a completion where nobody says one, as OpenAI has it."""
 _CHAT_TOKENS: Final = 1024
 """Length of an answer where neither the request nor the limit of the model says one."""
-_PREPROCESSING: Final = "preprocessing"
 _POSTPROCESSING: Final = "postprocessing"
 _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
@@ -128,23 +126,26 @@ class TritonBackend:
         cls, service: Service, served: OfferedModel, params: GatewayParams, texts: ModelTexts | None
     ) -> TritonBackend:
         """Ask the server what its model takes. Raises ApiError 503 or 502."""
-        client = Client(service, served.server_model or service.model or served.name, "grpc", timeout_s=CONNECT_S)
+        name = served.server_model or service.model or await _model_at(service, served.name)
+        client = Client(service, name, "grpc", timeout_s=CONNECT_S)
         try:
             await client.__aenter__()
             await client.stop_by(ENGINE_MODEL)
-            special = _on(await _parameters(client, _PREPROCESSING), "add_special_tokens")
-            dropped = _on(await _parameters(client, _POSTPROCESSING), "skip_special_tokens")
-            told = await _parameters(client, ENGINE_MODEL)
+            special = await client.adds_special_tokens()
+            dropped = is_on(await client.parameters(_POSTPROCESSING), "skip_special_tokens")
+            told = await client.parameters(ENGINE_MODEL)
             guided = client.model.takes(_GUIDE) and _follows_guides(told)
             engine = _engine(told)
             alone = engine is None and client.model.name == BLS_MODEL
-            drafts = alone and await _parameters(client, DRAFT_MODEL) is not None
+            drafts = alone and await client.parameters(DRAFT_MODEL) is not None
             backend = cls(client, served, params, texts, special=special, dropped=dropped, guided=guided, engine=engine)
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise unavailable(f"the server of model {served.name} does not answer") from error
+            known = await _models_at(service)
+            has = f"; it has {', '.join(known)}" if known and name not in known else ""
             raise ApiError(
-                502, f"the server of model {served.name}: {error.message}", code="bad_gateway", reason="upstream"
+                502, f"the server of model {served.name}: {error.message}{has}", code="bad_gateway", reason="upstream"
             ) from error
         client.timeout_s = params.generation_timeout_s
         if drafts:
@@ -509,12 +510,38 @@ def guided(guide: Guide) -> dict[str, Any]:
     return {_GUIDE_TYPE: guide.kind, **schema}
 
 
-async def _parameters(client: Client, model: str) -> dict[str, str] | None:
-    """The parameters of a model beside the served one; None where the server has none of this name."""
+async def _models_at(service: Service) -> list[str]:
+    """The models that a server has; none where it does not say."""
     try:
-        return string_parameters(await client.config(model))
+        return await Client(service, "", "grpc", timeout_s=CONNECT_S).models()
     except ServerError:
-        return None
+        return []
+
+
+async def _model_at(service: Service, name: str) -> str:
+    """The model to ask of a server where nobody has named one: `name`, one of TensorRT-LLM's, or the only one it has.
+
+    Raises ApiError 502 where that is not clear. A server that lists no models, as ours do not, has to be asked for each.
+    """
+    client = Client(service, "", "grpc", timeout_s=CONNECT_S)
+    tried = tuple(dict.fromkeys((name, ENSEMBLE, BLS_MODEL, ENGINE_MODEL)))
+    for each in tried:
+        try:
+            await client.config(each)
+        except ServerError as error:
+            if is_unknown(error.message):
+                continue
+        return each  # of a server that does not answer the next request says so
+    known = await _models_at(service)
+    if len(known) == 1:
+        return known[0]
+    has = ", ".join(known) if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
+    raise ApiError(
+        502,
+        f"the server of model {name} has {has}: --server-model {name}=MODEL says which of its models to ask",
+        code="bad_gateway",
+        reason="upstream",
+    )
 
 
 def _follows_guides(told: Mapping[str, str] | None) -> bool:
@@ -523,15 +550,6 @@ def _follows_guides(told: Mapping[str, str] | None) -> bool:
         return True  # a model of another kind, which has the inputs because it follows them
     name = told.get("guided_decoding_backend", "")
     return bool(name) and not name.startswith("${")
-
-
-def _on(told: Mapping[str, str] | None, name: str) -> bool:
-    """Whether a parameter is on, as TensorRT-LLM's are unless they are told otherwise.
-
-    `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` leaves them out of
-    answers.
-    """
-    return (told or {}).get(name, "").strip().lower() not in {"false", "0", "no", "off"}
 
 
 def _engine(told: Mapping[str, str] | None) -> Path | None:

@@ -43,6 +43,15 @@ OPEN_FILES: Final = 256
 """Files that a process or server may need besides the connections of a load."""
 
 
+def return_free_memory() -> None:
+    """Give memory that was freed back to the system: glibc keeps what lies below pieces that are still used."""
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def allow_open_files(connections: int = 0) -> None:
     """Raise the soft limit of open files for this many connections, if the hard limit allows it.
 

@@ -97,6 +97,8 @@ class CellResult:
     """Metric -> mean score, 0 to 1."""
     accuracy_total: int | None = None
     """Questions the accuracy scores are means over."""
+    accuracy_asked: str | None = None
+    """The endpoint that the questions went to, and whose chat template wrote the prompts."""
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Metric -> lower and upper end of the mean's 95 % interval."""
     accuracy_drift: Drift | None = None
@@ -315,6 +317,7 @@ def _row(
         trtllm_bench=_in_process(made.get("trtllm_bench"), perf),
         accuracy=accuracy.scores,
         accuracy_total=accuracy.total,
+        accuracy_asked=accuracy.asked,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=_written(made.get("smoke"), "smoke.json"),
         findings=perf.notes,

@@ -22,7 +22,8 @@ def scores_text(found: AccuracyResult) -> str:
     """A table with a row for each metric, and the definitions below it."""
     definitions = (f"{name}: {definition}" for name, definition in found.definitions.items())
     table = plain_table(_scores_rows(found), digits=3, missing="")
-    return "\n".join([table, "", f"low to high: {found.interval_method}", *definitions])
+    asked = [] if found.asked is None else [f"asked at {found.asked}"]
+    return "\n".join([table, "", *asked, f"low to high: {found.interval_method}", *definitions])
 
 
 def scores_csv(found: AccuracyResult) -> str:

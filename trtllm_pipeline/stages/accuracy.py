@@ -29,9 +29,15 @@ def run(context: StageContext[AccuracyParams]) -> None:
     model = model_folder(context.inputs)
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
-    with chat_renderer(model) as render:
-        questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     service = Service.read(context.inputs["service"])
+
+    def special() -> bool:
+        from trtllm_pipeline.bench.target import adds_special_tokens
+
+        return adds_special_tokens(service, protocol_for(service), asked.request_timeout_s)
+
+    with chat_renderer(model, special) as render:
+        questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     prompts = each_with_an_image([question.prompt for question in questions], asked.images, service)
     questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, prompts, strict=True)]
     images = any(question.prompt.images for question in questions)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, Prompt, chat_renderer, read, unrendered
+from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, LeftOut, Prompt, chat_renderer, read, unrendered
 from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.bench.workloads import MOST_MADE, Openings, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
@@ -49,16 +49,18 @@ def run(context: StageContext[PerfParams]) -> None:
     engine = Engine.read(context.inputs["engine"], max_seq_len=asked.declared.get("max_seq_len"))
     max_tokens = asked.max_tokens or _output_length(engine)
     workload = _workload(context, engine, max_tokens) if asked.workload == "isl_osl" else None
+    left_out = LeftOut()
     if workload is not None:
-        rows = () if _made_up(context) else read(context.files["input_data"], unrendered, most=workload.prompts)
+        data = context.files["input_data"]
+        rows = () if _made_up(context) else read(data, unrendered, most=workload.prompts, left_out=left_out)
         prompts = made(tokenizer, workload, rows)
     else:
-        prompts = _rows(context, engine, tokenizer, max_tokens)
+        prompts = _rows(context, engine, tokenizer, max_tokens, left_out)
     prompts = each_with_an_image(prompts, asked.images, service)
     engine.check_lengths(
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
-    _record(context, service, prompts, max_tokens, tokenizer, workload)
+    _record(context, service, prompts, max_tokens, tokenizer, workload, left_out)
     from trtllm_pipeline.bench.result import NAME
 
     result = measured(context)
@@ -80,6 +82,7 @@ def _record(
     max_tokens: int,
     tokenizer: Tokenizer,
     workload: Workload | None,
+    left_out: LeftOut,
 ) -> None:
     """Ask the server, and write what is observed. What talks to one is not needed before there is something to ask."""
     from trtllm_pipeline.bench.load import Load
@@ -126,7 +129,7 @@ def _record(
         Rounds(load, prompts, stop, asked.find_rate),
         prompts,
         context.out / EVENTS,
-        settings=to_json(replace(asked, max_tokens=max_tokens)),
+        settings={**to_json(replace(asked, max_tokens=max_tokens)), "rows_left_out": str(left_out)},
         claim=ExpectedServer(asked.declared, engine, context.inputs.get("repository")),
         progress=lambda done, total: context.progress(done, total, "requests"),
         tokenizer=tokenizer,
@@ -191,7 +194,7 @@ def _workload(context: StageContext[PerfParams], engine: Engine, max_tokens: int
 
 
 def _rows(
-    context: StageContext[PerfParams], engine: Engine, tokenizer: Tokenizer, max_tokens: int
+    context: StageContext[PerfParams], engine: Engine, tokenizer: Tokenizer, max_tokens: int, left_out: LeftOut
 ) -> tuple[Prompt, ...]:
     """The prompts of the input data as they are."""
     asked = context.params
@@ -200,13 +203,21 @@ def _rows(
         output = prompt.max_tokens or max_tokens
         return len(tokenizer.encode(prompt.text).ids) <= (engine.longest_prompt(output) or math.inf)
 
-    with chat_renderer(model_folder(context.inputs)) as render:
+    service = Service.read(context.inputs["service"])
+
+    def special() -> bool:
+        from trtllm_pipeline.bench.target import adds_special_tokens
+
+        return adds_special_tokens(service, protocol_for(service, asked.protocol), asked.request_timeout_s)
+
+    with chat_renderer(model_folder(context.inputs), special) as render:
         return read(
             context.files["input_data"],
             render,
             turns=asked.turns,
             most=asked.num_prompts,
             fits=fits if asked.too_long == "skip" else None,
+            left_out=left_out,
         )
 
 

@@ -41,7 +41,8 @@ class EveryRepository(Parameters):
     decoupled: Annotated[
         bool,
         Setting(
-            "a request may get several responses, as streaming needs; off: one response", placeholder="decoupled_mode"
+            "stream answers: several responses a request; false sends one over every protocol",
+            placeholder="decoupled_mode",
         ),
     ] = True
     enable_kv_cache_reuse: Annotated[
@@ -184,7 +185,8 @@ class RepositorySettings(TextModels, LlmApi):
     ] = None
     enable_trt_overlap: Annotated[bool | None, Setting("overlap two half batches", until="0.8.0")] = None
     add_special_tokens: Annotated[
-        bool | None, Setting("the tokenizer adds its beginning and end tokens", default=False, since="0.10.0")
+        bool | None,
+        Setting("preprocessing adds the special tokens of the tokenizer to prompts", default=True),
     ] = None
     skip_special_tokens: Annotated[
         bool | None, Setting("answers leave special tokens out", default=True, since="0.11.0")

@@ -8,9 +8,11 @@ from __future__ import annotations
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate.answers import asked_at
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.evaluate.timed_answers import timed_answers
+from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.model_inputs import encoder, model_folder
 from trtllm_pipeline.stages.params import ScoreParams, to_json
@@ -22,7 +24,7 @@ def run(context: StageContext[ScoreParams]) -> None:
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
-    with chat_renderer(model) as render:
+    with chat_renderer(model, lambda: True) as render:
         everything = read(path, metrics, asked.metrics, render)
     questions, faults = scorable(everything, metrics)
     if not questions:
@@ -31,8 +33,12 @@ def run(context: StageContext[ScoreParams]) -> None:
             failure=FailureClass.USER,
             hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
         )
+    encode = encoder(model)
     found = timed_answers(
-        context.inputs["perf"] / "events.jsonl", {each.prompt.id: each for each in questions}, encoder(model)
+        context.inputs["perf"] / "events.jsonl",
+        {each.prompt.id: each for each in questions},
+        encode,
+        "" if encode is None else added_prefix(read_tokenizer(model)),
     )
     if not found.answers:
         raise StageError(
@@ -47,7 +53,15 @@ def run(context: StageContext[ScoreParams]) -> None:
         "not_asked": list(found.not_asked),
     }
     greedy = not found.settings.get("temperature")
-    means = result.summary(scored, metrics, to_json(asked), source="perf", not_scored=not_scored, greedy=greedy)
+    means = result.summary(
+        scored,
+        metrics,
+        to_json(asked),
+        asked=asked_at(found.protocol, questions),
+        source="perf",
+        not_scored=not_scored,
+        greedy=greedy,
+    )
     result.write(context.out, scored, means)
     print(means, f"({len(scored)} answers)")  # noqa: T201 - the stage's log
     for fault in faults:

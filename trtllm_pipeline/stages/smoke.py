@@ -18,8 +18,9 @@ from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer
-from trtllm_pipeline.client.triton import PROTOCOLS, Client, data_types, failure_class
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.client.transport.http import HttpError
+from trtllm_pipeline.client.triton import PREPROCESSING, PROTOCOLS, Client, data_types, failure_class
+from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
@@ -132,6 +133,10 @@ class _Smoke:
             if isinstance(client, Client):
                 for path in sorted(self.context.inputs["repository"].glob("*/config.pbtxt")):
                     await self._check("configuration", first, path.parent.name, self._configuration(client, path))
+        if (self.context.inputs["repository"] / PREPROCESSING).is_dir() and not self.pictures:
+            async with self._client(service.model, first) as client:
+                if isinstance(client, Client):
+                    await self._check("tokens", "http", PREPROCESSING, self._tokens(client))
         if ADAPTERS[0] in self.context.inputs:
             await self._check("adapter", first, service.model, self._adapters())
         for model in models:
@@ -206,6 +211,21 @@ class _Smoke:
             promised = {t.name: (types[t.name], [*batch, *t.dims]) for t in tensors}
             _same(promised, {t.name: (t.datatype, list(t.shape)) for t in told})
         return f"{len(written.input)} inputs and {len(written.output)} outputs as in config.pbtxt"
+
+    async def _tokens(self, client: Client) -> str:
+        """Preprocessing makes the tokens of the model's own tokenizer, so the engine gets what it was trained on."""
+        added = await client.adds_special_tokens()
+        expected: list[int] = self.tokenizer.encode(self.asked.prompt, add_special_tokens=added).ids
+        try:
+            found = await client.input_ids(self.asked.prompt)
+        except (ServerError, HttpError, OSError) as error:
+            raise _CheckError(f"{PREPROCESSING} gives no tokens: {error}") from None
+        if found != expected:
+            raise _CheckError(
+                f"{PREPROCESSING} makes {found} of {self.asked.prompt!r}; expected {expected} by the model's tokenizer, "
+                f"{'with' if added else 'without'} its special tokens"
+            )
+        return f"{len(found)} tokens as of the tokenizer, {'with' if added else 'without'} its special tokens"
 
     async def _answer(self, client: AnyClient) -> str:
         answer = await self._ask(client)

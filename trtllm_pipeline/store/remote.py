@@ -620,9 +620,8 @@ def _each(
         while waiting:
             yield waiting.popleft().result()
     finally:
-        for future in waiting:
-            future.cancel()
-        wait(waiting)
+        # A pool that was shut down meanwhile cancels futures without notifying waiters. Wait only for running ones.
+        wait([future for future in waiting if not future.cancel()])
 
 
 # whole selections

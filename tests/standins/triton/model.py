@@ -5,12 +5,14 @@ output that the configuration declares is sent, as the real backend does: ensemb
 
 It needs nothing but numpy and Triton's own module. The environment variable TRTLLM_STANDIN_TOKEN_S of the server is
 the time each token takes, in seconds; TRTLLM_STANDIN_ANSWERS names a JSON object from prompts to
-answers that are given instead, whole, as tokens are bytes here and those of a model are not.
+answers that are given instead, whole. For these it reads the tokenizer of the preprocessing model next to it; without one a token
+is a byte.
 """
 
 import json
 import math
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -49,7 +51,11 @@ class TritonPythonModel:
         self._token_s = float(os.environ.get("TRTLLM_STANDIN_TOKEN_S", "0"))
         self._limits = _load(Path(settings["gpt_model_path"]), settings)
         answers = os.environ.get("TRTLLM_STANDIN_ANSWERS")
-        self._answers = json.loads(Path(answers).read_text(encoding="utf-8")) if answers else {}
+        self._answers = {}
+        if answers:
+            encode = _encoder(Path(args["model_repository"]).parent)
+            told = json.loads(Path(answers).read_text(encoding="utf-8"))
+            self._answers = {tuple(encode(prompt, True)): encode(answer, False) for prompt, answer in told.items()}
         self._adapters = {}
         self._weights_type = {each["name"]: each["data_type"] for each in config["input"]}.get("lora_weights")
         self._running = {}
@@ -110,7 +116,7 @@ class TritonPythonModel:
             proposed = [] if tensor is None else [int(token) for token in tensor.as_numpy().reshape(-1)]
             if len(proposed) > drafted["length"]:
                 raise ValueError(f"Draft tokens ({len(proposed)}) exceed the engine's maximum ({drafted['length']})")
-        known = self._answers.get(bytes(prompt).decode(errors="replace"), "").encode()
+        known = self._answers.get(tuple(prompt), [])
         wanted = len(known) or min(wanted, self._limits["max_seq_len"] - len(prompt))
         streaming = bool(_scalar(request, "streaming", False))
         if streaming and not self._decoupled:
@@ -224,6 +230,19 @@ def _words(request, name):
     ids, ends = tensor.as_numpy().reshape(2, -1).tolist()
     ends = [end for end in ends if end > 0]
     return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _encoder(repository):
+    """Text to tokens, as the preprocessing model of a repository makes them: of a prompt, or without special tokens."""
+    file = repository / "preprocessing" / "config.pbtxt"
+    found = re.search(r'tokenizer_dir"\s+value:?\s*{\s*string_value:\s*"([^"]*)"', file.read_text(encoding="utf-8"))
+    path = Path(found[1]) / "tokenizer.json"
+    if not path.is_file() or "model" not in json.loads(path.read_text(encoding="utf-8")):
+        return lambda text, _prompt: list(text.encode())
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda text, prompt: tokenizer.encode(text, add_special_tokens=prompt).ids
 
 
 def _load(engine, settings):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.unit.bench.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
-from tests.unit.bench.test_validity import answer, probes, roofline, silent
+from tests.unit.bench.test_validity import answer, at_once, late, probes, reported, roofline, silent
 from trtllm_pipeline.bench.validity import ENOUGH_REQUESTS, GATES
 
 
@@ -111,6 +111,17 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0) | {"max_tokens": 2}]),
         Run([answer(0) | {"max_tokens": 3}]),
     ),
+    "unseen_text": (Run([late(50, 4)]), Run([late(50, 3)])),
+    "texts": (Run([reported(20, 39)]), Run([reported(20, 38)])),
+    "one_response": (Run([at_once()]), Run([answer(0)])),
+    "usage": (
+        Run([answer(0, input_tokens=4, total_tokens=8)]),
+        Run([answer(0, input_tokens=4, total_tokens=7)]),
+    ),
+    "rows_left_out": (
+        Run([answer(0)], {"rows_left_out": "p.jsonl: rows left out: 1 of 2"}),
+        Run([answer(0)], {"rows_left_out": ""}),
+    ),
     "server_queue": (queued("preprocessing"), queued("tensorrt_llm")),
     "roofline": (
         Run([answer(0, 9) | {"max_tokens": 9}, roofline(10.1)]),
@@ -142,26 +153,24 @@ def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
         ("failures", lambda: failing(1, 100), "warning"),
         ("failures", lambda: failing(2, 100), "invalid"),
         ("client_cpu", lambda: Run([answer(0), client(cpu=0.81, wall_ms=900)]), "warning"),
-        ("prompt_echo", lambda: saying(" Hello, how can I help?", prompt="Hello"), None),
+        ("prompt_echo", lambda: saying(" Hello, how can I help?", prompt="Hello"), "warning"),
         ("prompt_echo", lambda: saying(" say it again: yes", prompt="say it again"), "invalid"),
     ],
 )
-def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], severity: str | None) -> None:
-    assert [each["severity"] for each in run().findings(tmp_path, gate)] == ([] if severity is None else [severity])
+def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], severity: str) -> None:
+    assert [each["severity"] for each in run().findings(tmp_path, gate)] == [severity]
 
 
-def test_one_answer_that_starts_with_its_prompt_is_the_models(tmp_path: Path) -> None:
-    echoes = ["say it again", "tell me a story", "what is the time"]
+@pytest.mark.parametrize(("echoes", "severity"), [(0, None), (1, "warning"), (2, "invalid"), (3, "invalid")])
+def test_a_server_repeats_most_prompts_and_a_model_one(tmp_path: Path, echoes: int, severity: str | None) -> None:
+    texts = ["say it", "a story", "the time"]
     records = [
-        moved(request(0, [(10, f" {text}" if at == 0 else " no")], prompt=text), 100 * at)
-        for at, text in enumerate(echoes)
+        moved(request(0, [(10, f" {text}" if at < echoes else " no")], prompt=text), 100 * at)
+        for at, text in enumerate(texts)
     ]
-    run = Run(records, prompts={text: text for text in echoes})
-    (finding,) = run.findings(tmp_path, "prompt_echo")
-    assert (finding["severity"], finding["message"]) == (
-        "warning",
-        "1 of 3 answers start with their prompt, which counts as output",
-    )
+    found = Run(records, prompts={text: text for text in texts}).findings(tmp_path, "prompt_echo")
+    assert [each["severity"] for each in found] == ([] if severity is None else [severity])
+    assert all(f"{echoes} of 3 answers start with their prompt" in each["message"] for each in found)
 
 
 def test_other_first_words_make_another_prompt(tmp_path: Path) -> None:

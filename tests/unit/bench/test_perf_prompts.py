@@ -4,12 +4,16 @@ import json
 import os
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers.processors import TemplateProcessing
 
+from tests.helpers.chat_models import write_model
 from trtllm_pipeline.bench import prompts
+from trtllm_pipeline.bench.conditions import prompts_digest
 from trtllm_pipeline.bench.load import warmup_prompt
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.bench.workloads import CORPUS, Workload, made
@@ -70,7 +74,7 @@ def test_a_file_without_prompts_or_without_text(tmp_path: Path) -> None:
 
 def test_chat_template(tmp_path: Path) -> None:
 
-    with chat_renderer(tmp_path) as none:
+    with chat_renderer(tmp_path, lambda: False) as none:
         assert none is None
     template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('role') }}{% endif %}"
@@ -80,11 +84,88 @@ def test_chat_template(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "bad", "content": ""}]}', encoding="utf-8")
-    with chat_renderer(tmp_path) as render:
+    with chat_renderer(tmp_path, lambda: False) as render:
         assert render is not None
         assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
         with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* rejects this conversation: role"):
             read(path, render)
+
+
+TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+ASKS = [{"role": "user", "content": "list files"}]
+
+
+def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    request = {
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_object"},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "temperature": 0.5,
+        "seed": 7,
+    }
+    others = {"model": "m", "stream": True, "mine": 1, "n": 1, "top_p": None}
+    row = {"messages": ASKS, **request, **others, "stop": ["x"], "max_completion_tokens": 5}
+    path.write_text(json.dumps(row) + "\n" + json.dumps({"input": "a", "temperature": "warm", "tools": "hammer"}))
+    told: list[object] = []
+
+    def render(messages: object, **more: object) -> str:
+        told.append(more)
+        return str(messages)
+
+    prompt, plain = read(path, render)
+    assert (prompt.request, prompt.stop_words, prompt.max_tokens) == (request, ("x",), 5)
+    assert told == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
+    assert plain == Prompt("2", "a")
+    assert prompts_digest([prompt]) != prompts_digest([replace(prompt, request={})])
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"tools": TOOL}, "tools: expected a list, got"),
+        ({"tool_choice": 3}, "tool_choice: expected a text or an object, got 3"),
+        ({"response_format": "json"}, "response_format: expected an object, got 'json'"),
+        ({"temperature": True}, "temperature: expected an integer or a number, got True"),
+        ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
+        ({"n": 2}, "n: expected 1, one answer to a request, got 2"),
+    ],
+)
+def test_fields_of_a_chat_request_of_another_type_are_refused(
+    tmp_path: Path, row: dict[str, object], told: str
+) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"messages": ASKS, **row}))
+    with pytest.raises(MatrixError, match=re.escape(f"p.jsonl:1: {told}")):
+        read(path, lambda _messages, **_more: "x")
+
+
+def test_a_chat_template_gets_the_tools_of_a_row(tmp_path: Path) -> None:
+    template = (
+        "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}{{ messages[0].content }}{{ enable_thinking }}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    path = tmp_path / "p.jsonl"
+    rows = ({"tools": [TOOL], "chat_template_kwargs": {"enable_thinking": 1}}, {"tools": [TOOL], "tool_choice": "none"})
+    path.write_text("\n".join(json.dumps({"messages": ASKS, **row}) for row in rows))
+    with chat_renderer(tmp_path, lambda: False) as render:
+        assert [prompt.text for prompt in read(path, render)] == ["<ls>list files1", "list files"]
+
+
+@pytest.mark.parametrize(("adds", "prompt"), [(True, "[hi]"), (False, "<s>[hi]")])
+def test_a_prompt_has_its_first_token_once(tmp_path: Path, adds: bool, prompt: str) -> None:
+    write_model(tmp_path, "<s>[{{ messages[0].content }}]", ["<s>"])
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    first = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", first)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with chat_renderer(tmp_path, lambda: adds) as render:
+        assert render is not None
+        text = render([{"role": "user", "content": "hi"}])
+    assert text == prompt
+    ids = tokenizer.encode(text, add_special_tokens=adds).ids
+    assert (ids[0], ids.count(first)) == (first, 1)
 
 
 def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
@@ -92,7 +173,7 @@ def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}", encoding="utf-8")
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": ""}]}', encoding="utf-8")
-    with chat_renderer(tmp_path) as render, pytest.raises(MatrixError, match="unsafe"):
+    with chat_renderer(tmp_path, lambda: False) as render, pytest.raises(MatrixError, match="unsafe"):
         read(path, render)
 
 

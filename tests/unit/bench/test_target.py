@@ -65,3 +65,45 @@ def test_triton_is_sent_the_question_and_the_image_apart() -> None:
     assert "image_url_input" not in target.generation(Prompt("2", "Hello"), 0).options
     with pytest.raises(ServerError, match="prompt 1 has 2 images; Triton takes one with a prompt"):
         target.generation(with_images(Prompt("1", "Which?"), ImagesAsked.parse("2@8x8").make(0)), 0)
+
+
+def asking(protocol: str, **request: object) -> dict[str, object]:
+    """Options of a request for a row with these fields, without those that every request has."""
+    prompt = Prompt("row 3", "x", messages=({"role": "user", "content": "x"},), request=request)
+    target = Target(protocol, service_at("http://host:1", "openai", "m"), "m", 30.0, 4, seed=5)
+    return dict(target.generation(prompt, 1).options)
+
+
+def test_a_row_s_own_fields_go_before_those_of_the_run() -> None:
+    tools, given = [{"type": "function"}], {"type": "json_object"}
+    assert asking("openai_chat", tools=tools, tool_choice="required", response_format=given) == {
+        "temperature": 0.0,
+        "tools": tools,
+        "tool_choice": "required",
+        "response_format": given,
+    }
+    assert asking("openai_chat", temperature=0.7) == {"temperature": 0.7, "seed": 6}
+    assert asking("openai_chat", temperature=0.7, seed=9) == {"temperature": 0.7, "seed": 9}
+    # The prompt of these protocols was rendered with the tools.
+    assert asking("openai_completions", tools=tools, tool_choice="auto", response_format=given) == {
+        "temperature": 0.0,
+        "response_format": given,
+    }
+    sampled = asking("grpc", tools=tools, temperature=0.7, seed=9, top_p=0.5)
+    assert (sampled["temperature"], sampled["random_seed"], sampled["top_p"]) == (0.7, 9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "request_"),
+    [
+        ("grpc", {"response_format": {"type": "json_object"}}),
+        ("http", {"tool_choice": "required"}),
+        ("openai_completions", {"tool_choice": "required"}),
+        ("openai_completions", {"parallel_tool_calls": False}),
+    ],
+)
+def test_what_a_protocol_cannot_send_of_a_row_is_refused(protocol: str, request_: dict[str, object]) -> None:
+    (name,) = request_
+    with pytest.raises(ServerError, match=f"prompt row 3: {name} cannot be sent over {protocol}") as caught:
+        asking(protocol, **request_)
+    assert caught.value.failure is FailureClass.USER

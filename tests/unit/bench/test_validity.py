@@ -24,6 +24,11 @@ def answer(at: int, tokens: int = 3, **changes: Any) -> dict[str, Any]:
     return counted(at, events, max_tokens=3, **changes)
 
 
+def at_once(**changes: Any) -> dict[str, Any]:
+    """Three tokens in one response, after 30 ms."""
+    return counted(0, [(30, " a b c", 3)], **{"max_tokens": 3, **changes})
+
+
 def probes(*pairs: tuple[float | None, float | None], cached: int | None = None) -> list[dict[str, Any]]:
     return [
         {"type": "probe", "pair": pair, "send": send, "ttft_ms": ms, "cached_tokens": cached and send, "error": None}
@@ -84,17 +89,18 @@ def test_the_models_around_the_engine_are_no_bottleneck(
 
 
 @pytest.mark.parametrize(
-    ("model", "protocol", "words"),
+    ("model", "record", "words"),
     [
-        ("preprocessing", "grpc", "; raise settings.repository.preprocessing_instances"),
-        ("postprocessing", "grpc_unary", "; raise settings.repository.postprocessing_instances"),
-        ("postprocessing", "grpc", "; several instances of it mix up the parts of streamed answers"),
+        ("preprocessing", answer(0), "; raise settings.repository.preprocessing_instances"),
+        ("postprocessing", at_once(), "; raise settings.repository.postprocessing_instances"),
+        ("postprocessing", answer(0), "; several instances of it mix up the parts of streamed answers"),
     ],
 )
-def test_what_would_mix_up_answers_is_not_advised(tmp_path: Path, model: str, protocol: str, words: str) -> None:
+def test_what_would_mix_up_answers_is_not_advised(
+    tmp_path: Path, model: str, record: dict[str, Any], words: str
+) -> None:
     triton = {"type": "triton", "concurrency": 1, "repeat": 0, "models": {model: {"requests": 6, "queue_us": 9e3}}}
-    path = write(tmp_path / "e", answer(0), triton)
-    path.write_text(path.read_text().replace('"protocol": "grpc"', f'"protocol": "{protocol}"'))
+    path = write(tmp_path / "e", record, triton)
     (told,) = (each["message"] for each in analyze(path, Words())["findings"] if each["check"] == "server_queue")
     assert told.endswith(words)
 
@@ -130,10 +136,31 @@ def test_a_burst_is_not_a_speed(tmp_path: Path) -> None:
     assert judged(tmp_path, quick, roofline(5)) == {"roofline": "invalid"}
 
 
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([at_once()], {"one_response": "info"}),
+        ([at_once(), moved(answer(0, prompt="w"), 100)], {}),  # one of them was streamed
+        ([counted(0, [(30, " a", 1)], max_tokens=1)], {}),  # one token has no other response
+    ],
+)
+def test_answers_that_are_not_streamed_have_no_time_between_tokens(
+    tmp_path: Path, records: list[dict[str, Any]], expected: dict[str, str]
+) -> None:
+    result = analyze(write(tmp_path / "e", *records), Words())
+    assert found(result) == expected
+    (level,) = result["levels"]
+    if expected:
+        assert level["ttft_ms"]["p50"] == level["e2e_ms"]["p50"] == 30
+        assert [level[name]["n"] for name in ("tpot_ms", "itl_ms", "icl_ms")] == [0, 0, 0]
+        tools = level["as"].values()
+        assert [of[name]["n"] for of in tools for name in ("tpot_ms", "itl_ms") if name in of] == [0, 0, 0, 0]
+        assert "TTFT is the end-to-end latency" in result["findings"][0]["message"]
+
+
 def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> None:
-    whole = counted(0, [(30, " a b c", 3)], max_tokens=3)
-    assert judged(tmp_path, whole, roofline(11)) == {"roofline": "invalid"}
-    assert judged(tmp_path, whole, roofline(9.9)) == {}
+    assert judged(tmp_path, at_once(), roofline(11)) == {"one_response": "info", "roofline": "invalid"}
+    assert judged(tmp_path, at_once(), roofline(9.9)) == {"one_response": "info"}
 
 
 @pytest.mark.parametrize(
@@ -435,3 +462,20 @@ def test_what_failed_a_gate_has_no_headline(tmp_path: Path) -> None:
     (level,) = result["levels"]
     assert level["headline"] == {"window": None, "reason": "not valid: stop_reasons"}
     assert (level["output_tokens_per_s"], level["requests_per_s"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"rows_left_out": "p.jsonl: rows left out: 9 of 10 (without a message of a user: 9)"},
+            {"rows_left_out": "warning"},
+        ),
+        ({"rows_left_out": ""}, {}),
+        ({}, {}),
+    ],
+)
+def test_rows_that_were_left_out_are_told(tmp_path: Path, settings: dict[str, str], expected: dict[str, str]) -> None:
+    path = write(tmp_path / "e", answer(0))
+    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    assert found(analyze(path, Words())) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -12,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from trtllm_pipeline.bench.load import Load, warmup_prompt
-from trtllm_pipeline.bench.prompts import Prompt, conversations, opened, read
+from trtllm_pipeline.bench.prompts import LeftOut, Prompt, conversations, opened, read, read_rows
 from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made, read_lengths
 from trtllm_pipeline.errors import MatrixError, StageError
 
@@ -201,6 +202,58 @@ def test_rows_of_sharegpt(tmp_path: Path, array: bool) -> None:
     assert len(read(path, render, turns=9, most=1)) == 2
 
 
+@pytest.mark.parametrize(
+    ("who", "what", "user", "key"),
+    [
+        ("from", "value", "human", "conversations"),
+        ("role", "content", "user", "conversations"),
+        ("role", "value", "user", "conversations"),
+        ("from", "content", "human", "conversations"),
+        ("role", "content", "user", "conversation"),
+    ],
+)
+def test_rows_like_those_of_sharegpt_with_other_names(tmp_path: Path, who: str, what: str, user: str, key: str) -> None:
+    said = [{who: "system", what: "Be brief."}, {who: user, what: "Why?"}, {who: "bing", what: "So."}]
+    (prompt,) = read(data(tmp_path, {key: said, "max_tokens": 3}), render)
+    assert (prompt.text, prompt.references) == ("[system: Be brief.][user: Why?]", ("So.",))
+    assert prompt.max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"speaker": "human", "value": "x"}, "expected an object with `from` and `value`, or `role` and `content`"),
+        ({"from": "human", "words": "x"}, "expected an object with `from` and `value`, or `role` and `content`"),
+        ({"from": "human", "value": 3}, "expected an object with `from` and `value`, or `role` and `content`"),
+        ({"from": "nobody", "value": "x"}, "'nobody' is not the name of a speaker; expected human, user, gpt"),
+    ],
+)
+def test_a_conversation_that_is_not_understood_is_named_by_its_line(
+    tmp_path: Path, said: dict[str, object], told: str
+) -> None:
+    path = data(tmp_path, TALK, {"conversations": [{"from": "human", "value": "x"}, said]})
+    with pytest.raises(MatrixError, match=re.escape(f"rows.jsonl:2: conversations[1]: {told}")):
+        read(path, render)
+
+
+def test_rows_that_are_left_out_are_counted_with_their_reason(tmp_path: Path) -> None:
+    alone = {"conversations": [{"from": "gpt", "value": "alone"}]}
+    path, left_out = data(tmp_path, TALK, alone, {"input": "x" * 99}, {"input": "y" * 99}, alone), LeftOut()
+    assert len(read(path, render, fits=lambda prompt: len(prompt.text) < 90, left_out=left_out)) == 1
+    assert str(left_out) == (
+        "rows.jsonl: rows left out: 4 of 5 (without a message of a user: 2, the first in line 2; "
+        "too long for the engine: 2, the first in line 3)"
+    )
+    whole = LeftOut()
+    read(data(tmp_path, TALK, {"input": "x"}), render, left_out=whole)
+    assert (str(whole), whole.rows) == ("", 2)
+    with pytest.raises(MatrixError, match=r"no row is a prompt, of 2 \(without a message of a user: 2, the") as caught:
+        read(data(tmp_path, alone, alone), render)
+    assert "longer lengths" not in (caught.value.hint or "")
+    with pytest.raises(MatrixError, match=r"rows\.jsonl:2: conversations: expected a message of a user"):
+        read_rows(data(tmp_path, TALK, alone), lambda prompt, _row: prompt, render)
+
+
 def test_rows_of_cnn_dailymail(tmp_path: Path) -> None:
     (prompt,) = read(data(tmp_path, {"article": "Rain fell.", "highlights": "Rain.", "id": "x"}))
     assert (prompt.text, prompt.references) == ("Rain fell.\n\nTL;DR:", ("Rain.",))
@@ -246,7 +299,9 @@ def test_conversations_that_are_none_are_named(tmp_path: Path, said: object) -> 
 def test_rows_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
     path = data(tmp_path, *({"input": "x" * count} for count in (9, 3, 5, 12, 4)))
     assert [len(prompt.text) for prompt in read(path, fits=lambda prompt: len(prompt.text) < 6, most=2)] == [3, 5]
-    with pytest.raises(MatrixError, match="none of its rows"):
+    with pytest.raises(
+        MatrixError, match=r"no row is a prompt, of 5 \(too long for the engine: 5, the first in line 1\)"
+    ):
         read(path, fits=lambda _: False)
     later = data(tmp_path, TALK)
     assert [p.turn for p in read(later, render, turns=2, fits=lambda prompt: len(prompt.text) < 30)] == [1]

@@ -73,7 +73,7 @@ def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -
         ("", "which server?"),
         ("a", "expected NAME=SERVER"),
         ("a=nothing.json", "there is no such file"),
-        ("a=ftp://x", "no address of a server"),
+        ("a=ftp://x", "not the address of a server"),
         ("a=service.json a=service.json", "a is there twice"),
         ("a=service.json --model-folder b=engine", "--model-folder b: no such model"),
         ("a=service.json --model-folder a=nothing", "there is no such folder"),

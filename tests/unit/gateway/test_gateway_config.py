@@ -63,8 +63,8 @@ def test_no_parameter_is_part_of_a_key() -> None:
         ({"schema": 1}, "at least one model"),
         ({"schema": 1, "models": [{}]}, "missing 1 required"),
         ({"schema": 1, "models": [{"name": "a"}]}, "a service.json or a url"),
-        ({"schema": 1, "models": [{"name": "a", "url": "x"}]}, "no address of a server"),
-        ({"schema": 1, "models": [{"name": "a", "url": "grpc://x"}]}, "no address of a server"),
+        ({"schema": 1, "models": [{"name": "a", "url": "x"}]}, "not the address of a server"),
+        ({"schema": 1, "models": [{"name": "a", "url": "grpc://x:0"}]}, "not the address of a server"),
         ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no colour"),
         ({"schema": 1, "models": [{"name": "a", "url": "http://x"}] * 2}, "two models have the name a"),
         (

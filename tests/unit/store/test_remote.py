@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -593,3 +595,17 @@ def test_of_many_that_are_not_there_none_is_asked_for_by_itself(
 def test_a_remote_that_cannot_be_written_is_named(store: Store) -> None:
     with pytest.raises(RemoteError, match="/proc/nothing"):
         push(store, "/proc/nothing", publish(store))
+
+
+def test_a_generator_of_results_closes_after_its_pool_has_gone() -> None:
+    """An exception keeps the generator, and Python closes it at some later moment."""
+    release = threading.Event()
+    pool = ThreadPoolExecutor(1)
+    results = remote._each(pool, lambda item: item or release.wait(60), [1, 0, 2, 3], 3)
+    assert next(results) == 1
+    pool.shutdown(wait=False, cancel_futures=True)
+    release.set()
+    closing = threading.Thread(target=results.close, daemon=True)  # type: ignore[attr-defined]
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()

@@ -117,6 +117,16 @@ def test_what_nobody_set_is_absent_or_empty_as_its_reader_needs(installed: Insta
     assert "tensorrt_llm_draft_model_name" not in configs["tensorrt_llm_bls"].parameters
 
 
+@pytest.mark.parametrize("release", ["0.8.0", "0.10.0", RELEASE, "1.2.0"])
+@pytest.mark.parametrize(("said", "written"), [(None, "true"), (True, "true"), (False, "false")])
+def test_special_tokens_are_added_by_default(
+    installed: Installed, release: str, said: bool | None, written: str
+) -> None:
+    """The template of 0.8 has the value False in the file."""
+    configs = installed.fill(release, add_special_tokens=said)
+    assert strings(configs, "preprocessing")["add_special_tokens"] == written
+
+
 def test_parameters_read_without_asking_stay_in_newer_releases(installed: Installed) -> None:
     configs = installed.fill("0.19.0")
     assert strings(configs, "tensorrt_llm")["guided_decoding_backend"] == ""

@@ -224,7 +224,8 @@ def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | No
 
 
 _CELL: Final = (
-    *("id", "axes", "reason", "unfit", "hint", "log", "accuracy", "accuracy_total", "accuracy_intervals", "findings"),
+    *("id", "axes", "reason", "unfit", "hint", "log", "accuracy", "accuracy_total", "accuracy_asked"),
+    *("accuracy_intervals", "findings"),
 )
 
 

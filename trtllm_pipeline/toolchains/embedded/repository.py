@@ -110,7 +110,6 @@ def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbed
             {
                 "accumulate_tokens": settings.accumulate_tokens,
                 "tensorrt_llm_model_name": ENGINE_MODEL,
-                "decoupled": settings.decoupled,
                 "threads": BLS_THREADS,
             },
         ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.client.urls import server_url
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import Group
@@ -120,7 +121,7 @@ def _attend(context: StageContext[LaunchOpenAi], asked: LaunchOpenAi) -> None:
     assert asked.url is not None
     parent = os.getppid()
     with launch.told_to_end() as ended, launch.removed_after(context.attempt / SERVICE_FILE):
-        told = _described(asked, asked.url.rstrip("/").removesuffix("/v1"))
+        told = _described(asked, server_url(asked.url))
         write_json(context.attempt / SERVICE_FILE, {"schema": 1, "log": None, **told, "pid": None, "started": False})
         print(f"ready: {told['url']}, which was not started by us", flush=True)  # noqa: T201  a stage's stdout is its log
         while not ended.wait(launch.LOOK_EVERY_S) and os.getppid() == parent:

@@ -70,7 +70,7 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
             )
         return render(messages or [{"role": "user", "content": row.text}])
 
-    with chat_renderer(model) as render:
+    with chat_renderer(model, lambda: False) as render:
         lines = [json.dumps({"text": text(row, render)}, ensure_ascii=False) for row in rows]
     output.mkdir(parents=True, exist_ok=True)
     (output / _FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

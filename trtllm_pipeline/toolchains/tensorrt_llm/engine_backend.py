@@ -415,7 +415,7 @@ CHECK: Final = Stage(
 
 REPOSITORY: Final = Stage(
     name="repository",
-    version=1,
+    version=2,
     summary="fill the release's five Triton models for an engine, and lint them",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
     inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)}},

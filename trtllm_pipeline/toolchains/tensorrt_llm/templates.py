@@ -31,6 +31,8 @@ from trtllm_pipeline.triton_repository.engine import Engine
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
 ENGINE_MODEL: Final = "tensorrt_llm"
+WRITTEN_OUT: Final = "add_special_tokens"
+"""A parameter for which templates before 0.10 have a value, False, instead of a placeholder."""
 ENSEMBLE: Final = "ensemble"
 MODELS: Final = ("preprocessing", ENGINE_MODEL, "postprocessing", ENSEMBLE, "tensorrt_llm_bls")
 READ_WITHOUT_ASKING: Final = frozenset(
@@ -245,7 +247,12 @@ def recorded_places(release: str) -> frozenset[str]:
 
 
 def _places(texts: Iterable[str]) -> frozenset[str]:
-    return frozenset(place.name for text in texts for place in model_config.placeholders(text))
+    found = set()
+    for text in texts:
+        found |= {place.name for place in model_config.placeholders(text)}
+        if f'"{WRITTEN_OUT}"' in text:
+            found.add(WRITTEN_OUT)
+    return frozenset(found)
 
 
 def check_asked(asked: Iterable[str], places: Collection[str], release: str) -> None:
@@ -300,6 +307,9 @@ def check_config(asked: EngineRepository, places: Collection[str], *, most: int)
 
 def change(asked: EngineRepository, model: str, config: model_config.ModelConfig) -> None:
     """What is asked of a model's config.pbtxt beside its placeholders; see `check_config`."""
+    if WRITTEN_OUT in config.parameters:
+        said = asked.add_special_tokens
+        config.parameters[WRITTEN_OUT].string_value = text(DEFAULTS[WRITTEN_OUT] if said is None else said)
     for name, value in (asked.triton_parameters or {}).get(model, {}).items():
         config.parameters[name].string_value = text(value)
     if model == ENGINE_MODEL and asked.preferred_batch_size is not None:

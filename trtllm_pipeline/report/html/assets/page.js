@@ -588,6 +588,7 @@
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
     pair(about, "highest rate", cell.highest_rate);
     for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.accuracy_total} questions)`);
+    if (cell.accuracy_asked) pair(about, "questions asked at", cell.accuracy_asked);
     body.push(about);
     if (cell.launch) {
       const text = make("pre", { tabIndex: 0, ariaLabel: "Command that starts its server" }, cell.launch);

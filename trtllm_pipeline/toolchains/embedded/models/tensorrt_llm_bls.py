@@ -6,6 +6,7 @@ With `accumulate_tokens` each streamed response carries the text of all tokens s
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -30,7 +31,7 @@ class TritonPythonModel:
         settings = messages.parameters(args)
         self._accumulate = messages.flag(settings["accumulate_tokens"])
         self._engine = settings["tensorrt_llm_model_name"]
-        self._decoupled = messages.flag(settings["decoupled"])
+        self._decoupled = pb.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
         self._pool = ThreadPoolExecutor(int(settings["threads"]), thread_name_prefix="bls")
         self._closing = threading.Event()
         self._kept: deque[tuple[float, Any]] = deque()
@@ -48,9 +49,11 @@ class TritonPythonModel:
 
     def _answer(self, request: Any, sender: Any) -> None:
         try:
+            # Triton ignores a final flag that follows the only response of a model that is not decoupled.
             for answer in self._responses(request, sender):
-                sender.send(answer)
-            sender.send(flags=messages.FINAL)
+                sender.send(answer, flags=0 if self._decoupled else messages.FINAL)
+            if self._decoupled:
+                sender.send(flags=messages.FINAL)
         except CallError as error:
             sender.send(pb.InferenceResponse(error=error.cause), flags=messages.FINAL)
         except Exception as error:  # noqa: BLE001  the client must hear of whatever happened

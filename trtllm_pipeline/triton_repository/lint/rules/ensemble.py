@@ -207,12 +207,62 @@ def ensemble_batch_size(model: Model, ensemble: Ensemble) -> Iterator[Violation]
 
 @rule("TRT311", "set decoupled_mode to the same value in both: true to stream, false for one response per request")
 def decoupled_differs(repository: ModelRepository) -> Iterator[Violation]:
-    """A tensorrt_llm_bls model that is decoupled while the model it calls is not, or vice versa."""
+    """A tensorrt_llm_bls model that is decoupled while a model it calls is not, or vice versa."""
+    for model, config, called in _bls_models(repository):
+        for callee in called.values():
+            if callee is None or callee.config is None:
+                continue
+            own, other = (each.model_transaction_policy.decoupled for each in (config, callee.config))
+            if own != other:
+                own_words, other_words = ("decoupled" if each else "not decoupled" for each in (own, other))
+                yield model.at("decoupled", f"is {own_words}, but {callee.name}, which it calls, is {other_words}")
+
+
+def _bls_models(repository: ModelRepository) -> Iterator[tuple[Model, Any, dict[str, Model | None]]]:
+    """Each tensorrt_llm_bls model with the models it calls: the engine, and the one that drafts tokens."""
     for model, config in repository.parsed():
-        callee = repository.models.get(model.parameters.get("tensorrt_llm_model_name") or "tensorrt_llm")
-        if "accumulate_tokens" not in config.parameters or callee is None or callee.config is None:
-            continue
-        own, other = (each.model_transaction_policy.decoupled for each in (config, callee.config))
-        if own != other:
-            own_words, other_words = ("decoupled" if each else "not decoupled" for each in (own, other))
-            yield model.at("decoupled", f"is {own_words}, but {callee.name}, which it calls, is {other_words}")
+        if "accumulate_tokens" in config.parameters:
+            names = {
+                "engine": model.parameters.get("tensorrt_llm_model_name") or "tensorrt_llm",
+                "draft": model.parameters.get("tensorrt_llm_draft_model_name") or "",
+            }
+            yield model, config, {role: repository.models.get(name) for role, name in names.items()}
+
+
+@rule("TRT312", "Triton rejects it: map only outputs of one decoupled model to the steps after it", each=_ensembles)
+def decoupled_inputs(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A step that combines responses of a decoupled model with the request or with another decoupled model."""
+    origins: dict[str, str | None] = {tensor.name: None for tensor in ensemble.config.input}
+    steps = list(ensemble.steps) if ensemble.whole else []
+    while ready := [each for each in steps if set(each[0].input_map.values()) <= origins.keys()]:
+        for step, member in ready:
+            steps.remove((step, member))
+            found = {origins[source] for source in step.input_map.values()}
+            if len(found) > 1:
+                words = " and ".join(sorted(each or "the request" for each in found))
+                said = f"{step.model_name} receives inputs from {words}, which send different numbers of messages"
+                yield model.at("model_name", said, value=step.model_name)
+            origin = step.model_name if member.model_transaction_policy.decoupled else next(iter(found), None)
+            origins.update(dict.fromkeys(step.output_map.values(), origin))
+
+
+@rule("TRT313", "leave it out: Triton derives it from the steps", severity="warning", each=_ensembles)
+def ensemble_policy(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """An ensemble whose model_transaction_policy differs from its steps."""
+    if ensemble.whole and ensemble.config.HasField("model_transaction_policy"):
+        written = ensemble.config.model_transaction_policy.decoupled
+        steps = any(member.model_transaction_policy.decoupled for _, member in ensemble.steps)
+        if written != steps:
+            streams = "streams, since a step is decoupled" if steps else "cannot stream, since no step is decoupled"
+            yield model.at(
+                "model_transaction_policy", f"decoupled is {str(written).lower()}, but the ensemble {streams}"
+            )
+
+
+@rule("TRT314", "set decoupled_mode to false in all three: requests that draft tokens get one response")
+def decoupled_drafts(repository: ModelRepository) -> Iterator[Violation]:
+    """A tensorrt_llm_bls model that is decoupled and has a draft model."""
+    for model, config, called in _bls_models(repository):
+        if called["draft"] is not None and config.model_transaction_policy.decoupled:
+            said = f"is decoupled, but calls {called['draft'].name} for drafts, which cannot be streamed"
+            yield model.at("decoupled", said)

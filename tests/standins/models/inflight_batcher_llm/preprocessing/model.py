@@ -1,4 +1,8 @@
-"""Stands for TensorRT-LLM's preprocessing: a token is a byte. Gives every output that its configuration declares."""
+"""Stands for TensorRT-LLM's preprocessing. Gives every output that its configuration declares.
+
+Tokens are those of the model's tokenizer.json, with the special tokens that it adds unless `add_special_tokens` is false; in a
+folder without that file a token is a byte.
+"""
 
 import base64
 import json
@@ -28,9 +32,9 @@ def image_of(request):
     return base64.b64decode(url.partition(",")[2])
 
 
-def flat_words(words):
+def flat_words(words, encode):
     """TensorRT-LLM's form of a list of words: all their tokens, and below the ends of each; -1 fills up."""
-    tokens = [list(word) for word in ([] if words is None else words.reshape(-1)) if word]
+    tokens = [encode(word, special=False) for word in ([] if words is None else words.reshape(-1)) if word]
     ids = [each for word in tokens for each in word]
     ends = [sum(map(len, tokens[: number + 1])) for number in range(len(tokens))]
     return [ids or [0], ends + [-1] * (max(1, len(ids)) - len(ends))]
@@ -41,6 +45,10 @@ def pixels(image):
     if not image.startswith(b"\x89PNG"):
         raise pb.TritonModelException("PIL.UnidentifiedImageError: cannot identify image file")
     return np.frombuffer(image[16:24], dtype=">u4").astype(np.float16).reshape(1, 1, 1, 1, 2)
+
+
+def _has_tokens(path):
+    return path.is_file() and "model" in json.loads(path.read_text(encoding="utf-8"))
 
 
 class TritonPythonModel:
@@ -64,22 +72,34 @@ class TritonPythonModel:
             if not (Path(parameters["tokenizer_dir"]) / "preprocessor_config.json").is_file():
                 raise pb.TritonModelException("OSError: does not appear to have a file named preprocessor_config.json")
         folder = Path(config["parameters"]["tokenizer_dir"]["string_value"])
-        json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        about = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        self.special = parameters.get("add_special_tokens", "").lower() not in {"false", "0"}
+        self.tokenizer, self.end = None, 256
+        if _has_tokens(folder / "tokenizer.json"):
+            from tokenizers import Tokenizer
+
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            end = about.get("eos_token")
+            self.end = self.tokenizer.token_to_id(end["content"] if isinstance(end, dict) else end)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]
 
+    def encode(self, text, special):
+        if self.tokenizer is None:
+            return list(text)
+        return self.tokenizer.encode(text.decode(), add_special_tokens=special).ids
+
     def answer(self, request):
-        text = tensor(request, "QUERY").reshape(-1)[0]
-        ids = list(text)
+        ids = self.encode(tensor(request, "QUERY").reshape(-1)[0], special=self.special)
         end = tensor(request, "END_ID")
         known = {
             "INPUT_ID": [ids],
             "REQUEST_INPUT_LEN": [[len(ids)]],
             "REQUEST_OUTPUT_LEN": tensor(request, "REQUEST_OUTPUT_LEN"),
-            "OUT_END_ID": [[256]] if end is None else end,
-            "OUT_PAD_ID": [[256]],
-            "STOP_WORDS_IDS": [flat_words(tensor(request, "STOP_WORDS_DICT"))],
+            "OUT_END_ID": [[self.end]] if end is None else end,
+            "OUT_PAD_ID": [[self.end]],
+            "STOP_WORDS_IDS": [flat_words(tensor(request, "STOP_WORDS_DICT"), self.encode)],
         }
         if self.model_type is not None:
             known["PIXEL_VALUES"] = pixels(image_of(request))
