@@ -133,9 +133,7 @@ class _Smoke:
             if isinstance(client, Client):
                 for path in sorted(self.context.inputs["repository"].glob("*/config.pbtxt")):
                     await self._check("configuration", first, path.parent.name, self._configuration(client, path))
-        if (self.context.inputs["repository"] / PREPROCESSING).is_dir() and not self.pictures:
-            async with self._client(service.model, first) as client:
-                if isinstance(client, Client):
+                if (self.context.inputs["repository"] / PREPROCESSING).is_dir() and not self.pictures:
                     await self._check("tokens", "http", PREPROCESSING, self._tokens(client))
         if ADAPTERS[0] in self.context.inputs:
             await self._check("adapter", first, service.model, self._adapters())
