@@ -301,8 +301,9 @@ def test_a_moved_bundle_with_an_adapter(tmp_path: Path) -> None:
         subprocess.run(
             [sys.executable, "-c", SEND, f"127.0.0.1:{grpc}", str(moved / "adapter")], check=True, timeout=60
         )
-        assert ask(port, body=body)["text_output"] == "bcd"
-        assert ask(port, body={**body, "lora_task_id": 1})["text_output"] == "dab"
+        # The tokens are "ab", "c", "d"; the stand-in turns them by one, and by the rank of an adapter.
+        assert ask(port, body=body)["text_output"] == "cdab"
+        assert ask(port, body={**body, "lora_task_id": 1})["text_output"] == "abcd"
     assert lane.left() == []
 
 

@@ -111,9 +111,17 @@ def test_a_pipeline_that_runs_below_another_marks_its_processes_whatever_their_e
 
 
 def test_the_memory_of_all_processes_together_is_measured(guardian: Guardian, tmp_path: Path) -> None:
-    # Two that hold memory at the same time, started by one that has next to none.
-    hold = "import time; x = b'x' * 50_000_000; time.sleep(1.2)"
-    script = f'{sys.executable} -S -c "{hold}" & {sys.executable} -S -c "{hold}" & wait'
+    # Two that hold memory at the same time, started by one that has next to none. Each waits for the other.
+    hold = tmp_path / "hold.py"
+    hold.write_text(
+        "import os, sys, time\n"
+        "x = b'x' * 50_000_000\n"
+        "open(sys.argv[1], 'w').close()\n"
+        "while not os.path.exists(sys.argv[2]):\n"
+        "    time.sleep(0.01)\n"
+        "time.sleep(1.2)\n"
+    )
+    script = " & ".join(f"{sys.executable} -S {hold} {mine} {other}" for mine, other in ("ab", "ba")) + " & wait"
     shell(guardian, tmp_path, script, measure=True)
     (measured,) = wait_for(guardian, Exited)
     assert 50e6 < measured.max_rss_bytes < 90e6, "the largest of them"

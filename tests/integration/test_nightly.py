@@ -24,7 +24,8 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"
-LIMITS = "ttft_p50:+50%,output_tps:-50%,accuracy:-50%"
+LIMITS = "ttft_p50:+1000%,output_tps:-95%,accuracy:-50%"
+"""So wide that a busy machine keeps them. What has to break them does so by construction."""
 
 
 class Runner:
@@ -98,13 +99,13 @@ class Runner:
         return found
 
     def hold_back(self) -> int:
-        """Microseconds of delay that hold every request twice as long as one took to begin in the baseline.
+        """Microseconds of delay that hold every request twelve times as long as one took to begin in the baseline.
 
-        At one request in flight no batch is ever full, so the limit of +50 % is broken however slow the machine is.
+        At one request in flight no batch is ever full, so the limit of +1000% is broken however fast the machine is now.
         """
         (cell,) = self.baseline["cells"]
         (alone,) = (level for level in cell["perf"] if level["concurrency"] == 1)
-        delay_us = 1 + int(2000 * alone["ttft_ms"]["p50"])
+        delay_us = 1 + int(12_000 * alone["ttft_ms"]["p50"])
         self.check_out(repository={"max_queue_delay_microseconds": delay_us})
         return delay_us
 
@@ -179,7 +180,7 @@ def test_four_nights(tmp_path: Path) -> None:
     assert f"params.max_queue_delay_microseconds 0 -> {delay_us}" in third.step("Plan").summary
     told_of = third.step("Compare").summary
     assert re.search(r"\*\*Gate: \d conditions? broken\*\*", told_of), told_of
-    assert re.search(r"\| `tiny/.*@1.*ttft\\?_p50:\+50%.*beyond the limit", told_of), told_of
+    assert re.search(r"\| `tiny/.*@1.*ttft\\?_p50:\+1000%.*beyond the limit", told_of), told_of
     assert outcomes(third)["Move the baseline"] == "skipped"
     assert runner.baseline["run"]["id"].endswith("-night-4002-1")
     assert third.artifacts["night-4003-1"].joinpath("report.html").stat().st_size > 10_000

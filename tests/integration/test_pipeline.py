@@ -406,7 +406,7 @@ def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(
     assert measured["conditions"]["system"]["server"].startswith("triton ")
     assert measured["conditions"]["system"]["server_on"] == "this machine"
     assert measured["conditions"]["workload"]["max_tokens"] == [16, 16]
-    assert [level["requests"] for level in measured["conditions"]["workload"]["levels"]] == [4, 4]
+    assert [level["requests"] for level in measured["conditions"]["workload"]["levels"]] == [4, 7]
     assert measured["perf"][0]["output_tokens_per_request"]["mean"] == 16
 
 
