@@ -161,7 +161,7 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
     package = tmp_path / "project" / "trtllm_pipeline" / "machine" / "system.py"
     package.parent.mkdir(parents=True)
     package.write_text("")
-    monkeypatch.setattr(probe, "__file__", str(package))
+    monkeypatch.setattr(probe, "PACKAGE", tmp_path / "project" / "trtllm_pipeline")
 
     def git(folder: Path, *words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
