@@ -48,7 +48,7 @@ def lane(folder: Path, release: str, family: str, *, parallel: str = "tp1") -> L
     (folder / "model" / "config.json").write_text(json.dumps(config))
     (folder / "model" / "preprocessor_config.json").write_text("{}")
     (folder / "cat.png").write_bytes(png(400, 300, 1))
-    rows = [{"input": "abcd", "output": "bc"}, {"input": "efgh", "image": "cat.png", "output": "fg"}]
+    rows = [{"input": "wxyz", "output": "xy"}, {"input": "xyz", "image": "cat.png", "output": "yz"}]
     (folder / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found.matrix.write_text(MATRIX.format(parallel=parallel))
     return found
