@@ -19,6 +19,7 @@ from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files import reading
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -143,21 +144,17 @@ def _bytes(text: Any, name: str) -> bytes:
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a regular file. Raises EnvelopeError for a link, anything else, or a larger one; OSError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = reading.open_fd(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except reading.NotAFileError:
+        raise EnvelopeError("is not a file") from None
     except OSError:
         if path.is_symlink():
             raise EnvelopeError("is a link") from None
         raise
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise EnvelopeError("is not a file")
-        if found.st_size > most:
+    with os.fdopen(fd, "rb") as file:
+        if os.fstat(fd).st_size > most:
             raise EnvelopeError(f"has more than {most >> 10} KiB")
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(most)
-    finally:
-        os.close(fd)
+        return file.read(most)
 
 
 @dataclass(frozen=True, slots=True)

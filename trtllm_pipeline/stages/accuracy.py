@@ -18,6 +18,7 @@ from trtllm_pipeline.stages.asking import (
     draft_options,
     each_with_an_image,
     protocol_for,
+    special_tokens_asked,
 )
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.model_inputs import encoder, model_folder
@@ -30,12 +31,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
     service = Service.read(context.inputs["service"])
-
-    def special() -> bool:
-        from trtllm_pipeline.bench.target import adds_special_tokens
-
-        return adds_special_tokens(service, protocol_for(service), asked.request_timeout_s)
-
+    special = special_tokens_asked(service, protocol_for(service), asked.request_timeout_s)
     with chat_renderer(model, special) as render:
         questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     prompts = each_with_an_image([question.prompt for question in questions], asked.images, service)

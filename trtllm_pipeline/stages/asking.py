@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -33,6 +33,17 @@ def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False
     if service.kind != "openai":
         return wanted
     return "openai_chat" if images else f"openai_{service.endpoint}"
+
+
+def special_tokens_asked(service: Service, protocol: str, timeout_s: float) -> Callable[[], bool]:
+    """Asks `service`, when it is called, whether it puts special tokens around prompts. Imports a client no sooner."""
+
+    def ask() -> bool:
+        from trtllm_pipeline.bench.target import adds_special_tokens
+
+        return adds_special_tokens(service, protocol, timeout_s)
+
+    return ask
 
 
 def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Service) -> tuple[Prompt, ...]:

@@ -27,6 +27,7 @@ from trtllm_pipeline.stages.asking import (
     draft_options,
     each_with_an_image,
     protocol_for,
+    special_tokens_asked,
 )
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.model_inputs import model_folder
@@ -204,12 +205,7 @@ def _rows(
         return len(tokenizer.encode(prompt.text).ids) <= (engine.longest_prompt(output) or math.inf)
 
     service = Service.read(context.inputs["service"])
-
-    def special() -> bool:
-        from trtllm_pipeline.bench.target import adds_special_tokens
-
-        return adds_special_tokens(service, protocol_for(service, asked.protocol), asked.request_timeout_s)
-
+    special = special_tokens_asked(service, protocol_for(service, asked.protocol), asked.request_timeout_s)
     with chat_renderer(model_folder(context.inputs), special) as render:
         return read(
             context.files["input_data"],
