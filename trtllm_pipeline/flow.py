@@ -29,8 +29,7 @@ from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import retries, runs
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
-from trtllm_pipeline.planning.request import LOCAL, RAY, SLURM, Request, read_request
+from trtllm_pipeline.planning.request import LOCAL, RAY, REQUEST_FILE, SLURM, Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -75,9 +74,9 @@ def machine_of(request: Request) -> Machine:
         from trtllm_pipeline.machine.assume import parse
 
         return parse(request.assume)
-    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.machine.probe import this_machine
 
-    return machine()
+    return this_machine()
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,10 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from trtllm_pipeline.errors import PlanError
-from trtllm_pipeline.machine.probe import machine
+from trtllm_pipeline.machine.probe import this_machine
 from trtllm_pipeline.toolchains import base
 with suppress(PlanError):
-    base.detect(replace(machine(), tensorrt_llm=None))
+    base.detect(replace(this_machine(), tensorrt_llm=None))
 print(*sys.modules)
 """
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -219,9 +219,9 @@ class _AssumedValues:
 
 def _here(changes: str) -> str:
     """The line of this machine, changed. What follows from a value that is changed is that of a usual machine."""
-    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.machine.probe import this_machine
 
-    own = dict(part.split("=", 1) for part in describe(machine()).split(","))
+    own = dict(part.split("=", 1) for part in describe(this_machine()).split(","))
     given = {part.partition("=")[0].strip().lower().replace("-", "_") for part in changes.split(",")}
     follow = {key for changed in given for key in _FOLLOW.get(changed, ())}
     kept = [f"{key}={value}" for key, value in own.items() if key not in {*given, *follow}]

@@ -63,7 +63,7 @@ class Survey:
     """By part (`release`, `examples`, `templates`): why what is there cannot be used."""
 
 
-def machine() -> Machine:
+def this_machine() -> Machine:
     """This machine. The first call takes a few hundredths of a second without a GPU; the result is cached."""
     return survey().machine
 

@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.bench.result import METRICS as LOAD_METRICS
-from trtllm_pipeline.bench.result import LevelResult, MetricDefinition
+from trtllm_pipeline.bench.result import LOAD_METRICS, LevelResult, MetricDefinition
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
-from trtllm_pipeline.evaluate.scores import DRIFT, NORMALISATION
-from trtllm_pipeline.evaluate.scores import METRICS as SCORES
+from trtllm_pipeline.evaluate.scores import DRIFT, NORMALISATION, SCORE_METRICS
 from trtllm_pipeline.report.rows import CellResult
 
 METRICS: Final = (
     *LOAD_METRICS,
-    *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in SCORES.items()),
+    *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in SCORE_METRICS.items()),
     MetricDefinition("normalisation", "", NORMALISATION),
     MetricDefinition("interval", "", MEAN_INTERVAL),
     MetricDefinition("agreement", "0 to 1", f"with the unquantized cell that is equal otherwise: {DRIFT['agreement']}"),

@@ -135,7 +135,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
     that can be compared, or else of one that cannot.
     """
-    from trtllm_pipeline.planning.request import FILE, read_request
+    from trtllm_pipeline.planning.request import REQUEST_FILE, read_request
     from trtllm_pipeline.planning.runs import run_folders
     from trtllm_pipeline.report.compare import DEFAULT, compare
     from trtllm_pipeline.report.measured import load, with_files
@@ -146,7 +146,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     folders = run_folders(store)
     for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
         with suppress(PipelineError):  # one that cannot be read, or compared, is left out
-            if read_request(folder / FILE).matrix != read_request(results.runs.newest / FILE).matrix:
+            if read_request(folder / REQUEST_FILE).matrix != read_request(results.runs.newest / REQUEST_FILE).matrix:
                 continue
             base = load(folder.name, store)
             if any(cell.levels and cell.perf not in measured for cell in base.cells):

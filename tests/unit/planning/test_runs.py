@@ -14,7 +14,7 @@ from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import StageError, UsageError
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.planning.request import FILE, Request
+from trtllm_pipeline.planning.request import REQUEST_FILE, Request
 from trtllm_pipeline.planning.runs import check_name, find_cell, find_run, newest_cells, run_folders
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellStatus, rows
@@ -46,7 +46,7 @@ def left(store: Store) -> Left:
         folder = store.runs_dir / f"2026010{count}-000000-{name}"
         store.index.begin_run(folder.name, matrix, ("pipeline", "run"))
         folder.mkdir()
-        (folder / FILE).write_text(json.dumps(Request(Path(matrix), **part).to_json()))  # type: ignore[arg-type]
+        (folder / REQUEST_FILE).write_text(json.dumps(Request(Path(matrix), **part).to_json()))  # type: ignore[arg-type]
         lines = plan_lines(
             plan,
             present=(),

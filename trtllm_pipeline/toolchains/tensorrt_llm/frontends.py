@@ -37,7 +37,7 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
 
     Raises StageError for what cannot be filled or served.
     """
-    found, inputs = installed(probe.machine()), context.inputs
+    found, inputs = installed(probe.this_machine()), context.inputs
     if context.params.frontend != FRONTEND_TRITON:
         _write_serving(context, found)
         return
@@ -62,7 +62,7 @@ def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     checkpoint.check_stated(model)
     if context.params.unquantized:
         checkpoint.check_unquantized(model)
-    found = installed(probe.machine())
+    found = installed(probe.this_machine())
     if context.params.frontend != FRONTEND_TRITON:
         _write_serving(context, found)
         return
