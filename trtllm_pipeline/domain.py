@@ -190,7 +190,10 @@ class Cell:
     gpu: str | None = None
     """Type of GPU that it is for; None: of what there is."""
     companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
-    """Models beside its own, once they are pinned: name -> `source`, `files` and `folder`, as a pinned recipe has them."""
+    """Models beside its own, once they are pinned: name -> `source`, `files` and `folder`, as a pinned recipe has them.
+
+    A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
+    """
 
     def pinned(self, recipe: Mapping[str, Json], reason: str | None) -> Cell:
         """The same with the recipe of a pinned model, which may rule it out. `replace` takes three times as long."""

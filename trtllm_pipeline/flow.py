@@ -523,8 +523,8 @@ def _run(
     from trtllm_pipeline.planning.pins import Pins
     from trtllm_pipeline.planning.plan_file import write_plan
     from trtllm_pipeline.report.forecast_check import checked
+    from trtllm_pipeline.report.report_file import to_json
     from trtllm_pipeline.report.rows import rows
-    from trtllm_pipeline.report.writers import to_json
 
     plan = _runnable_plan(request, loaded, store, place.machine)
     present = _present(plan, store)

@@ -20,9 +20,9 @@ from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
 from trtllm_pipeline.processes.process import allow_open_files
-from trtllm_pipeline.report.tables import aligned
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.params import table
+from trtllm_pipeline.text_tables import aligned
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hosting.target import ServeTarget

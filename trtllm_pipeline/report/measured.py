@@ -27,9 +27,9 @@ from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import find_run, read_run
+from trtllm_pipeline.report.report_file import NAME as REPORT
+from trtllm_pipeline.report.report_file import read_report
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows_of
-from trtllm_pipeline.report.writers import NAME as REPORT
-from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
 
 EVENTS: Final = "events.jsonl"

@@ -12,8 +12,9 @@ from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.planning.runs import NewestCells, newest_cells
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
+from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.rows import CellResult, rows_of
-from trtllm_pipeline.report.writers import NAME, print_blocks, print_report, read_report
+from trtllm_pipeline.report.writers import print_blocks, print_report
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 

@@ -60,7 +60,7 @@ def parse(text: str, *, source: str = FILE_NAME, allow_unknown: bool = False) ->
     """
     from google.protobuf import text_format
 
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=allow_unknown)
@@ -85,14 +85,14 @@ def to_text(config: ModelConfig, *, as_utf8: bool = True) -> str:
 
 def data_type_name(number: int) -> str:
     """The word of a tensor's `data_type`, such as TYPE_FP16."""
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     return str(model_config_pb2.DataType.Name(number))
 
 
 def data_type_number(word: str) -> int:
     """The number of a `data_type`, such as TYPE_FP16."""
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     return int(model_config_pb2.DataType.Value(word))
 

@@ -16,9 +16,9 @@ from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.planning.request import REQUEST_FILE, Request
 from trtllm_pipeline.planning.runs import check_name, find_cell, find_run, newest_cells, run_folders
+from trtllm_pipeline.report.report_file import to_json
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellStatus, rows
-from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
 
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))

@@ -16,8 +16,8 @@ from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.progress.left import TimeLeft
+from trtllm_pipeline.report.report_file import to_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows
-from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))

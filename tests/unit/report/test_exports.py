@@ -18,8 +18,9 @@ from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.bench.result import HighestRate, LevelResult, TritonUse
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.report.openmetrics import to_openmetrics
+from trtllm_pipeline.report.report_file import NAME, to_json
 from trtllm_pipeline.report.rows import CellResult
-from trtllm_pipeline.report.writers import NAME, flat, to_csv, to_json
+from trtllm_pipeline.report.writers import flat, to_csv
 
 
 def families(rows: tuple[CellResult, ...]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.execution.forecast import forecast
 from trtllm_pipeline.planning.needs import GPU, HOST, TIME
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast, checked
-from trtllm_pipeline.report.writers import print_report, read_report, to_json, to_markdown
+from trtllm_pipeline.report.report_file import read_report, to_json
+from trtllm_pipeline.report.writers import print_report, to_markdown
 from trtllm_pipeline.store.index import Peak
 from trtllm_pipeline.store.store import Store
 

@@ -19,8 +19,9 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.planning.names import amount, duration, groups, merged, shared_parts, shorten, without
 from trtllm_pipeline.progress.views import LOOKS, grid
 from trtllm_pipeline.report.columns import columns
+from trtllm_pipeline.report.report_file import read_report, to_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.report.writers import flat, notes_of, print_report, read_report, to_csv, to_json, to_markdown
+from trtllm_pipeline.report.writers import flat, notes_of, print_report, to_csv, to_markdown
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:

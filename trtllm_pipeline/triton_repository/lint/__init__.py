@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine import Engine
 from trtllm_pipeline.triton_repository.lint import repository
 from trtllm_pipeline.triton_repository.lint.rule import Finding, LintRule, Severity
 from trtllm_pipeline.triton_repository.lint.rules import RULES
 
-__all__ = ["RULES", "Engine", "EngineError", "Finding", "LintRule", "Severity", "lint", "select"]
+__all__ = ["RULES", "Finding", "LintRule", "Severity", "lint", "select"]
 
 
 def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple[LintRule, ...]:
