@@ -523,7 +523,7 @@ def _run(
     from trtllm_pipeline.planning.pins import Pins
     from trtllm_pipeline.planning.plan_file import write_plan
     from trtllm_pipeline.report.forecast_check import checked
-    from trtllm_pipeline.report.report_file import to_json
+    from trtllm_pipeline.report.report_file import report_json
     from trtllm_pipeline.report.rows import rows
 
     plan = _runnable_plan(request, loaded, store, place.machine)
@@ -581,7 +581,7 @@ def _run(
         took_s, of_runs = time.monotonic() - started, store.index.taken(run_id)
         forecast_check = checked(plan, seen, of_runs, took_s, comparable=outcome.comparable)
         table = rows(plan, store, outcome)
-        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))
+        write_lines(folder / REPORT_FILE, report_json(table, run_id, str(request.matrix), forecast=forecast_check))
         code = outcome.exit_code
         return Result(run_id, plan, outcome, table, untried, forecast_check)
     except KeyboardInterrupt:  # while artifacts are pulled; later the loop obeys it

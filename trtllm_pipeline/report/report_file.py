@@ -44,7 +44,7 @@ METRICS: Final = (
 """What is measured, and the terms its formulas use."""
 
 
-def to_json(
+def report_json(
     rows: Sequence[CellResult],
     run_id: str,
     matrix: str,

@@ -16,7 +16,7 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_tables import plain_table
 
 
-def to_json(store: Store) -> dict[str, Any]:
+def runs_json(store: Store) -> dict[str, Any]:
     """All runs, the last that began first, see docs/formats.md."""
     runs = []
     for row in store.index.runs():

@@ -32,7 +32,7 @@ from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, 
 from trtllm_pipeline.report.columns import Column, columns
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
-from trtllm_pipeline.report.report_file import to_json
+from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown, on_terminal
 from trtllm_pipeline.text_tables import csv_table
@@ -509,7 +509,9 @@ def print_report(
     """
     stream = sys.stdout if stream is None else stream
     if form == "json":
-        stream.writelines(f"{line}\n" for line in to_json(rows, run_id, matrix, finished=finished, forecast=forecast))
+        stream.writelines(
+            f"{line}\n" for line in report_json(rows, run_id, matrix, finished=finished, forecast=forecast)
+        )
         return
     if form != "table":
         text = to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix, forecast)

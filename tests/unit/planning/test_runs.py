@@ -16,7 +16,7 @@ from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.planning.request import REQUEST_FILE, Request
 from trtllm_pipeline.planning.runs import check_name, find_cell, find_run, newest_cells, run_folders
-from trtllm_pipeline.report.report_file import to_json
+from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellStatus, rows
 from trtllm_pipeline.store.store import Store
@@ -58,7 +58,7 @@ def left(store: Store) -> Left:
         )
         (folder / "plan.json").write_text("\n".join(lines))
         if ended:
-            (folder / "report.json").write_text("\n".join(to_json(rows(plan, store), folder.name, matrix)))
+            (folder / "report.json").write_text("\n".join(report_json(rows(plan, store), folder.name, matrix)))
             store.index.end_run(folder.name, 0)
         return folder
 
