@@ -1,4 +1,4 @@
-"""Finding TensorRT-LLM and its parts, in folders laid out as images and installations lay them out."""
+"""Finding TensorRT-LLM and its parts, in directories laid out as images and installations lay them out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def metadata(folder: Path, package: str, version: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A machine of which nothing is known: an empty PATH, no packages but those in `site`, no known folders."""
+    """A machine of which nothing is known: an empty PATH, no packages but those in `site`, no known directories."""
     (tmp_path / "site").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
