@@ -482,7 +482,7 @@ def test_what_is_no_file_of_sensible_size_is_not_read(
     path.rename(moved)
     if kind == "link":
         path.symlink_to(moved)
-    elif kind == "folder":
+    elif kind == "directory":
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
