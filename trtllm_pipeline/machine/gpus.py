@@ -63,10 +63,10 @@ class Graphics:
 
 def look() -> Graphics:
     """All devices this process may use. Takes milliseconds without a GPU; with one, as long as the driver takes."""
-    found = _look()
-    devices, problem = visible(found.devices, os.environ.get(MASK_VARIABLE))
-    problems = (*found.problems, problem) if problem else found.problems
-    return replace(found, devices=devices, everything=found.devices, problems=problems)
+    result = _look()
+    devices, problem = visible(result.devices, os.environ.get(MASK_VARIABLE))
+    problems = (*result.problems, problem) if problem else result.problems
+    return replace(result, devices=devices, everything=result.devices, problems=problems)
 
 
 def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, ...], str | None]:

@@ -26,14 +26,14 @@ def cpus_of(
         near.setdefault(_near(device, usable, sysfs), []).append(device.gpu.uuid)
     if sum(map(len, near)) > len(frozenset().union(*near)):  # of some it is not known
         near = {usable: [device.gpu.uuid for device in devices]}
-    found: dict[str, tuple[int, ...]] = {}
+    chosen: dict[str, tuple[int, ...]] = {}
     for cpus, uuids in near.items():
         cores = sorted({_core(cpu, cpus, sysfs) for cpu in cpus})
         many = len(uuids)
         for place, uuid in enumerate(uuids):
             share = cores[place * len(cores) // many : (place + 1) * len(cores) // many]
-            found[uuid] = tuple(sorted(cpu for core in (share if len(cores) >= many else cores) for cpu in core))
-    return found
+            chosen[uuid] = tuple(sorted(cpu for core in (share if len(cores) >= many else cores) for cpu in core))
+    return chosen
 
 
 def _near(device: Device, usable: frozenset[int], sysfs: Path) -> frozenset[int]:
