@@ -669,7 +669,7 @@ def test_the_builder_s_stand_in_refuses_as_recorded(
 @pytest.mark.parametrize(
     ("code", "trusted", "said"),
     [
-        (None, {}, "and its hub, which tells the files' SHA-256, cannot be asked now"),
+        (None, {}, "and its hub, which has the files' SHA-256, cannot be reached now"),
         (None, {"a.py": "0" * 64}, None),
         ({}, {}, "and https://hub/m has no Python file; take another copy of the model"),
         ({"a.py": "0" * 64, "b.py": "1" * 64}, {}, "which is not trusted yet"),

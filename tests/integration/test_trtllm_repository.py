@@ -63,7 +63,7 @@ def filled(folder: Path, release: str, **params: Any) -> Path:
     installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
     engine = engine_folder(folder / "engine", release)
     frontends.write_engine(
-        out, installed, engine=engine, model=model, asked=load(EngineRepository, {"max_batch_size": 4, **params})
+        out, installed, engine=engine, model=model, params=load(EngineRepository, {"max_batch_size": 4, **params})
     )
     return out
 
@@ -138,7 +138,7 @@ def with_adapters(folder: Path, release: str, dtype: str, adapter: Path) -> Path
     models.mkdir()
     installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
     asked = load(EngineRepository, {"max_batch_size": 4})
-    frontends.write_engine(models, installed, engine=engine, model=model, asked=asked, adapters=[adapter])
+    frontends.write_engine(models, installed, engine=engine, model=model, params=asked, adapters=[adapter])
     return models
 
 

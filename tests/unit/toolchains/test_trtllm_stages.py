@@ -470,12 +470,12 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
         (
             cell("fp8"),
             machine(more=",examples=no,model_optimizer=no"),
-            "there are no example scripts of TensorRT-LLM, and Model Optimizer is not installed",
+            "the example scripts of TensorRT-LLM are missing, and Model Optimizer is not installed",
         ),
         (
             cell("int4_awq", recipe={"family": "mixtral", "num_experts": 8}),
             machine(more=",examples=no"),
-            "mixtral in int4_awq: there are no example scripts of TensorRT-LLM, and Model Optimizer writes mixtral in fp16",
+            "mixtral in int4_awq: the example scripts of TensorRT-LLM are missing, and Model Optimizer writes mixtral in fp16",
         ),
         (
             cell(tp=2),

@@ -1,6 +1,6 @@
 """How much memory of a GPU a cell needs at the very least: its share of the weights, and the KV cache of one request.
 
-What the runtime adds (activations, buffers, the CUDA context) depends on the release: `needs.py` estimates it.
+The runtime's own memory (activations, buffers, the CUDA context) depends on the release: `needs.py` estimates it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Shape:
     """Number of weights: as the recipe says, else embedding and layers, and a head of its own for a mixture of experts,
     as all that are known have."""
     layer_weights: int = field(init=False, repr=False, compare=False)
-    """Those of the layers alone: without the embedding, and without the head where that has weights of its own."""
+    """Weights of the layers: without the embedding, and without a head that has separate weights."""
 
     def __post_init__(self) -> None:
         # Worked out once: every estimate of every cell asks for them.
@@ -70,13 +70,13 @@ class Shape:
         known = _SHAPES.get(id(recipe))
         if known is None or known[0] is not recipe:
             numbers = {each.name: recipe.get(each.name) for each in fields(Shape) if each.init}
-            found = Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
-            known = _SHAPES[id(recipe)] = recipe, found
+            result = Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
+            known = _SHAPES[id(recipe)] = recipe, result
         return known[1]
 
     @property
     def tower_bytes(self) -> int:
-        """What reads images, in 16 bits."""
+        """Weights of the vision encoder, in 16 bits."""
         return 2 * (self.vision_parameters or 0)
 
     @property
@@ -105,14 +105,14 @@ class Shape:
 
     @property
     def mixture_layers(self) -> int:
-        """Layers that have experts: all but the first dense ones, or one in so many."""
+        """Layers that have experts: all but the first dense ones, or one in every N."""
         if not self.num_experts:
             return 0
         return (self.num_hidden_layers - (self.first_k_dense_replace or 0)) // (self.interleave_moe_layer_step or 1)
 
     @property
     def gated(self) -> bool:
-        """Whether an MLP has three matrices, as all have that were made since Llama, and not two: as its number of weights says."""
+        """True if an MLP has three matrices, as all have since Llama, and not two. Inferred from its number of weights."""
         if self.num_experts or self.parameters is None:
             return True
         mlp = self.layer_weights / self.num_hidden_layers - self._attention
@@ -146,7 +146,7 @@ class Shape:
 
 
 _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
-"""By identity; the recipe beside it is kept, so that its identity is no other's."""
+"""Keyed by identity. The recipe is kept too, so that its identity stays unique."""
 
 
 def weight_bits(precision: str) -> float:

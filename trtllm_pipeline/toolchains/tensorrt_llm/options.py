@@ -1,6 +1,6 @@
 """Which options TensorRT-LLM's programs have in a release: the one table, and what is wrong with options of a user.
 
-The table is `data/tensorrt_llm/options.json`; it says itself how it is to be read. Where a program is installed, what
+The table is `data/tensorrt_llm/options.json`, which describes its own format. If a program is installed, what
 its `--help` prints decides instead: `parse_help`.
 """
 
@@ -30,13 +30,13 @@ _CLICK: Final = frozenset({"trtllm-serve"})
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an option is from one release on."""
+    """An option from one release on."""
 
     since: str
     kind: Kind
     choices: tuple[Scalar, ...] | None
     default: Scalar | None
-    """None where the program has none, or where it depends on others."""
+    """None if the program has none, or if it depends on others."""
     nargs: str | None
     """As argparse has it: + several, ? an optional value, a number."""
     repeat: bool
@@ -44,13 +44,13 @@ class Form:
     required: bool
     aliases: tuple[str, ...]
     deprecated: str | None
-    """What replaces it; None while nothing does."""
+    """Its replacement. None if it has none."""
     least: float | None = None
     """The smallest number that can be: programs parse any, and fail late, or make what no server loads."""
 
     @property
     def takes_value(self) -> bool:
-        """Whether a value follows it."""
+        """True if a value follows it."""
         return self.kind != "switch"
 
 
@@ -60,7 +60,7 @@ class Gone:
 
     since: str
     instead: str
-    """What replaces it; empty where nothing is known to."""
+    """Its replacement. Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,16 @@ class Program:
     """Every option ever, each with its forms in order of releases."""
 
     def at(self, name: str, release: str) -> Form | None:
-        """The option `name` (`--with-dashes`, no alias) in `release`; None where it does not exist."""
-        found: Form | None = None
+        """The option `name` (`--with-dashes`, no alias) in `release`. None if it does not exist."""
+        form_then: Form | None = None
         for form in self.options.get(name, ()):
             if not at_least(release, form.since):
                 break
-            found = form if isinstance(form, Form) else None
-        return found
+            form_then = form if isinstance(form, Form) else None
+        return form_then
 
     def spelled(self, name: str, release: str) -> Form | None:
-        """The option that is spelled `name` in `release`, by its own name or an alias; None where none is."""
+        """The option that is spelled `name` in `release`, by its own name or an alias. None if there is none."""
         canonical = self.canonical(name)
         form = None if canonical is None else self.at(canonical, release)
         return form if form is not None and name in (canonical, *form.aliases) else None
@@ -162,7 +162,7 @@ def accepts(tool: Tool, release: str, name: str, value: Scalar) -> bool:
 
 
 def decided(tool: Tool, key: str) -> str | None:
-    """What decides an option of a user that is the pipeline's to set, however it is spelled; None for any other."""
+    """The setting behind an option that the pipeline sets itself, however it is spelled. None for any other."""
     program, name = load()[tool], spelling(key)
     return program.ours.get(program.canonical(name) or name)
 
@@ -188,7 +188,7 @@ def render(tool: Tool, release: str, options: Mapping[str, Json]) -> list[str]:
 
 
 def switched(options: Mapping[str, Json], name: str) -> bool | None:
-    """What a user's options say of a switch that takes enable or disable; None where they say nothing of it."""
+    """The value of an enable/disable switch in a user's options. None if it is absent."""
     value = options.get(name, options.get(f"--{name}"))
     return (
         {"enable": True, True: True, "disable": False, False: False}.get(value)
@@ -212,13 +212,13 @@ class Installed:
     takes_value: bool
     choices: tuple[Scalar, ...] | None
     several: bool = False
-    """Whether several values follow it. Of click's options nothing tells."""
+    """True if several values follow it. Unknown for click's options."""
 
 
 def check_extra(
     tool: Tool, release: str, options: Mapping[str, Json], installed_help: str | None = None
 ) -> tuple[str, ...]:
-    """What is wrong with a user's options for `tool`, one sentence each; empty when they can be passed.
+    """The faults of a user's options for `tool`, one sentence each. Empty if they can be passed.
 
     `installed_help` is what the installed program prints for `--help`; with it, that says which options and values
     there are, and the table only explains.
@@ -246,7 +246,7 @@ def _problem(tool: Tool, release: str, name: str, value: Json, installed: Mappin
 
 
 def _list_problem(tool: Tool, value: list[Json], shown: Form | Installed, form: Form | None) -> str | None:
-    """What is wrong with several values for an option, if anything is."""
+    """The fault of several values for an option, if any."""
     if form is None:
         several = tool in _CLICK or (isinstance(shown, Installed) and shown.several)
     else:
@@ -276,7 +276,7 @@ def _absence(program: Program, tool: Tool, release: str, name: str, installed: M
 
 
 def _value_problem(value: Json, shown: Form | Installed, form: Form | None) -> str | None:
-    """What is wrong with a value for an option as it is `shown`; `form` is what the table says of it, if anything."""
+    """The fault of a value for an option as it is `shown`. `form` is its entry in the table, if any."""
     if not shown.takes_value:
         return None if isinstance(value, bool) else f"takes no value; write true or false, not {value!r}"
     if isinstance(value, bool):
@@ -308,7 +308,7 @@ _HELP_TIMEOUT_S: Final = 180.0
 
 
 def help_for(machine: Machine, options: Json, *command: str | None) -> str | None:
-    """What `command --help` prints, None where there is nothing to check, nothing to ask, or no answer.
+    """Output of `command --help`. None if there is nothing to check, no program, or no output.
 
     Asked only when a matrix gives the program options of its own, and not for an assumed machine: then the recorded table
     decides.
@@ -320,7 +320,7 @@ def help_for(machine: Machine, options: Json, *command: str | None) -> str | Non
 
 @lru_cache(maxsize=8)
 def installed_help(command: tuple[str, ...]) -> str | None:
-    """What `command --help` prints, None where it prints nothing or fails."""
+    """Output of `command --help`. None if it prints nothing or fails."""
     ask = [*command, "--help"]
     try:
         ran = subprocess.run(
@@ -344,7 +344,7 @@ def parse_help(text: str) -> Mapping[str, Installed]:
     An option's row is indented by at most eight columns and starts with a dash; two or more spaces part it from its
     description. Empty for text without such rows.
     """
-    found: dict[str, Installed] = {}
+    entries: dict[str, Installed] = {}
     for line in _COLOR.sub("", text).expandtabs().splitlines():
         row = _ROW.match(line)
         if row is None:
@@ -358,5 +358,5 @@ def parse_help(text: str) -> Mapping[str, Installed]:
             choices = None
         names = _OPTION.findall(_BARS.sub("", _BRACES.sub("", call)))
         rest = _OPTION.sub("", call).strip(" ,/;")
-        found |= dict.fromkeys(names, Installed(takes_value=bool(rest), choices=choices, several="..." in call))
-    return found
+        entries |= dict.fromkeys(names, Installed(takes_value=bool(rest), choices=choices, several="..." in call))
+    return entries

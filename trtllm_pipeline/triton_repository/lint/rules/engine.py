@@ -182,7 +182,9 @@ def adapters_type(model: Model, config: Any, engine: Engine) -> Iterator[Violati
     for tensor in config.input:
         data_type = model_config.data_type_name(tensor.data_type)
         if tensor.name == "lora_weights" and engine.max_lora_rank and wanted not in {None, data_type}:
-            yield model.at("name", f"lora_weights is {data_type}, but the engine is {engine.dtype}", value="lora_weights")
+            yield model.at(
+                "name", f"lora_weights is {data_type}, but the engine is {engine.dtype}", value="lora_weights"
+            )
 
 
 def _release(engine: Engine) -> tuple[int, ...]:
