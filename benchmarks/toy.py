@@ -112,13 +112,13 @@ def write_matrix(cells: int, folder: Path) -> Path:
 
 def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     """Publish every artifact of the matrix through the store, as a run does; returns what that took, in microseconds."""
-    from trtllm_pipeline import flow
+    from trtllm_pipeline.planning import planner
     from trtllm_pipeline.planning.request import Request
     from trtllm_pipeline.store.store import Store
 
     store = Store(workspace)
     request = Request(matrix, toolchain=TOOLCHAIN.name)
-    plan = flow.plan_of(request, store)
+    plan = planner.plan_of(request, store)
     begin = time.perf_counter()
     published = []
     for run in plan.stage_runs.values():

@@ -21,7 +21,7 @@ from tests.standins.programs.quantize import ALGORITHMS
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.execution.loop import command_lines
+from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import make_plan

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from trtllm_pipeline.deploy import images
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.flow import ServedCell
+from trtllm_pipeline.served_cell import ServedCell
 
 KINDS = ("embedded", "engine", "llmapi", "trtllm_serve")
 

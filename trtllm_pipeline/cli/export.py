@@ -75,7 +75,7 @@ def export(
       pipeline export 'smollm2*/int8_wo/*/bs4' --to kubernetes --openai --output-dir exported
       pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
     """
-    from trtllm_pipeline import flow, provenance
+    from trtllm_pipeline import provenance, served_cell
     from trtllm_pipeline.deploy import deployment, hub
     from trtllm_pipeline.deploy import export as library
 
@@ -87,7 +87,7 @@ def export(
     if not require_keys and not openai:
         raise UsageError("--no-require-keys is for the OpenAI endpoint", hint="add --openai")
     store = options.known_store(workspace)
-    served = flow.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
+    served = served_cell.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
     folder = options.empty_folder(output_dir)  # before all bytes are read
     described = deployment.describe(
         served,

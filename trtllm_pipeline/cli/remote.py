@@ -160,9 +160,9 @@ def _chosen(
 
     asked: Iterable[ArtifactKey] | None = None
     if request is not None:
-        from trtllm_pipeline import flow
+        from trtllm_pipeline.planning.planner import plan_of
 
-        runs = flow.plan_of(request, store).stage_runs.values()
+        runs = plan_of(request, store).stage_runs.values()
         asked = [
             ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
         ]

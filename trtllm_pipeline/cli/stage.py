@@ -160,10 +160,10 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
     """The service's stage by the toolchain of the one cell that is selected, what was typed for it, and the last stage that it
     is started from. Raises UsageError.
     """
-    from trtllm_pipeline import flow
+    from trtllm_pipeline.planning import selection
 
-    machine = flow.machine_of(request)
-    cells = flow.select_cells(request, flow.load(request), machine)
+    machine = selection.machine_of(request)
+    cells = selection.select_cells(request, selection.load(request), machine)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")

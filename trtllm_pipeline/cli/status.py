@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trtllm_pipeline import flow, terminal
+from trtllm_pipeline import terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.planner import plan_of
+from trtllm_pipeline.report import report_file
 
 if TYPE_CHECKING:
     from trtllm_pipeline.progress.status import Took
@@ -49,7 +51,7 @@ def status(
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
     store = options.known_store(workspace)
-    plan = None if matrix is None else flow.plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
+    plan = None if matrix is None else plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
 
     def look() -> MatrixStatus:
         if plan is not None:
@@ -71,7 +73,7 @@ def _took(folder: Path) -> Took | None:
     from trtllm_pipeline.progress.status import Took
     from trtllm_pipeline.report.forecast_check import of_report
 
-    check = of_report(folder / flow.REPORT_FILE)
+    check = of_report(folder / report_file.NAME)
     return None if check is None else Took(check.line(), check.to_json())
 
 

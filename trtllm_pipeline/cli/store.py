@@ -60,9 +60,9 @@ class Needed:
 
         matrices = {}
         for matrix in self.keep_matrix or ():
-            from trtllm_pipeline import flow
+            from trtllm_pipeline.planning.planner import plan_of
 
-            plan = flow.plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
+            plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
             matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
         return Roots(self.unused_days, self.keep_latest, tuple(self.keep_run or ()), matrices)
 

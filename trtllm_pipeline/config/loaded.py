@@ -41,6 +41,12 @@ class LoadedMatrix:
         told = {*(self.axes["toolchain"] or ()), *(cell.get("toolchain") for cell in self.added)}
         return not told <= {None, "auto"}
 
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Types of GPU that cells are for; empty if the matrix names none."""
+        added = [str(cell["gpu"]) for cell in self.added if cell["gpu"] is not None]
+        return tuple(dict.fromkeys((*(self.axes["gpu"] or ()), *added)))
+
     def document(self) -> Document:
         """The file read anew, for the lines of faults found later. Raises MatrixError where it is gone."""
         from trtllm_pipeline.config.validate import document_of

@@ -11,13 +11,13 @@ from typing import Final
 from trtllm_pipeline import provenance
 from trtllm_pipeline.deploy import images, names
 from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.flow import ServedCell, run_command
 from trtllm_pipeline.hosting.target import require_text
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.provenance import Policy
 from trtllm_pipeline.report.rows import CellResult
+from trtllm_pipeline.served_cell import ServedCell, run_command
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store

@@ -7,7 +7,6 @@ claim, a lease and an attempt folder are. Everything waits in one place, `_colle
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from functools import partial
 from itertools import starmap
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Cell, Exclusive, Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError, StateError
@@ -26,13 +25,13 @@ from trtllm_pipeline.execution import views
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.forecast import Durations, guess_s, section, tasks
 from trtllm_pipeline.execution.order import favourable
+from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.probe import cpus_near, made_by, maker
 from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
-from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
+from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak, Published
@@ -766,30 +765,6 @@ class _Execution:
                     services.append((*row, run.key))
         if rows or services:
             self._store.index.set_latest(rows, services)
-
-
-def command_lines(
-    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine, *, started: bool = False
-) -> tuple[tuple[str, ...], ...]:
-    """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours.
-
-    With `started`, as a plan shows them: before all, those that our own program starts.
-    """
-    machine = machine.of(run.first_cell.gpu)
-
-    def context() -> StageContext[Any]:
-        paths = {name: Path(path) for name, path in inputs.items()}
-        files = {name: Path(path) for name, path in run.files.items()}
-        return StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
-
-    lines: list[Sequence[str]] = []
-    if started and run.stage.starts is not None:
-        lines += run.stage.starts(run.first_cell, context(), machine)
-    if run.stage.commands is not None:
-        lines += run.stage.commands(context(), machine)
-    if run.stage.program is not None:
-        lines.append((sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
-    return tuple(map(tuple, lines))
 
 
 def _changes(run: StageRun) -> list[Json]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline import flow
+from trtllm_pipeline import served_cell
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.user_files import decode_yaml
@@ -101,13 +101,13 @@ def of_request(request: Request, store: Store, model_folder: Path | None) -> Ser
     """What serves the one cell that is asked for. Raises UsageError unless it is built, PlanError, StateError."""
     store.check_writable()
     try:
-        target = of_cell(flow.served_cell(request, store))
+        target = of_cell(served_cell.served_cell(request, store))
     except UsageError as error:
         raise UsageError(error.message.removeprefix("--cells "), hint=error.hint) from error
     return target if model_folder is None else replace(target, model_folder=model_folder)
 
 
-def of_cell(found: flow.ServedCell) -> ServeTarget:
+def of_cell(found: served_cell.ServedCell) -> ServeTarget:
     """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""
     cell, machine = found.cell, found.plan.machine
     if cell.toolchain in toolchains.SERVERS and (url := cell.settings["openai"]["url"]):

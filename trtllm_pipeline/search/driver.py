@@ -22,6 +22,7 @@ from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.planning.names import count, shared_parts, without
 from trtllm_pipeline.planning.plan import Plan, part, to_run
 from trtllm_pipeline.planning.plan_file import axes, outline
+from trtllm_pipeline.planning.planner import check_feasible
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report.measured import Measured, Side, with_files
 from trtllm_pipeline.report.recommend import Recommendation, advise
@@ -170,7 +171,7 @@ def search(
 def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
     """What a workspace knows of the cells, and what to do next. Raises as `flow.outlook`, and PlanError."""
     plan, seen = flow.outlook(request, store, Path() if store is None else store.workspace)
-    flow.check_feasible(plan)
+    check_feasible(plan)
     measured = () if store is None else with_files("", rows(plan, store), outline(plan), store).cells
     tried = {cell.id: cell for cell in measured if _was_tried(cell.status, cell.failure)}
     groups: dict[str, list[Cell]] = {}

@@ -20,11 +20,12 @@ import pytest
 from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from tests.helpers.signed import publish, read_key, write_key
-from trtllm_pipeline import flow, provenance
+from trtllm_pipeline import provenance
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import RemoteError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store import remote
 from trtllm_pipeline.store.index import Artifact
@@ -558,7 +559,7 @@ def test_a_matrix_pulls_what_its_cells_need_on_this_machine(
     (tmp_path / "matrix.yaml").write_text(matrix)
     store = Store(tmp_path / "w")
     request = Request(tmp_path / "matrix.yaml")
-    runs = [run for run in flow.plan_of(request, store).stage_runs.values() if run.stage.name in ("convert", "perf")]
+    runs = [run for run in planner.plan_of(request, store).stage_runs.values() if run.stage.name in ("convert", "perf")]
     for run in runs:
         attempt = store.begin("run", run.stage.name, run.fingerprint)
         (attempt.out / "file").write_text(run.id)
