@@ -15,7 +15,7 @@ from trtllm_pipeline.planning.request import LOCAL, RAY, SLURM, Request
 from trtllm_pipeline.planning.selection import machine_of
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.config.loaded import LoadedMatrix
+    from trtllm_pipeline.config.validate import LoadedMatrix
     from trtllm_pipeline.execution.cluster import Cluster
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.machine.model import Machine

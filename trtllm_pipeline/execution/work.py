@@ -23,7 +23,7 @@ from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.config.loaded import LoadedMatrix
+    from trtllm_pipeline.config.validate import LoadedMatrix
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.execution.pulling import RemoteSource

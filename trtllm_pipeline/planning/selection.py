@@ -15,7 +15,7 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.config.loaded import LoadedMatrix
+    from trtllm_pipeline.config.validate import LoadedMatrix
     from trtllm_pipeline.machine.model import Machine
 
 
