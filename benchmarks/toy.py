@@ -20,8 +20,8 @@ from trtllm_pipeline.cli.app import main as pipeline
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import ITSELF, Param
-from trtllm_pipeline.toolchains import base
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains import catalog
+from trtllm_pipeline.toolchains.catalog import Toolchain
 
 COMMAND: Final = "echo x > out/x"
 
@@ -136,7 +136,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 
 
 def main() -> int:
-    base._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
+    catalog._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
     if sys.argv[1:2] == ["unsynced"]:
         from trtllm_pipeline.store.store import Store
 

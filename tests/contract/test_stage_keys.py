@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.fingerprint import canonical, changes
 from trtllm_pipeline.hub.dataset_file import data_file
@@ -27,7 +27,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains import companions
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "stage_keys.json"

@@ -76,8 +76,8 @@ def export(
       pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
     """
     from trtllm_pipeline import provenance, served_cell
+    from trtllm_pipeline.deploy import cell_export as library
     from trtllm_pipeline.deploy import deployment, hub
-    from trtllm_pipeline.deploy import export as library
 
     targets = _targets(to)
     if "hub" in targets:
@@ -121,7 +121,7 @@ def export(
 
 
 def _targets(text: str) -> list[str]:
-    from trtllm_pipeline.deploy.export import TARGETS
+    from trtllm_pipeline.deploy.cell_export import TARGETS
 
     found = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [target for target in found if target not in TARGETS]

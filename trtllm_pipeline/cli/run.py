@@ -14,10 +14,10 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.collecting import uncollected
-from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.planner import check_feasible
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.planning.selection import load
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store.store import Store
 
 

@@ -25,7 +25,7 @@ from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains import companions
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 
 def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     """The source of a model as people name it, its revision resolved, for the stage `name`."""
-    from trtllm_pipeline.config.recipes import sources_of
+    from trtllm_pipeline.config.recipe_files import sources_of
     from trtllm_pipeline.hub.files import MODEL
     from trtllm_pipeline.hub.sources import local_folder, resolve
 

@@ -14,7 +14,7 @@ from trtllm_pipeline.planning.planner import plan_of
 from trtllm_pipeline.report import report_file
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.progress.status import Took
+    from trtllm_pipeline.progress.cell_status import Took
 
 
 def status(
@@ -44,8 +44,8 @@ def status(
     """
     from trtllm_pipeline.planning.plan_file import outline
     from trtllm_pipeline.planning.runs import newest_cells
+    from trtllm_pipeline.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.progress.left import goes_on, read
-    from trtllm_pipeline.progress.status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.progress.watching import watch as keep_showing
 
     if run is not None and matrix is not None:
@@ -70,7 +70,7 @@ def status(
 
 
 def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.progress.status import Took
+    from trtllm_pipeline.progress.cell_status import Took
     from trtllm_pipeline.report.forecast_check import of_report
 
     check = of_report(folder / report_file.NAME)
@@ -84,7 +84,7 @@ def runs(workspace: options.Workspace = options.WORKSPACE, format: options.TextO
       pipeline runs
       pipeline runs --format json
     """
-    from trtllm_pipeline.report.runs import to_json, to_text
+    from trtllm_pipeline.report.run_list import to_json, to_text
 
     found = to_json(options.known_store(workspace))
     emit_json(found) if format == "json" else emit(to_text(found))

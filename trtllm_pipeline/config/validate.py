@@ -13,7 +13,7 @@ from trtllm_pipeline.config import sets as set_arguments
 from trtllm_pipeline.config.check import check
 from trtllm_pipeline.config.document import Document, KeyPath, key_text, nearest, read
 from trtllm_pipeline.config.models import Axes, Matrix, Recipe, Settings
-from trtllm_pipeline.config.recipes import check_recipe, is_folder, recipe_file, recipe_of_folder
+from trtllm_pipeline.config.recipe_files import check_recipe, is_folder, recipe_file, recipe_of_folder
 from trtllm_pipeline.config.spelling import SETTINGS_PREFIX, nested, setting_axes
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError

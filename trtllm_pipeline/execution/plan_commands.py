@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.planning.needs import of_run
+from trtllm_pipeline.planning.estimates import of_run
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, StageContext

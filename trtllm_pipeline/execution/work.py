@@ -14,11 +14,11 @@ from trtllm_pipeline.execution.forecast import Forecast, forecast
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import retries
-from trtllm_pipeline.planning.names import size
-from trtllm_pipeline.planning.needs import DISK
+from trtllm_pipeline.planning.estimates import DISK
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.planner import replanned
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.wording import size
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 

@@ -23,7 +23,7 @@ from trtllm_pipeline.planning.selection import (
 )
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.machine.model import Machine

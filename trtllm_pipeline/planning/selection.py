@@ -12,7 +12,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.config.validate import LoadedMatrix
@@ -109,13 +109,13 @@ def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
 
 def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str | None]:
     """Tells why a cell cannot work on `machine` for want of memory. What `store` has of measurements is read once, when asked."""
-    from trtllm_pipeline.planning import needs
+    from trtllm_pipeline.planning import estimates
 
     @cache
-    def corrections() -> needs.Corrections:
-        return needs.Corrections(() if store is None else store.index.peaks(), machine)
+    def corrections() -> estimates.Corrections:
+        return estimates.Corrections(() if store is None else store.index.peaks(), machine)
 
-    return lambda cell: needs.infeasible(cell, toolchains.load(cell.toolchain).stages, machine, corrections())
+    return lambda cell: estimates.infeasible(cell, toolchains.load(cell.toolchain).stages, machine, corrections())
 
 
 def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
@@ -138,7 +138,7 @@ def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | No
 
 def lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
     """Whether a cell that cannot work here could with more memory."""
-    from trtllm_pipeline.planning.needs import without_limits
+    from trtllm_pipeline.planning.estimates import without_limits
 
     asked = replace(cell, reason=None)
     return infeasible(asked, machine) is not None and not infeasible(asked, without_limits(machine))

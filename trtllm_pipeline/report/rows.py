@@ -23,8 +23,8 @@ from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.bench.result import HighestRate, LevelResult, LoadResult, levels_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
 from trtllm_pipeline.errors import MatrixError, StageError, UsageError
-from trtllm_pipeline.evaluate.result import NAME as ACCURACY
-from trtllm_pipeline.evaluate.result import AccuracyResult
+from trtllm_pipeline.evaluate.accuracy_result import NAME as ACCURACY
+from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline

@@ -25,7 +25,7 @@ from trtllm_pipeline.planning import planner
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import PerfParams, Selection
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 
 def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:

@@ -30,7 +30,7 @@ from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.request import SLURM, Request
 from trtllm_pipeline.stages import failure
-from trtllm_pipeline.store.remote import Remote
+from trtllm_pipeline.store.remote_store import Remote
 
 LOST = StageError("lost with its node: gone", failure=FailureClass.LOST)
 USAGE = Usage(2.0, 1.0, 1000)

@@ -25,9 +25,9 @@ from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
-from trtllm_pipeline.store import remote
+from trtllm_pipeline.store import remote_store
 from trtllm_pipeline.store.claims import Claim
-from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress, Remote
+from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.store.store import Store
 
 FP16, INT8 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo"))
@@ -69,7 +69,7 @@ def url(tmp_path: Path) -> str:
 def push(store: Store, url: str, *stages: str) -> None:
     chosen = [ArtifactKey(each.stage, each.fingerprint) for each in store.index.all_artifacts() if each.stage in stages]
     with closing(Remote(url)) as there:
-        list(remote.push(store, there, remote.compare_to_push(store, there, chosen), Progress()))
+        list(remote_store.push(store, there, remote_store.compare_to_push(store, there, chosen), Progress()))
 
 
 def source(url: str, gpus: tuple[str, ...] = (), **asked: Any) -> RemoteSource:

@@ -11,12 +11,12 @@ from tests.helpers import trtllm_cells
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning import fitting, needs, planner
+from trtllm_pipeline.planning import estimates, fitting, planner
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report import fits
 from trtllm_pipeline.report.fits import Fits
 from trtllm_pipeline.text_blocks import as_markdown
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 MACHINES = {
     "H100": "sm=90,gpus=8,gpu_memory_gib=80,memory_gib=1024",
@@ -43,7 +43,7 @@ def with_setting(cell: Cell, section: str, **values: Json) -> Cell:
 def fitted(cell: Cell, machine: Machine, *, same_batch: bool = False) -> tuple[str, ...] | None:
     def wrong(changed: Cell) -> bool:
         toolchain = toolchains.load(changed.toolchain)
-        lacks = needs.lacking(changed, toolchain.stages, machine, needs.Corrections((), machine))
+        lacks = estimates.lacking(changed, toolchain.stages, machine, estimates.Corrections((), machine))
         return lacks is not None or toolchain.infeasible(changed, machine) is not None
 
     assert wrong(cell)

@@ -13,7 +13,7 @@ from trtllm_pipeline.execution import plan_commands
 from trtllm_pipeline.execution.forecast import capacities, forecast
 from trtllm_pipeline.machine.assume import describe, parse
 from trtllm_pipeline.machine.model import Gpu, Machine
-from trtllm_pipeline.planning import needs, planner, selection
+from trtllm_pipeline.planning import estimates, planner, selection
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.index import Peak
@@ -175,10 +175,10 @@ def test_several_machines_are_assumed_in_one_line() -> None:
 
 def test_what_was_measured_on_a_type_corrects_what_is_expected_there_alone() -> None:
     machine = parse(f"{H100}; {L40S}")
-    label, system = "build/tensorrt_llm/m/fp16", needs.system(machine.of("L40S"))
-    known = needs.Corrections(iter([Peak(f"{label}/L40S", system, {"host": 100}, {"host": 300})]), machine)
-    assert known.on("L40S").of(f"{label}/L40S", needs.HOST, 10, 0.5).value == 30
-    assert known.on("H100").of(f"{label}/H100", needs.HOST, 10, 0.5).value == 10
+    label, system = "build/tensorrt_llm/m/fp16", estimates.system(machine.of("L40S"))
+    known = estimates.Corrections(iter([Peak(f"{label}/L40S", system, {"host": 100}, {"host": 300})]), machine)
+    assert known.on("L40S").of(f"{label}/L40S", estimates.HOST, 10, 0.5).value == 30
+    assert known.on("H100").of(f"{label}/H100", estimates.HOST, 10, 0.5).value == 10
 
 
 def test_the_plan_shows_the_type(matrix: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.helpers.matrix_files import RECIPE
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.planning import planner, selection
 from trtllm_pipeline.planning.lock_file import _pinned, write_lock
 from trtllm_pipeline.planning.plan import Plan

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import trtllm_cells
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report import plan_difference
 from trtllm_pipeline.report.plan_difference import PlanDifference, StageCount

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.model_repository import Model, ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule
 from trtllm_pipeline.triton_repository.lint.rules.parameters import TAKEN_FOR_UNSET
 from trtllm_pipeline.triton_repository.model_config import FaultKind

@@ -23,17 +23,17 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import Tokens, choose, default_set, read_rows
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.files import BESIDE_WEIGHTS
 from trtllm_pipeline.toolchains.model_optimizer import (
-    calibration,
-    checkpoint,
+    calibration_batches,
+    calibration_memory,
+    checkpoint_writer,
     formats,
     forward,
     imports,
     kernel_warmup,
-    memory,
 )
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import Layout
+from trtllm_pipeline.toolchains.passed_files import BESIDE_WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def run(context: StageContext[Any]) -> None:
     try:
         facts = work.run()
     except RuntimeError as error:
-        if not memory.is_out_of_memory(error):
+        if not calibration_memory.is_out_of_memory(error):
             raise
         raise StageError(
             f"memory ran out outside calibration: {str(error).splitlines()[0]}",
@@ -105,9 +105,9 @@ class Quantization:
         """Do it, and say what is to be known about it."""
         config, layout = _read_config(self.model), Layout(self.asked.tp, self.asked.pp)
         if self.for_engines:
-            checkpoint.check_layout(config, layout, self.precision)
+            checkpoint_writer.check_layout(config, layout, self.precision)
         else:
-            checkpoint.check_experts(config, self.precision)
+            checkpoint_writer.check_experts(config, self.precision)
         with self.phase("import"), uncollected():
             import torch
             from transformers import AutoModelForCausalLM  # noqa: F401 - for its time
@@ -121,7 +121,7 @@ class Quantization:
                 rows = self.rows(config)
         model, used = self.quantized(rows)
         self.export(model, config, layout)
-        measured = {"rows": len(rows), "tokens": sum(map(len, rows)), "digest": calibration.digest(rows)}
+        measured = {"rows": len(rows), "tokens": sum(map(len, rows)), "digest": calibration_batches.digest(rows)}
         return {
             "schema": SCHEMA,
             "precision": self.asked.precision,
@@ -132,7 +132,7 @@ class Quantization:
             "pp": layout.pp,
             "calibration": {**measured, "batch_size": used} if calibrated else None,
             "times_s": {name: round(value, 3) for name, value in self.times_s.items()},
-            "peak_memory": memory.peak(),
+            "peak_memory": calibration_memory.peak(),
             "device": _device_name(),
             "versions": {package: version(package) for package in _PACKAGES},
         }
@@ -143,7 +143,7 @@ class Quantization:
         selection = replace(self.selection, max_length=longest)
         data = self.context.files.get("calibration_data") or default_set()
         chosen = choose(read_rows(data, selection.column), selection)
-        found = calibration.tokenize(self.model, chosen, selection)
+        found = calibration_batches.tokenize(self.model, chosen, selection)
         beyond = max(map(max, found))
         if config.get("vocab_size") and beyond >= config["vocab_size"]:
             raise StageError(
@@ -167,7 +167,7 @@ class Quantization:
                 quantizer = imported.result()
         while True:
             if rows and size is None:
-                size = memory.fitting_rows(model, max(map(len, rows)), searches=self.precision.searches)
+                size = calibration_memory.fitting_rows(model, max(map(len, rows)), searches=self.precision.searches)
             try:
                 with self.phase("calibrate"):
                     return model, self.calibrate(model, quantizer, rows, size or 1)
@@ -175,7 +175,7 @@ class Quantization:
                 size = error.size
             # Losses of the failed batch are half added up in this model: away with it before the next one is loaded.
             del model
-            memory.release()
+            calibration_memory.release()
             with self.phase("load"):
                 model = self.load(None)
 
@@ -229,7 +229,7 @@ class Quantization:
                     local_files_only=True,
                 )
         except Exception as error:  # what transformers raises for a damaged folder is not said anywhere
-            if memory.is_out_of_memory(error):
+            if calibration_memory.is_out_of_memory(error):
                 raise
             needs_code = "trust_remote_code" in str(error)
             raise StageError(
@@ -262,7 +262,7 @@ class Quantization:
 
         with torch.inference_mode():
             if self.for_engines:
-                checkpoint.write(
+                checkpoint_writer.write(
                     model,
                     config,
                     out,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
-from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
+from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
+from trtllm_pipeline.triton_repository.lint.model_repository import Model, ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
 _LOGITS: Final = ("context_logits", "generation_logits")

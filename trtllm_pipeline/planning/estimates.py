@@ -12,9 +12,9 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Needs, StageRunId
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.plan import label as label_of
+from trtllm_pipeline.planning.wording import size
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.index import Peak
 

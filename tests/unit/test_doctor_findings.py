@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trtllm_pipeline import doctor
-from trtllm_pipeline.doctor import CheckStatus, Examination, MachineCheck, Verdict
+from trtllm_pipeline import doctor_findings
+from trtllm_pipeline.doctor_findings import CheckStatus, Examination, MachineCheck, Verdict
 from trtllm_pipeline.machine import memory as machine_memory
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import parse
@@ -39,7 +39,7 @@ def survey(*devices: Device, problems: dict[str, str] | None = None, **parts: An
 
 
 def checks(seen: Survey, workspace: Path = Path()) -> dict[str, MachineCheck]:
-    found = doctor.examine(seen, workspace)
+    found = doctor_findings.examine(seen, workspace)
     assert len({check.id for check in found if check.id != "gpu.problem"}) == len(
         [check for check in found if check.id != "gpu.problem"]
     )
@@ -119,7 +119,7 @@ def test_different_gpus_are_a_warning() -> None:
 
 def test_every_problem_is_a_line() -> None:
     seen = survey(graphics=Graphics(problems=("one", "two")), problems={"release": "a stub"})
-    found = doctor.examine(seen, Path())
+    found = doctor_findings.examine(seen, Path())
     assert [check.detail for check in found if check.id == "gpu.problem"] == ["one", "two"]
     assert "a stub" in [check.detail for check in found]
 
@@ -204,7 +204,7 @@ def test_a_workspace_that_cannot_be_written_is_missing(tmp_path: Path) -> None:
 def test_locked_memory_matters_with_gpus(
     monkeypatch: pytest.MonkeyPatch, limit: int, gpus: tuple[Device, ...], status: CheckStatus, value: int | None
 ) -> None:
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _which: (limit, limit))
+    monkeypatch.setattr(doctor_findings.resource, "getrlimit", lambda _which: (limit, limit))
     assert said(checks(survey(*gpus))["limits.memlock"]) == (status, value)
 
 
@@ -212,7 +212,7 @@ def test_locked_memory_matters_with_gpus(
     ("limit", "status"), [(256, CheckStatus.WARNING), (1024, CheckStatus.OK), (-1, CheckStatus.OK)]
 )
 def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, limit: int, status: CheckStatus) -> None:
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _which: (limit, limit))
+    monkeypatch.setattr(doctor_findings.resource, "getrlimit", lambda _which: (limit, limit))
     assert checks(survey())["limits.open_files"].status is status
 
 
@@ -293,8 +293,11 @@ def test_the_memory_limit_is_the_least_of_all_groups_above(
 
 
 def test_an_assumed_machine_is_shown_without_asking_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_first_line", lambda *_: pytest.fail("a program of this machine was asked"))
-    found = {check.id: check for check in doctor.examine_assumed(parse("tensorrt_llm==1.3.0,sm=90,gpus=2,triton=no"))}
+    monkeypatch.setattr(doctor_findings, "_first_line", lambda *_: pytest.fail("a program of this machine was asked"))
+    found = {
+        check.id: check
+        for check in doctor_findings.examine_assumed(parse("tensorrt_llm==1.3.0,sm=90,gpus=2,triton=no"))
+    }
     assert {check.group for check in found.values()} == {"gpu", "tensorrt_llm", "triton", "quantize"}
     assert said(found["tensorrt_llm.release"]) == (CheckStatus.OK, "1.3.0")
     assert said(found["tensorrt_llm.build"]) == (CheckStatus.MISSING, None)
@@ -316,9 +319,9 @@ def test_every_toolchain_says_for_itself_what_it_lacks(monkeypatch: pytest.Monke
             raise ImportError("No module named 'x'")
         return Lane(None if name == "good" else "no engine")
 
-    monkeypatch.setattr(doctor.toolchains, "names", lambda: ("good", "embedded", "broken"))
-    monkeypatch.setattr(doctor.toolchains, "load", load)
-    good, embedded, broken = doctor.judge(Machine(1, "CPU"))
+    monkeypatch.setattr(doctor_findings.toolchains, "names", lambda: ("good", "embedded", "broken"))
+    monkeypatch.setattr(doctor_findings.toolchains, "load", load)
+    good, embedded, broken = doctor_findings.judge(Machine(1, "CPU"))
     assert good == Verdict("good", "a lane", None, None)
     assert (embedded.missing, embedded.hint is None) == ("no engine on CPU", False)
     assert broken.missing == "cannot be loaded: No module named 'x'"
@@ -364,4 +367,4 @@ def test_where_nothing_can_be_used_everything_missing_matters() -> None:
 
 
 def test_every_toolchain_that_can_be_missing_says_what_to_install() -> None:
-    assert set(doctor.toolchains.names()) <= doctor.NEXT.keys()
+    assert set(doctor_findings.toolchains.names()) <= doctor_findings.NEXT.keys()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
+from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
 from trtllm_pipeline.evaluate.drift import Drift
-from trtllm_pipeline.evaluate.result import AccuracyResult
 from trtllm_pipeline.text_tables import csv_table, plain_table
 
 

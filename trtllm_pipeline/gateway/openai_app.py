@@ -31,9 +31,9 @@ from trtllm_pipeline.gateway.config import GatewayConfig
 from trtllm_pipeline.gateway.feed import ChoicesFeed, Feed, PassedFeed
 from trtllm_pipeline.gateway.hosts import Hosts
 from trtllm_pipeline.gateway.keys import Keys
-from trtllm_pipeline.gateway.metrics import GatewayMetrics, RequestMetrics
 from trtllm_pipeline.gateway.names import UNKNOWN
 from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
+from trtllm_pipeline.gateway.prometheus_metrics import GatewayMetrics, RequestMetrics
 from trtllm_pipeline.gateway.served import ModelServer
 from trtllm_pipeline.gateway.stops import StopWords
 from trtllm_pipeline.gateway.triton_backend import TritonBackend

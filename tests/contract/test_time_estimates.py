@@ -11,10 +11,10 @@ import pytest
 
 from tests.helpers import trtllm_cells
 from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm import durations
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt_llm"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.triton_repository.model_config import ModelConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.planning.names import duration
 from trtllm_pipeline.planning.runs import read_run
+from trtllm_pipeline.planning.wording import duration
 from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.rows import CellStatus, rows_of
 from trtllm_pipeline.store.store import Store

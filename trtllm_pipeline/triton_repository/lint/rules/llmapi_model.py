@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.triton_repository.lint.repository import ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.model_repository import ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
 FILE_NAME: Final = "model.yaml"

@@ -17,9 +17,9 @@ import uvicorn
 
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.gateway.app import GatewayApp
 from trtllm_pipeline.gateway.config import FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.gateway.http_protocol import limited
+from trtllm_pipeline.gateway.openai_app import GatewayApp
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 

@@ -19,10 +19,10 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.store import manifest
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.companions import adapters
 from trtllm_pipeline.triton_repository import model_config, referenced_paths
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
 from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 
 if TYPE_CHECKING:

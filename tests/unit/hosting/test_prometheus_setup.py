@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trtllm_pipeline.hosting import monitoring
+from trtllm_pipeline.hosting import prometheus_setup
 from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "observing.md"
@@ -41,7 +41,7 @@ def keep(workspace: Path, name: str, state: str, service: dict[str, Any] | None,
 
 
 def targets(workspace: Path) -> list[dict[str, Any]]:
-    monitoring.write_targets(workspace)
+    prometheus_setup.write_targets(workspace)
     file = workspace / "serve" / "prometheus.json"
     return json.loads(file.read_bytes()) if file.exists() else []
 
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: str) -> None:
 
 def test_everything_is_written_and_refers_to_what_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "monitoring"
-    names = monitoring.write(folder, tmp_path, prometheus_url="http://127.0.0.1:9090", ttft_p99_s=0.5)
+    names = prometheus_setup.write(folder, tmp_path, prometheus_url="http://127.0.0.1:9090", ttft_p99_s=0.5)
     assert sorted(names) == sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
     config = yaml.safe_load((folder / "prometheus.yml").read_text())
     assert [(folder / each).exists() for each in config["rule_files"]] == [True]
@@ -120,7 +120,7 @@ def test_everything_is_written_and_refers_to_what_is_there(tmp_path: Path) -> No
 
 def test_panels_fill_the_grid_without_overlap() -> None:
     taken: set[tuple[int, int]] = set()
-    panels = json.loads(monitoring.DASHBOARD.read_text())["panels"]
+    panels = json.loads(prometheus_setup.DASHBOARD.read_text())["panels"]
     for panel in panels:
         at = panel["gridPos"]
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
@@ -133,8 +133,8 @@ def test_panels_fill_the_grid_without_overlap() -> None:
 
 
 def test_every_metric_of_dashboard_and_alerts_is_documented() -> None:
-    rules = monitoring.alert_rules()["groups"][0]["rules"]
-    panels = json.loads(monitoring.DASHBOARD.read_text())["panels"]
+    rules = prometheus_setup.alert_rules()["groups"][0]["rules"]
+    panels = json.loads(prometheus_setup.DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     names = {
         re.sub(r"_bucket$", "", name)
@@ -147,6 +147,6 @@ def test_every_metric_of_dashboard_and_alerts_is_documented() -> None:
 
 
 def test_variables_of_the_dashboard_are_those_that_its_queries_use() -> None:
-    board = json.loads(monitoring.DASHBOARD.read_text())
+    board = json.loads(prometheus_setup.DASHBOARD.read_text())
     used = set(re.findall(r"\$(\w+)", json.dumps(board["panels"]).replace("${datasource}", "$datasource")))
     assert used == {each["name"] for each in board["templating"]["list"]} | {"__rate_interval"}

@@ -27,9 +27,9 @@ from trtllm_pipeline.errors import RemoteError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.store import remote
+from trtllm_pipeline.store import remote_store
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress, Remote
+from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.store.store import Store
 
 FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000, "deep/same": "weights" * 1000, "empty": ""}
@@ -63,17 +63,19 @@ def place(artifact: Artifact) -> ArtifactKey:
 
 def push(store: Store, url: str, *artifacts: Artifact) -> list[ArtifactTransfer]:
     with closing(Remote(url)) as there:
-        found = remote.compare_to_push(store, there, map(place, artifacts))
+        found = remote_store.compare_to_push(store, there, map(place, artifacts))
         pending = [each for each in found if each.state == "pending"]
-        return [each for each in found if each not in pending] + list(remote.push(store, there, pending, Progress()))
+        return [each for each in found if each not in pending] + list(
+            remote_store.push(store, there, pending, Progress())
+        )
 
 
 def pull(store: Store, url: str, policy: provenance.Policy | None = None, *, progress: Progress | None = None) -> Any:
     judge = partial(provenance.check, policy=policy or provenance.Policy(), contents=False)
     with closing(Remote(url)) as there:
-        found = remote.compare_to_pull(store, there, there.places())
+        found = remote_store.compare_to_pull(store, there, there.places())
         pending = [each for each in found if each.state == "pending"]
-        done = remote.pull(store, there, pending, judge, progress or Progress())
+        done = remote_store.pull(store, there, pending, judge, progress or Progress())
         return [each for each in found if each not in pending] + list(done)
 
 
@@ -104,7 +106,7 @@ def test_what_is_there_is_not_sent_again(store: Store, url: str) -> None:
     second = publish(store, "b", {**FILES, "config.json": "{ }"})
     push(store, url, first)
     with closing(Remote(url)) as there:
-        (found,) = remote.compare_to_push(store, there, [place(second)])
+        (found,) = remote_store.compare_to_push(store, there, [place(second)])
     assert found.sealed is not None
     known = {entry.digest for entry in found.sealed.files if entry.path != "config.json"}
     assert (
@@ -130,7 +132,7 @@ def test_without_its_manifest_it_is_not_there(
     with pytest.raises(RemoteError, match="no artifacts are there"):
         pull(other, url)
     with closing(Remote(url)) as there:
-        (found,) = remote.compare_to_push(store, there, [place(artifact)])
+        (found,) = remote_store.compare_to_push(store, there, [place(artifact)])
     assert (found.state, found.transfer_bytes) == ("pending", 0)
     assert states(push(store, url, artifact)) == ["done"]
 
@@ -141,7 +143,7 @@ def test_of_a_file_that_was_cut_off_nothing_counts(store: Store, tmp_path: Path)
     largest = max((tmp_path / "remote/files").rglob("*"), key=lambda path: path.stat().st_size)
     os.truncate(largest, 100)
     with closing(Remote(str(tmp_path / "remote"))) as there:
-        (found,) = remote.compare_to_push(store, there, [place(artifact)])
+        (found,) = remote_store.compare_to_push(store, there, [place(artifact)])
     assert (found.state, found.transfer_bytes) == ("pending", 7000)
     assert states(push(store, str(tmp_path / "remote"), artifact)) == ["done"]
     assert largest.stat().st_size == 7000
@@ -339,7 +341,7 @@ def test_an_artifact_with_a_link_out_of_it_is_not_pushed(store: Store, url: str,
 def test_an_interrupted_pull_goes_on_where_it_was(
     store: Store, other: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(remote_store, "_PIECE_BYTES", 100)
     artifact = publish(store, "a", {"rank0.engine": "".join(map(str, range(2000)))})
     push(store, url, artifact)
     there = 0
@@ -377,7 +379,7 @@ def test_what_a_power_loss_left_is_fetched_anew(store: Store, other: Store, url:
     artifact = publish(store, "a", FILES)
     push(store, url, artifact)
     with closing(Remote(url)) as there:
-        (found,) = remote.compare_to_pull(other, there, [place(artifact)])
+        (found,) = remote_store.compare_to_pull(other, there, [place(artifact)])
     assert found.sealed is not None
     parts = other.arriving(*place(artifact)) / ".parts"
     parts.mkdir(parents=True)
@@ -395,11 +397,11 @@ def test_who_made_it_meanwhile_or_works_on_it_keeps_it(store: Store, other: Stor
     busy, made = publish(store, "a"), publish(store, "b")
     push(store, url, busy, made)
     with closing(Remote(url)) as there:
-        found = remote.compare_to_pull(other, there, [place(busy), place(made)])
+        found = remote_store.compare_to_pull(other, there, [place(busy), place(made)])
         claim = other.claim(busy.fingerprint)
         assert claim is not None
         publish(other, "b")
-        done = list(remote.pull(other, there, found, lambda _: (), Progress()))
+        done = list(remote_store.pull(other, there, found, lambda _: (), Progress()))
         claim.release()
     assert states(done) == ["busy", "present"]
 
@@ -421,15 +423,15 @@ def test_a_full_disk_is_told_before_and_in_the_middle(
     artifact = publish(store, "a", FILES)
     push(store, url, artifact)
     with closing(Remote(url)) as there:
-        (found,) = remote.compare_to_pull(other, there, [place(artifact)])
+        (found,) = remote_store.compare_to_pull(other, there, [place(artifact)])
         usage = shutil.disk_usage("/")
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=found.transfer_bytes))
             with pytest.raises(StateError, match="are free"):
-                remote.check_room(other, [found, found])
+                remote_store.check_room(other, [found, found])
             patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-            remote.check_room(other, [found])
-            (refused,) = remote.pull(other, there, [found], lambda _: (), Progress())
+            remote_store.check_room(other, [found])
+            (refused,) = remote_store.pull(other, there, [found], lambda _: (), Progress())
     assert (refused.state, "are free" in str(refused.message)) == ("refused", True)
 
     def full(*_: object) -> None:
@@ -501,7 +503,7 @@ def test_a_host_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_passwords_in_urls_are_not_shown() -> None:
-    assert remote.shown("sftp://ann:secret@host/x/") == "sftp://host/x"
+    assert remote_store.shown("sftp://ann:secret@host/x/") == "sftp://host/x"
 
 
 def test_a_file_in_the_place_of_the_remote_is_told(store: Store, tmp_path: Path) -> None:
@@ -587,9 +589,9 @@ def test_of_many_that_are_not_there_none_is_asked_for_by_itself(
     monkeypatch.setattr(Remote, "manifest", lambda self, key: [asked.append(key), manifest(self, key)][1])
     others = [ArtifactKey(stage, Fingerprint(f"{number:032x}")) for number in range(150) for stage in ("build", "none")]
     with closing(Remote(url)) as there:
-        assert list(remote.offered(there, [place(artifact), *others], ())) == [place(artifact)]
+        assert list(remote_store.offered(there, [place(artifact), *others], ())) == [place(artifact)]
         assert asked == [place(artifact)]
-        assert list(remote.offered(there, [place(artifact), *others[:3]], ())) == [place(artifact)]
+        assert list(remote_store.offered(there, [place(artifact), *others[:3]], ())) == [place(artifact)]
     assert len(asked) == 5
 
 
@@ -602,7 +604,7 @@ def test_a_generator_of_results_closes_after_its_pool_has_gone() -> None:
     """An exception keeps the generator, and Python closes it at some later moment."""
     release = threading.Event()
     pool = ThreadPoolExecutor(1)
-    results = remote._each(pool, lambda item: item or release.wait(60), [1, 0, 2, 3], 3)
+    results = remote_store._each(pool, lambda item: item or release.wait(60), [1, 0, 2, 3], 3)
     assert next(results) == 1
     pool.shutdown(wait=False, cancel_futures=True)
     release.set()

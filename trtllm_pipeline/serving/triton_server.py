@@ -36,8 +36,8 @@ from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
-from trtllm_pipeline.serving.server import Server
-from trtllm_pipeline.serving.server import diagnose as explained
+from trtllm_pipeline.serving.server_process import Server
+from trtllm_pipeline.serving.server_process import diagnose as explained
 
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
 _GIVEN_AWAY: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -19,9 +19,9 @@ from trtllm_pipeline.bench.objectives import Objective
 from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.planning.names import about
+from trtllm_pipeline.planning.wording import about
 from trtllm_pipeline.report.measured import Measured
-from trtllm_pipeline.report.recommend import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
+from trtllm_pipeline.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.report.rows import references
 from trtllm_pipeline.search import surrogate
 from trtllm_pipeline.text_tables import number

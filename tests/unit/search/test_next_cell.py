@@ -12,9 +12,9 @@ from benchmarks.surfaces import SURFACES, Surface
 from trtllm_pipeline.bench.result import LevelResult
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.report.measured import Measured
-from trtllm_pipeline.report.recommend import at_best, cost, parse_least, parse_slo
+from trtllm_pipeline.report.recommendation import at_best, cost, parse_least, parse_slo
 from trtllm_pipeline.report.rows import CellStatus
-from trtllm_pipeline.search.choice import Decision, Goals, Option, decide
+from trtllm_pipeline.search.next_cell import Decision, Goals, Option, decide
 
 
 def option(precision: str, batch: int, *, takes_s: float = 60.0, **axes: Any) -> Option:

@@ -10,13 +10,13 @@ from tests.helpers import fabricated
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import outline
-from trtllm_pipeline.progress import status
-from trtllm_pipeline.progress.status import status_of, to_text
+from trtllm_pipeline.progress import cell_status
+from trtllm_pipeline.progress.cell_status import status_of, to_text
 from trtllm_pipeline.store.store import Store
 
 
 def test_of_very_many_cells_those_are_listed_that_are_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "_MAX_CELLS", 2)
+    monkeypatch.setattr(cell_status, "_MAX_CELLS", 2)
     cells = [fabricated.cell("fp16", batch) for batch in (1, 2, 3, 4)]
     plan = fabricated.plan(*cells, until="build")
     store = Store(tmp_path)

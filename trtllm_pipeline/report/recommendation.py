@@ -1,6 +1,6 @@
 """The configuration to recommend: the cheapest that meets every objective, and why each of the others does not.
 
-Only cells of the same workload are compared (`report/workloads.py`). Pure functions of what `report/measured.py` loads.
+Only cells of the same workload are compared (`report/comparable_loads.py`). Pure functions of what `report/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trtllm_pipeline.bench.objectives import Objective
 from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.names import shared_parts, without
-from trtllm_pipeline.report.compare import ChangeVerdict, accuracy_delta
+from trtllm_pipeline.planning.wording import shared_parts, without
+from trtllm_pipeline.report.comparable_loads import Workload, shortened, words, workloads
+from trtllm_pipeline.report.comparison import ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.measured import Measured, Side, selected
 from trtllm_pipeline.report.rows import UNQUANTIZED, references
-from trtllm_pipeline.report.workloads import Workload, shortened, words, workloads
 from trtllm_pipeline.text_blocks import Block, Grid, TextLine, Value, on_terminal
 from trtllm_pipeline.text_tables import number
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.s3 import s3_server, server
 from tests.helpers.signed import publish
-from trtllm_pipeline.serving.triton import unused_ports
+from trtllm_pipeline.serving.triton_server import unused_ports
 from trtllm_pipeline.store.store import Store
 
 pytestmark = pytest.mark.integration

@@ -21,9 +21,9 @@ from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.proof import answers, examination, families, material
-from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
+from trtllm_pipeline.proof import examination, families, material, reference_answers
 from trtllm_pipeline.proof.findings import FindingStatus
+from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.toolchains.embedded.reference import Reference
@@ -59,7 +59,7 @@ def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement
         row["answer"] = tokenizer.decode(model.generate(tokenizer.encode(row["input"]).ids, material.MAX_TOKENS))
     out.mkdir(exist_ok=True)
     (out / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return answers.compare(out, folder / family)
+    return reference_answers.compare(out, folder / family)
 
 
 @pytest.mark.parametrize("family", [*slow_but_quick_ones(material.FAMILIES)])
@@ -164,7 +164,7 @@ def test_texts_that_the_model_cannot_say_are_told(folder: Path, tmp_path: Path) 
     rows[1]["answer"] = "\u4e16" + rows[1]["output"]
     rows[2]["answer"] = rows[2]["output"][: len(rows[2]["output"]) // 2]
     (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    found = answers.compare(tmp_path, folder / "llama")
+    found = reference_answers.compare(tmp_path, folder / "llama")
     assert found.unreadable == (rows[1]["id"], rows[2]["id"])
     assert found.tokens == material.MAX_TOKENS
 
@@ -242,7 +242,7 @@ def test_answers_that_cannot_be_read_are_told_by_file_and_line(
     if text is not None:
         (tmp_path / "answers.jsonl").write_text(text)
     with pytest.raises(MatrixError, match=re.escape(told)):
-        answers.compare(tmp_path, folder / "llama")
+        reference_answers.compare(tmp_path, folder / "llama")
 
 
 def test_damaged_answers_are_a_row_of_the_examination_not_its_end(folder: Path, tmp_path: Path) -> None:

@@ -147,8 +147,8 @@ def gc(
       pipeline store gc --unused-days 30
       pipeline store gc --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
-    from trtllm_pipeline.planning.names import count, size
     from trtllm_pipeline.planning.unused import sort_out
+    from trtllm_pipeline.planning.wording import count, size
 
     store = options.known_store(workspace)
     roots = needed.roots(store)
