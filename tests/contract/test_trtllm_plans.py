@@ -21,10 +21,10 @@ from tests.standins.programs import arguments
 from tests.standins.programs.checkpoint import safetensors
 from tests.standins.triton import openai_frontend
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.domain import Scope
 from trtllm_pipeline.stages.params import table
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 RELEASES: Final = (
     *("0.10.0", "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.2", "0.19.0"),

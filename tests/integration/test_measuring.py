@@ -19,12 +19,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from trtllm_pipeline.bench import counters, self_test
 from trtllm_pipeline.bench.engine_report import write_dataset
 from trtllm_pipeline.bench.load import Load
+from trtllm_pipeline.bench.load_run import record
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import NONE, Objectives
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.requests import read_run
 from trtllm_pipeline.bench.result import LoadResult
-from trtllm_pipeline.bench.run import record
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import LEAST_REPEATS, Rounds, StopRule

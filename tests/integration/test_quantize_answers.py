@@ -28,11 +28,11 @@ from safetensors.torch import load_file  # noqa: E402
 from tests.helpers.checkpoints import dequantized_folder, quantize, read_engine_checkpoint  # noqa: E402
 from trtllm_pipeline.files.tokenizer import read_tokenizer  # noqa: E402
 from trtllm_pipeline.machine.model import Machine  # noqa: E402
-from trtllm_pipeline.proof import answers, families, material  # noqa: E402
+from trtllm_pipeline.proof import families, material, reference_answers  # noqa: E402
 from trtllm_pipeline.stages.calibration_rows import choose, default_set, read_rows  # noqa: E402
 from trtllm_pipeline.stages.params import Selection  # noqa: E402
 from trtllm_pipeline.toolchains.embedded.reference import Reference  # noqa: E402
-from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint  # noqa: E402
+from trtllm_pipeline.toolchains.model_optimizer import calibration_batches, checkpoint_writer  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
@@ -45,15 +45,15 @@ TESTED = ("bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
 
 def cases() -> Iterator[Any]:
     """Family, precision, tp and pp: all that engines' checkpoints are written in; two ranks each way where they can be cut."""
-    for known in checkpoint.FAMILIES.values():
+    for known in checkpoint_writer.FAMILIES.values():
         family = known.model_type
         for precision in TESTED:
-            if checkpoint.unwritten(family, precision) is None:
+            if checkpoint_writer.unwritten(family, precision) is None:
                 slow = [pytest.mark.slow] if precision in SLOW else []
                 yield pytest.param(family, precision, 1, 1, marks=slow)
         # Groups of 128 of AWQ are as wide as what these models have in all.
         for precision in ("bf16", "fp8"):
-            if checkpoint.unwritten(family, precision) is None:
+            if checkpoint_writer.unwritten(family, precision) is None:
                 yield pytest.param(family, precision, 2, 2, marks=[pytest.mark.slow])
 
 
@@ -326,7 +326,7 @@ def check_activations(model: Path, written: Any) -> None:
         if isinstance(module, torch.nn.Linear) and ".layers." in name:
             module.register_forward_pre_hook(measured(name[name.index("layers.") :]))
     selection = Selection(**CALIBRATION)
-    for row in calibration.tokenize(model, choose(read_rows(default_set()), selection), selection):
+    for row in calibration_batches.tokenize(model, choose(read_rows(default_set()), selection), selection):
         with torch.no_grad():
             loaded(input_ids=torch.tensor([row]))
     scales = {name[name.index("layers.") :]: value for name, value in written.items() if name.endswith("input_scale")}
@@ -343,7 +343,7 @@ def check_answers(work: Path, folder: Path, family: str, read: Reference) -> Non
     for row in rows:
         row["answer"] = tokenizer.decode(read.generate(tokenizer.encode(row["input"]).ids, material.MAX_TOKENS))
     (work / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    found = answers.compare(work, model)
+    found = reference_answers.compare(work, model)
     print(f"{family} on {'cuda' if torch.cuda.is_available() else 'cpu'}: {found}")
     assert found.unreadable == ()
     assert found.loss_nats <= MOST_NATS

@@ -31,7 +31,7 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import TensorRTLLM
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.stages.asking import adapter_options
 from trtllm_pipeline.stages.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.stages.params import load
@@ -72,13 +72,13 @@ def filled(folder: Path, release: str, **params: Any) -> Path:
 def served(folder: Path, models: Path) -> Iterator[Client]:
     home = folder / "server"
     backend.install_server(home)
-    server = triton.start(
+    server = triton_server.start(
         triton_installation.TritonInstallation(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
         models,
         ("ensemble", "tensorrt_llm_bls"),
         folder=folder,
         log=folder / "log",
-        ports=triton.free_ports(),
+        ports=triton_server.free_ports(),
     )
     try:
         server.wait_ready(180)

@@ -269,12 +269,12 @@ def load(
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
     from trtllm_pipeline.bench.load import Load
+    from trtllm_pipeline.bench.load_run import ServerLoad
     from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
     from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS
     from trtllm_pipeline.bench.result import LoadResult
-    from trtllm_pipeline.bench.run import ServerLoad
     from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.stopping import StopRule, parse_precisions
     from trtllm_pipeline.bench.target import Target

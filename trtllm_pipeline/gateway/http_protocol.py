@@ -10,7 +10,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from trtllm_pipeline.gateway.api_error import ApiError
-from trtllm_pipeline.gateway.app import CONNECTION, WHOLE
+from trtllm_pipeline.gateway.openai_app import CONNECTION, WHOLE
 
 MAX_HEADER_BYTES: Final = 1 << 16
 """From the end of one request to the end of the header of the next."""

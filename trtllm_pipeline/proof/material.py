@@ -16,7 +16,7 @@ from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof.families import FAMILIES, code, reference, write_model
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import BACKEND
 

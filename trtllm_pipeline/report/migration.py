@@ -1,6 +1,6 @@
 """One model on several toolchains: what each gives, what it costs to prepare, and which to take, with the reasons.
 
-Lanes are cells that are equal but for their toolchain. Every judgement is that of `report/compare.py`: what was not measured
+Lanes are cells that are equal but for their toolchain. Every judgement is that of `report/comparison.py`: what was not measured
 under the same conditions is not compared, and a difference without an interval, or within noise, decides nothing. Pure
 functions, but for the measurements that they are given.
 """
@@ -18,9 +18,9 @@ from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.evaluate import drift
 from trtllm_pipeline.evaluate.drift import ScoredAnswer
-from trtllm_pipeline.planning.names import about, size
-from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Payback, compare_by
+from trtllm_pipeline.planning.wording import about, size
 from trtllm_pipeline.report.compare_writers import percent
+from trtllm_pipeline.report.comparison import ChangeVerdict, Comparison, Delta, Payback, compare_by
 from trtllm_pipeline.report.measured import Measured, Side
 from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, Value
 from trtllm_pipeline.text_tables import number

@@ -19,7 +19,7 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.report.compare import Comparison
+    from trtllm_pipeline.report.comparison import Comparison
     from trtllm_pipeline.report.migration import Memory
 
 
@@ -138,7 +138,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     """
     from trtllm_pipeline.planning.request import REQUEST_FILE, read_request
     from trtllm_pipeline.planning.runs import run_folders
-    from trtllm_pipeline.report.compare import DEFAULT, compare
+    from trtllm_pipeline.report.comparison import DEFAULT, compare
     from trtllm_pipeline.report.measured import load, with_files
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
@@ -178,7 +178,7 @@ def page_limits(text: str) -> dict[str, float | str]:
     from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER
     from trtllm_pipeline.bench.result import latency_of
     from trtllm_pipeline.report.html.page import LIMITED
-    from trtllm_pipeline.report.recommend import parse_slo
+    from trtllm_pipeline.report.recommendation import parse_slo
 
     found: dict[str, float | str] = {}
     for slo in parse_slo(text):

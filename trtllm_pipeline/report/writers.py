@@ -28,7 +28,7 @@ from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, TRITON_GAUGES, L
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import in_brackets
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
+from trtllm_pipeline.planning.wording import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import Column, columns
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference

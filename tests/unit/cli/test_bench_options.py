@@ -147,7 +147,7 @@ def test_counts_have_a_limit_that_is_told(
         raise AssertionError("what was asked for was about to begin")
 
     monkeypatch.setattr("trtllm_pipeline.bench.self_test.run", runs)
-    monkeypatch.setattr("trtllm_pipeline.bench.run.ServerLoad.record_until_interrupted", runs)
+    monkeypatch.setattr("trtllm_pipeline.bench.load_run.ServerLoad.record_until_interrupted", runs)
     needed = {
         "evaluate answers": (*SERVER, "--input-data", "builtin:accuracy"),
         "evaluate lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),

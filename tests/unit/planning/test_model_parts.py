@@ -17,7 +17,7 @@ from trtllm_pipeline.files.model_parts import ModelPart, files_of, part_of
 from trtllm_pipeline.hub.files import description_files, is_licence
 from trtllm_pipeline.planning.plan import Plan, part
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import EMBEDDED
+from trtllm_pipeline.toolchains.catalog import EMBEDDED
 
 FILES: Final = {
     ModelPart.WEIGHTS: ("model.safetensors.index.json", "model-00001-of-00002.safetensors"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.fabricated_conditions import CONDITIONS, other
-from tests.unit.report.test_compare import level
+from tests.unit.report.test_comparison import level
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.report.measured import Measured, Side
 from trtllm_pipeline.report.migration import Memory, Migration, blocks, migrations

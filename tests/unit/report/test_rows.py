@@ -13,7 +13,7 @@ from trtllm_pipeline.bench.result import Goodput, levels_of
 from trtllm_pipeline.domain import CellId, SettingChange, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.loop import Outcome
-from trtllm_pipeline.planning.needs import Estimate
+from trtllm_pipeline.planning.estimates import Estimate
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan, write_plan
 from trtllm_pipeline.planning.stage_status import stage_states

@@ -16,7 +16,7 @@ from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.calibration_rows import MOST, Row, choose, default_set, read_rows, with_true_samples
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
 
 BUILT_IN = 64

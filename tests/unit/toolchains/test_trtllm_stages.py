@@ -31,9 +31,10 @@ from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.stages.params import key
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.common_stages import PERF
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, options
+from trtllm_pipeline.toolchains.tensorrt_llm import backends
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options as options
 
 SERVED = ["launch", "smoke", "perf", "accuracy"]
 FP8_CACHE = {"quantize.kv_cache_precision": "fp8"}

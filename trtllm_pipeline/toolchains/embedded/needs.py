@@ -10,7 +10,7 @@ from typing import Final
 from trtllm_pipeline.domain import Cell, Needs
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, CONTEXT_STEP
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token
 
 _BITS: Final = {"fp32": (32.0, 32.0), "fp16": (16.0, 16.0), "bf16": (16.0, 16.0), "int8_wo": (8.5, 8.5)}
 _FOUR_BITS: Final = (4.5, 8.5)

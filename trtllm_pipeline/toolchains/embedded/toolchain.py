@@ -20,7 +20,7 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.catalog import Toolchain
 from trtllm_pipeline.toolchains.common_stages import (
     ACCURACY,
     DOWNLOAD,

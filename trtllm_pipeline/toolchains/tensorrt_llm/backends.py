@@ -21,13 +21,13 @@ from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, ENGINES
+from trtllm_pipeline.toolchains.catalog import DRAFTER, ENGINES
 from trtllm_pipeline.toolchains.common_stages import exclusive, launch
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FORM
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import FORM
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, prequantized, program_options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed, script
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, NONE
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
@@ -237,10 +237,10 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
             return f"settings.serve.frontend {frontend}: TensorRT-LLM {installation.release} here has no trtllm-serve"
         given = cell.settings["serve"]["options"]
         assert isinstance(given, dict)
-        help_text = options.help_for(
+        help_text = program_options.help_for(
             machine, given, installation.serve, *commands.serve_subcommand(installation.release)
         )
-        problems = options.check_extra("trtllm-serve", installation.release, given, help_text)
+        problems = program_options.check_extra("trtllm-serve", installation.release, given, help_text)
         return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
     if cell.settings["serve"]["options"]:
         return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"

@@ -9,9 +9,9 @@ from typing import Any, Final
 from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized, speculation, vision
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.catalog import ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, prequantized, program_options, speculation, vision
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import CONVERTED, Drafting, drafting
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
@@ -103,7 +103,7 @@ class Case:
 
     def switch(self, name: str) -> bool | None:
         """A matrix's value of a switch of trtllm-build. None if it has none."""
-        return options.switched(self.build, name)
+        return program_options.switched(self.build, name)
 
     def option(self, name: str, default: Json = None) -> Json:
         """The value that a matrix gives an option of trtllm-build."""
@@ -142,7 +142,7 @@ def kv_share(cell: Cell) -> float:
 def kept_weights(cell: Cell) -> float:
     """The share of its weights that an engine keeps on the GPU in Triton and in run.py: all, unless it is built to stream them."""
     setting = cell.settings["repository"].get("gpu_weights_percent")
-    streams = cell.toolchain == ENGINES and options.switched(build_options(cell), "weight_streaming")
+    streams = cell.toolchain == ENGINES and program_options.switched(build_options(cell), "weight_streaming")
     return float(setting) if streams and isinstance(setting, (int, float)) else 1.0
 
 
@@ -163,7 +163,7 @@ def num_tokens(cell: Cell) -> int:
 def gathers_logits(cell: Cell) -> bool:
     """True if its engine returns logits of every token of a prompt."""
     value = build_options(cell)
-    return any(options.switched(value, f"gather_{which}_logits") for which in ("context", "all_token"))
+    return any(program_options.switched(value, f"gather_{which}_logits") for which in ("context", "all_token"))
 
 
 def least_tokens(cell: Cell) -> int:

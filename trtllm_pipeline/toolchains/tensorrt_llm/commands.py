@@ -16,8 +16,7 @@ from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.serving.command_lines import MPIRUN
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, Selection
-from trtllm_pipeline.toolchains.tensorrt_llm import options
-from trtllm_pipeline.toolchains.tensorrt_llm.options import Scalar, Tool
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     NONE,
     Checkpoint,
@@ -29,6 +28,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     WeightsRepository,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import FORMS
+from trtllm_pipeline.toolchains.tensorrt_llm.program_options import Scalar, Tool
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_SERVE, at_least, convert_tool
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import DEFAULTS as HEADS_DEFAULTS
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES
@@ -62,7 +62,7 @@ class _Arguments:
         self.argv = list(command)
 
     def has(self, name: str) -> bool:
-        return options.exists(self.tool, self.release, name)
+        return program_options.exists(self.tool, self.release, name)
 
     def add(self, values: Mapping[str, Scalar | None]) -> None:
         """Options with their values: True is a switch that is on, None an option that is left out."""
@@ -79,13 +79,13 @@ class _Arguments:
         a person may type.
         """
         for key in extra or ():
-            if options.decided(self.tool, key):
+            if program_options.decided(self.tool, key):
                 raise StageError(
                     f"{key} of {self.tool.partition(':')[0]} is set by an option of this verb",
                     failure=FailureClass.USER,
                     hint="--help lists them",
                 )
-        return [*self.argv, *options.render(self.tool, self.release, extra or {})]
+        return [*self.argv, *program_options.render(self.tool, self.release, extra or {})]
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -114,7 +114,9 @@ def route(release: str, family: str, precision: str, kv: str | None) -> Literal[
         return "convert"
     if kv is not None or (precision not in PLAIN and precision not in WEIGHT_ONLY):
         return "quantize"
-    if precision in WEIGHT_ONLY and not options.exists(convert_tool(family), release, _weight_only_option(family)):
+    if precision in WEIGHT_ONLY and not program_options.exists(
+        convert_tool(family), release, _weight_only_option(family)
+    ):
         return "quantize"
     return "convert"
 
@@ -215,7 +217,7 @@ def quantize(
 
 def takes_dataset(release: str) -> bool:
     """True if this release's `quantize.py` has an option for the calibration data."""
-    return options.exists(_QUANTIZE, release, "--calib_dataset")
+    return program_options.exists(_QUANTIZE, release, "--calib_dataset")
 
 
 def calibrates_as_told(release: str) -> bool:
@@ -253,8 +255,8 @@ def build(
     if params.speculative is not None:
         length = params.max_draft_len or DRAFT_LENGTHS.get(params.speculative)
         arguments.add({"--speculative_decoding_mode": MODES[params.speculative], "--max_draft_len": length})
-    table = options.load()[_BUILD]
-    chosen = {table.canonical(options.spelling(key)) for key in params.options}
+    table = program_options.load()[_BUILD]
+    chosen = {table.canonical(program_options.spelling(key)) for key in params.options}
     defaults = _build_defaults(release, params, sm)
     arguments.add_where_known({name: value for name, value in defaults.items() if name not in chosen})
     if params.max_lora_rank is not None:
@@ -262,7 +264,7 @@ def build(
             "max_lora_rank": params.max_lora_rank,
             "lora_target_modules": [*params.lora_target_modules],
         }
-        arguments.argv += options.render(_BUILD, release, lora)
+        arguments.argv += program_options.render(_BUILD, release, lora)
     return arguments.with_extra(params.options)
 
 
@@ -283,7 +285,7 @@ def _build_defaults(release: str, params: EngineBuild, sm: int | None) -> dict[s
     kv = quantized_cache(params.kv_cache_precision)
     attention = context_attention(release, precision=precision, kv=kv, sm=sm, extra=params.options)
     fused: Scalar | None = None
-    if options.accepts(_BUILD, release, "--use_fused_mlp", "enable"):
+    if program_options.accepts(_BUILD, release, "--use_fused_mlp", "enable"):
         fused = "enable"
     elif precision in PLAIN or precision == "fp8":
         fused = True  # the switch of these releases fails for other quantized layers
@@ -318,7 +320,7 @@ def context_attention(
 ) -> ContextAttention:
     """The requested value: the user's, or else the release's best for these weights, this cache and this GPU."""
     off = _excludes_paged_context(extra)
-    fp8, paged = (options.switched(extra, name) for name in ("use_fp8_context_fmha", "use_paged_context_fmha"))
+    fp8, paged = (program_options.switched(extra, name) for name in ("use_fp8_context_fmha", "use_paged_context_fmha"))
     fp8_layers = precision in FP8_INPUTS
     # w4a8_awq counts as FP8 in paged prompts only in releases that were read since 1.2.
     pages_fp8 = precision != "w4a8_awq" or at_least(release, W4A8_PAGED)
@@ -336,13 +338,16 @@ def context_attention(
 def unpaged(extra: Mapping[str, Json]) -> bool:
     """True if options of trtllm-build request a KV cache without pages."""
     kind = str(extra.get("kv_cache_type", extra.get("--kv_cache_type", "paged"))).lower()
-    return kind != "paged" or options.switched(extra, "paged_kv_cache") is False
+    return kind != "paged" or program_options.switched(extra, "paged_kv_cache") is False
 
 
 def _excludes_paged_context(extra: Mapping[str, Json]) -> bool:
     if not extra:
         return False
-    off = options.switched(extra, "context_fmha") is False or options.switched(extra, "streamingllm") is True
+    off = (
+        program_options.switched(extra, "context_fmha") is False
+        or program_options.switched(extra, "streamingllm") is True
+    )
     return off or unpaged(extra)
 
 
@@ -410,7 +415,7 @@ def engine_check(
 
 def takes_config(release: str) -> bool:
     """True if this release's trtllm-serve reads settings of the LLM API from a file."""
-    return options.exists(_SERVE, release, _CONFIG)
+    return program_options.exists(_SERVE, release, _CONFIG)
 
 
 def serve_engine(
@@ -426,7 +431,7 @@ def serve_engine(
     if at_least(release, "1.0"):
         # Up to 0.21 it serves an engine by default, since then a model with PyTorch.
         backend = next(
-            (word for word in ("tensorrt", "trt") if options.accepts(_SERVE, release, "--backend", word)), None
+            (word for word in ("tensorrt", "trt") if program_options.accepts(_SERVE, release, "--backend", word)), None
         )
         if backend is None:
             raise PlanError(

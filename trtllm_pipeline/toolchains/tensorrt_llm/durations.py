@@ -1,4 +1,4 @@
-"""How long TensorRT-LLM's stages take of a model's size, in seconds: see `toolchains/durations.py`.
+"""How long TensorRT-LLM's stages take of a model's size, in seconds: see `toolchains/time_estimates.py`.
 
 Figures that builds and conversions were compared with are in `tests/data/tensorrt_llm/durations.json`, those of quantizing in
 `quantizing.json`.
@@ -11,15 +11,15 @@ from typing import Final
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.speeds import speeds
-from trtllm_pipeline.toolchains.base import ENGINES
-from trtllm_pipeline.toolchains.durations import READ, token_s
+from trtllm_pipeline.toolchains.catalog import ENGINES
+from trtllm_pipeline.toolchains.model_optimizer.calibration_memory import SATURATING_TOKENS
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
-from trtllm_pipeline.toolchains.model_optimizer.memory import SATURATING_TOKENS
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, needs
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
+from trtllm_pipeline.toolchains.time_estimates import READ, token_s
 
 _GB: Final = 1e9
 _BUILD_PER_GB: Final = 1.1

@@ -20,7 +20,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.installation import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck, VisualBuild
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES, UNCHECKED
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 
 
 def run(context: StageContext[EngineBuild]) -> None:

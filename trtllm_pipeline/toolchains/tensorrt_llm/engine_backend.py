@@ -23,7 +23,7 @@ from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, PYTORCH, VISUAL, Toolchain, lacks_tensorrt_llm
+from trtllm_pipeline.toolchains.catalog import DRAFTER, PYTORCH, VISUAL, Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
 from trtllm_pipeline.toolchains.companions import ADAPTER
 from trtllm_pipeline.toolchains.model_optimizer import job
@@ -38,7 +38,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     installation,
     llmapi,
     needs,
-    options,
+    program_options,
     releases,
     rules,
     speculation,
@@ -444,7 +444,7 @@ def _missing(machine: Machine) -> str | None:
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
-    help_text = options.help_for(machine, case.build_options(cell), program)
+    help_text = program_options.help_for(machine, case.build_options(cell), program)
     return (
         rules.infeasible(cell, machine, help_text)
         or backends.unservable(cell, machine, _read(cell))

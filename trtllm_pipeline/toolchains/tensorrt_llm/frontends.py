@@ -17,7 +17,7 @@ from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
-from trtllm_pipeline.toolchains.base import DRAFTER, VISUAL
+from trtllm_pipeline.toolchains.catalog import DRAFTER, VISUAL
 from trtllm_pipeline.toolchains.companions import DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
@@ -29,7 +29,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     WeightsRepository,
 )
 from trtllm_pipeline.triton_repository import lint, model_config
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
 
 
 def run_engine(context: StageContext[EngineRepository]) -> None:

@@ -15,14 +15,14 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import IMAGE_POOL
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
-from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
+from trtllm_pipeline.toolchains.model_optimizer import calibration_memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import (
     Shape,
     kv_bytes_per_token,
     kv_element_bytes,

@@ -18,7 +18,7 @@ from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, load, table
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import Toolchain, lacks_tensorrt_llm
+from trtllm_pipeline.toolchains.catalog import Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, durations, engine_bench, llmapi, needs, rules

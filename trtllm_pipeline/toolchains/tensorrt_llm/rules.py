@@ -24,18 +24,18 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions, tiles
-from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.common_stages import images_asked
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import (
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import (
     AWQ_OF_EXPERTS,
     read_since,
     uneven_stages,
     unwritten,
 )
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, llmapi, options, prequantized, vision
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, llmapi, prequantized, program_options, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
     FAMILIES,
@@ -360,13 +360,13 @@ def no_precision(case: Case) -> str | None:
     """A precision that no script of the release makes. Source: the choices of `--qformat` and of the converters."""
     precision, release = case.precision, case.release
     if case.route == "quantize" and precision not in PLAIN:
-        made = options.known("quantize.py", release)["--qformat"].choices or ()
+        made = program_options.known("quantize.py", release)["--qformat"].choices or ()
         if precision not in made:
             return f"precision {precision}: TensorRT-LLM {release} makes {', '.join(map(str, made))}"
     elif precision in WEIGHT_ONLY:
         tool = convert_tool(case.family)
-        name = next(name for name in _WEIGHT_ONLY_OPTIONS if options.exists(tool, release, name))
-        if not options.accepts(tool, release, name, WEIGHT_ONLY[precision]):
+        name = next(name for name in _WEIGHT_ONLY_OPTIONS if program_options.exists(tool, release, name))
+        if not program_options.accepts(tool, release, name, WEIGHT_ONLY[precision]):
             return f"precision {precision}: TensorRT-LLM {release} cannot convert {case.family} to it"
     return None
 
@@ -484,11 +484,11 @@ def script_options(case: Case) -> str | None:
         )
     problems: list[str] = []
     for name, value in extra.items():
-        if options.has(other, case.release, name) and not options.has(tool, case.release, name):
+        if program_options.has(other, case.release, name) and not program_options.has(tool, case.release, name):
             theirs, ours = other.partition(":")[0], tool.partition(":")[0]
             problems.append(f"{name}: {theirs} has it, {ours} makes this cell; an `override` gives it to others alone")
         else:
-            problems += options.check_extra(tool, case.release, {name: value})
+            problems += program_options.check_extra(tool, case.release, {name: value})
     return "; ".join(f"settings.quantize.options.{problem}" for problem in problems) or None
 
 
@@ -572,7 +572,7 @@ def build_options(case: Case) -> str | None:
     """Options that `trtllm-build` of the release, or the one that is installed, does not take. Source: the table of
     options; `trtllm-build --help`.
     """
-    problems = options.check_extra("trtllm-build", case.release, case.build, case.installed_help)
+    problems = program_options.check_extra("trtllm-build", case.release, case.build, case.installed_help)
     return "; ".join(f"settings.build.{problem}" for problem in problems) or None
 
 
@@ -989,7 +989,7 @@ def memory(case: Case) -> str | None:
     weights, cache = least_bytes(
         case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
     )
-    if case.in_triton and options.exists("trtllm-build", case.release, "--weight_streaming"):
+    if case.in_triton and program_options.exists("trtllm-build", case.release, "--weight_streaming"):
         weights = int(weights * kept_weights(cell))
     if smallest is None or weights + cache <= smallest:
         return None
@@ -1211,7 +1211,7 @@ def speculation_release(case: Case) -> str | None:
     if draft is None:
         return None
     method, release = f"settings.speculative.method {draft.method}", case.release
-    if not options.accepts("trtllm-build", release, "--speculative_decoding_mode", MODES[draft.method]):
+    if not program_options.accepts("trtllm-build", release, "--speculative_decoding_mode", MODES[draft.method]):
         return f"{method}: trtllm-build of TensorRT-LLM {release} has no such mode"
     since = _SPECULATION_SINCE.get(draft.method)
     if since is not None and not at_least(release, since):
@@ -1241,7 +1241,7 @@ def speculation_model(case: Case) -> str | None:
     scripts = case.installed.examples is not None and commands.calibrates_as_told(case.release)
     if case.heads and (case.installed.examples is None or (case.route == "quantize" and not scripts)):
         return f"{method}: its checkpoint is made by example scripts of TensorRT-LLM, which are not there"
-    quantizes = options.exists("quantize.py", case.release, "--medusa_model_dir")
+    quantizes = program_options.exists("quantize.py", case.release, "--medusa_model_dir")
     if case.heads and case.route == "quantize" and not quantizes:
         return f"{method}: quantize.py of TensorRT-LLM {case.release} takes no heads"
     return None

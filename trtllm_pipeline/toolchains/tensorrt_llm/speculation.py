@@ -13,7 +13,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import HEADS
 
 MODES: Final = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL
 
 TEMPLATE_SET: Final = "multimodal"
