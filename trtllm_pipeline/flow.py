@@ -93,7 +93,7 @@ def run(
 def _report(request: Request, done: Done, forecast: Forecast, folder: RunFolder) -> Result:
     """The rows of all cells, written as report.json."""
     from trtllm_pipeline.report.forecast_check import checked
-    from trtllm_pipeline.report.report_file import NAME
+    from trtllm_pipeline.report.report_file import NAME, report_json
     from trtllm_pipeline.report.rows import rows
 
     store, plan, outcome = folder.store, done.plan, done.outcome
