@@ -24,9 +24,9 @@ from tritonclient.grpc import model_config_pb2
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.chat_models import LOG, Running, gateway, spoken, write_model
 from tests.helpers.gateways import Process, listening, process_of
+from tests.helpers.scripted_server import Script, config, running
 from tests.helpers.trtllm_runs import eventually
 from tests.standins import templates
-from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.asking import number_of
 
