@@ -192,30 +192,6 @@ def test_headers_and_bodies_that_do_not_come(served: Running, impatient: Running
     assert b'"code": "invalid_http"' in told
 
 
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("start", "more"),
-    [
-        (b"GET / HTTP/1.1\r\n", b"x: y\r\n" * 20_000),
-        (b"GET / HTTP/1.1\r\nx: ", b"y" * 200_000),
-        (CHUNKED + b"0\r\n", b"x: y\r\n" * 20_000),
-        (CHUNKED + b"0\r\nx: ", b"y" * 200_000),
-        (CHUNKED + b"1;", b"e" * 200_000),
-    ],
-    ids=["fields", "value", "trailer", "value of a trailer", "chunk extension"],
-)
-def test_what_is_no_body_has_a_limit(served: Running, start: bytes, more: bytes) -> None:
-    """All of it would be kept in memory."""
-    at = urlsplit(served.url)
-    with socket.create_connection((at.hostname, at.port), timeout=20) as sock:
-        sock.sendall(start)
-        with suppress(ConnectionError):
-            sock.sendall(more)
-        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 431 ")
-
-
 @pytest.mark.parametrize(
     ("lines", "status"),
     [
