@@ -30,7 +30,7 @@ from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, re
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes.signatures import SIGNATURES, Weight
+from trtllm_pipeline.processes.signatures import Weight, signatures
 from trtllm_pipeline.stages.params import MOST_TOKENS
 from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
@@ -459,12 +459,13 @@ def failures(_name: str) -> Iterator[str]:
     """The table of words in logs that say what failed."""
     yield "| words in a log | what | class | what to do |"
     yield "|---|---|---|---|"
-    for signature in SIGNATURES:
+    for signature in signatures():
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
         names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone"}
         failure = names.get(signature.weight, signature.failure.value.replace("_", " "))
         settings = [
-            f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`" for _, text in signature.settings
+            f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`"
+            for text in signature.settings.values()
         ]
         hint = re.sub(r"\{(\w+)\}", r"...", signature.hint)
         yield f"| {words} | {signature.category} | {failure} | {_line('; '.join([hint, *dict.fromkeys(settings)]))} |"

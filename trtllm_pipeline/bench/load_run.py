@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, workers
+from trtllm_pipeline.bench import conditions, counters, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Load, run_level
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
 from trtllm_pipeline.bench.prompts import LeftOut, Prompt, chat_renderer, read_prompts, tokenizer_folder, unrendered
@@ -143,9 +143,8 @@ def record(
                 await server_checks.probe(client, target, claim, prompts, tokenizer, events)
             await server_checks.look(client, target, claim, events, "end")
 
-    tested = self_test.recent(target.protocol)  # before the load, not beside it
     with EventFile(path) as events:
-        events.header(target, settings=settings, self_test=tested)
+        events.header(target, settings=settings)
         asyncio.run(measure(events))
 
 

@@ -103,7 +103,6 @@ COMMANDS: Final = (
     Command("gateway", "gateway:gateway", "Offer running servers as OpenAI endpoints.", _SERVERS),
     Command("bench load", "bench:load", "Measure the latency and throughput of any server by its URL."),
     Command("bench analyze", "bench:analyze", "Recompute all metrics from an event file."),
-    Command("bench self-test", "bench:self_test", "Measure the error of the load client on this machine."),
     Command("evaluate answers", "evaluate:answers", "Score the answers of any server."),
     Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),
     Command("evaluate lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),

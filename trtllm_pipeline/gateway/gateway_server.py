@@ -6,6 +6,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -14,16 +15,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
 
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.gateway.config import GATEWAY_FILE, SCHEMA, GatewayConfig
-from trtllm_pipeline.gateway.http_protocol import limited
+from trtllm_pipeline.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.gateway.openai_app import GatewayApp
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 
 _BACKLOG: Final = 2048
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+_PORT: Final = re.compile(r":\d+$")
 Announce = Callable[[Mapping[str, Any]], None]
 
 
@@ -80,10 +85,9 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns of each write to a client that has gone
     server = _Server(
         uvicorn.Config(
-            gateway,
-            http=limited(
-                header_timeout_s=config.params.header_timeout_s, max_connections=config.params.max_connections
-            ),
+            _for_trusted_hosts(gateway, config),
+            http=GatewayProtocol,
+            limit_concurrency=config.params.max_connections + 1,  # uvicorn refuses at the limit, not above it
             # uvloop reports a reset connection to nobody where a socket is watched by add_reader (1 in 100), and is no quicker
             # here: most of what an event costs is the system call that sends it.
             loop="asyncio",
@@ -109,6 +113,22 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
         listener.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
+    """Return the gateway, behind a check of the header Host if it listens on loopback and needs no keys.
+
+    A web page can make a browser resolve the page's own name to 127.0.0.1 (DNS rebinding) and would then read the responses.
+    The browser still sends that name. Raises UsageError for a pattern that cannot be one.
+    """
+    if config.api_keys_file is not None or reachable(config.host) is not None:
+        return gateway
+    own = f"[{config.host}]" if ":" in config.host else config.host
+    allowed = [_PORT.sub("", name) for name in config.params.allowed_hosts]
+    for name in allowed:
+        if name != "*" and "*" in name.removeprefix("*."):
+            raise UsageError(f"--allowed-hosts {name}: expected a host name, *.DOMAIN or *")
+    return TrustedHostMiddleware(gateway, [*_LOOPBACK, own, *allowed], www_redirect=False)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -29,7 +29,6 @@ from trtllm_pipeline.gateway.asked import PATHS, Asked, Endpoint, model_of, pars
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.config import GatewayConfig
 from trtllm_pipeline.gateway.feed import ChoicesFeed, Feed, PassedFeed
-from trtllm_pipeline.gateway.hosts import Hosts
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.names import UNKNOWN
 from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
@@ -52,8 +51,6 @@ _LARGE_BYTES: Final = 1 << 18
 """Bodies above this leave holes in the memory of the process."""
 CONNECTION: Final = "pipeline.connection"
 """Key of a scope: the request's `WatchedConnection`."""
-WHOLE: Final = "pipeline.whole"
-"""Key of a scope: the body has arrived whole."""
 _JSON: Final = (b"content-type", b"application/json")
 _EVENTS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -84,7 +81,6 @@ class GatewayApp:
         self.config = config
         self.params = config.params
         self.keys = None if config.api_keys_file is None else Keys(config.api_keys_file)
-        self._hosts = Hosts(config)
         self.servers = tuple(ModelServer(model, config.params) for model in config.models)
         self.served = {name: server for server in self.servers for name in server.model.names}
         """Name that clients ask for -> its server: a model and its adapters have one."""
@@ -127,10 +123,6 @@ class GatewayApp:
         endpoint = self._endpoints.get(scope["path"])
         if endpoint is not None and scope["method"] == "POST":
             return await self._generate(endpoint, scope, receive, send)
-        try:
-            self._hosts.check(scope["headers"])
-        except ApiError as error:
-            return await _send_error(error, send)
         return await self._others(scope, receive, send)
 
     @asynccontextmanager
@@ -223,7 +215,7 @@ class GatewayApp:
         size: int | None = 0
         try:
             size = self._checked(scope)
-            body = parse_body(await self._body(scope, receive, size))
+            body = parse_body(await self._body(receive, size))
             name = model_of(body)
             served = self._find(name)
             metrics = self.metrics.request(name, PATHS[endpoint])
@@ -249,7 +241,6 @@ class GatewayApp:
 
     def _checked(self, scope: Scope) -> int | None:
         """Size of the body, if it is told. Raises ApiError for what is refused before the body is read."""
-        self._hosts.check(scope["headers"])
         self._authorize(scope)
         if self.stopping:
             raise unavailable("the gateway is being stopped")
@@ -287,7 +278,7 @@ class GatewayApp:
             )
         return served
 
-    async def _body(self, scope: Scope, receive: Receive, size: int | None) -> bytes:
+    async def _body(self, receive: Receive, size: int | None) -> bytes:
         """The whole body. Raises ApiError 408 or 413; one that is too large is received and forgotten."""
         limit = self.params.max_body_bytes
         if size is not None and size > limit:
@@ -296,7 +287,7 @@ class GatewayApp:
         parts: list[bytes] = []
         received = 0
         try:
-            with nullcontext() if WHOLE in scope else anyio.fail_after(self.params.body_timeout_s):
+            with anyio.fail_after(self.params.body_timeout_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":

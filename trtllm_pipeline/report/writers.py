@@ -24,7 +24,7 @@ from trtllm_pipeline.bench.conditions import (
     workload_words,
 )
 from trtllm_pipeline.bench.metric_names import LATENCIES
-from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
+from trtllm_pipeline.bench.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import in_brackets
 from trtllm_pipeline.files.quantization import AS_IS
@@ -173,7 +173,7 @@ def to_markdown(
         f"{what}, {count(len(ids), 'cell')} ({', '.join(ids[:4])}{', …' if len(ids) > 4 else ''}): {'; '.join(details)}"
         for what, ids, details in failures_of(rows)
     ]
-    notes, conditions, tested, definitions = _below(rows, shown)
+    notes, conditions, definitions = _below(rows, shown)
     status = [place for place, column in enumerate(shown, 1) if column.head == "status"]
     return as_markdown(
         [
@@ -187,7 +187,6 @@ def to_markdown(
             ),
             Items("failed and infeasible cells", list(map(TextLine, failures))),
             Items("notes", notes),
-            *tested,
             Items("definitions", definitions, folded=True),
             *([] if forecast is None else [Items(forecast.line(), _checked(forecast), folded=True)]),
         ]
@@ -242,12 +241,10 @@ def to_table(
 
 
 def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[TextLine]]:
-    """What there is to know of the table: notes, conditions, the load client's own error, definitions."""
-    tested = client_error_of(rows)
+    """What there is to know of the table: notes, conditions, definitions."""
     return [
         [TextLine(_note(*note), "yellow") for note in notes_of(rows)],
         [TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
-        [] if tested is None else [TextLine(tested, "dim")],
         [TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
@@ -421,13 +418,6 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
     return [(first[kind], number) for kind, number in cells.most_common()]
-
-
-def client_error_of(rows: Sequence[CellResult]) -> str | None:
-    """The largest error of the load client by its self-tests; None where it was not tested."""
-    found = {text for row in rows for text in row.findings if text.startswith(CLIENT_ERROR)}
-    worst = max(found, key=lambda text: float(text.rpartition("p99 ")[2].split()[0]), default=None)
-    return None if worst is None else worst.replace("info: e", "E", 1)
 
 
 _CONDITIONS: Final = (("system", system_words), ("load", workload_words))

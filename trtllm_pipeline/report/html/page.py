@@ -40,7 +40,6 @@ from trtllm_pipeline.report.report_file import METRICS
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import (
     CONDITIONS_IN_FULL,
-    client_error_of,
     conditions_of,
     failures_of,
     lengths_of,
@@ -124,7 +123,6 @@ def to_html(
         rows=rows,
         symbols=_SYMBOLS,
         failures=failures_of(rows),
-        tested=client_error_of(rows),
         conditions=[*_models(rows), *conditions_of(rows, CONDITIONS_IN_FULL)],
         compared=None if comparison is None else Markup(as_html(of_page(comparison))),  # noqa: S704 - escaped there
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],

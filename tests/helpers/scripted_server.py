@@ -5,7 +5,7 @@ readiness; HTTP generate and generate_stream) and OpenAI's chat and completions,
 `Script`. It notes when each request arrived and when each response was handed to the network, on the same
 CLOCK_MONOTONIC the client uses. For that it frames gRPC itself: a gRPC library sends when it sees fit.
 
-    python -m trtllm_pipeline.bench.scripted_server LOG first_ms=50 gap_ms=50 events=20
+    python tests/helpers/scripted_server.py LOG first_ms=50 gap_ms=50 events=20
 
 A prompt that is a JSON object with any of `first_ms`, `gap_ms`, `events`, `merge`, `cut`, `stall_ms` (before the last
 event), `drop` and `error` is answered that way instead.
@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from urllib.parse import quote
 
 from google.protobuf import json_format
 
+from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.transport.http2 import PREFACE, STATUS, Headers, Http2, Http2Error, Kind, Messages, message
 from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2, service_pb2
 
@@ -387,7 +389,7 @@ class _GrpcConnection(asyncio.Protocol):
         except Http2Error:
             self._transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         for _, _, task in self._calls.values():
             task.cancel()
 
@@ -510,6 +512,23 @@ def running(
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+
+
+@contextmanager
+def server_process(log: Path, *timeline: str) -> Iterator[Service]:
+    """A server in a process of its own. It writes what it did to `log` when the block ends, one JSON object per request.
+
+    `timeline` is the script of a prompt that has none, such as `first_ms=20`, `gap_ms=5`, `events=6`.
+    """
+    command = [sys.executable, __file__, str(log), *timeline]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            raw = json.loads(process.stdout.readline())
+            yield Service(raw["http"], raw["grpc"], None, raw["pid"], raw["model"], None)
+            process.communicate("", timeout=10)
+        finally:
+            process.kill()
 
 
 def scripted(prompt: str, default: Mapping[str, Any]) -> Script:
