@@ -34,7 +34,7 @@ from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown, on_terminal
+from trtllm_pipeline.report.document import Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
 from trtllm_pipeline.report.rows import CellResult, CellStatus
@@ -569,14 +569,6 @@ def print_report(
         return
     width = _width_of(stream)
     _print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast), stream, width)
-
-
-def print_blocks(blocks: Sequence[Block], stream: TextIO) -> None:
-    """Write blocks as a terminal shows them, to a file or pipe as Markdown."""
-    if stream.isatty():
-        _print(on_terminal(blocks), stream, _width_of(stream))
-    else:
-        stream.write(terminal.clean(as_markdown(blocks)))
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:
