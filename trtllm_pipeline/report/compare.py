@@ -252,8 +252,8 @@ def compare_by(
 ) -> Comparison:
     """Compare the cells of one run: those with other values of `axis` with those that have the value `base`.
 
-    The default of `base` is the first value that needs no preparation while others do, or else the first value. Only then
-    does the comparison have payback. Conditions that the axis itself varies do not count as different.
+    The default base is the first value that needs no preparation while others do, or else the first value. The payback of
+    the others then refers to it. Conditions that the axis itself varies do not count as different.
     Raises UsageError for an axis or a value that is not there.
     """
 
