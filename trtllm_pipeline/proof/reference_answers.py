@@ -32,7 +32,7 @@ _TOLERANCES: Final = {
     **dict.fromkeys(("fp8", "w4a8_awq"), 0.3),
     "nvfp4": 0.9,
 }
-_EMBEDDED: Final = {"int4_wo": 0.6, "int4_awq": 0.6}
+_EMBEDDED: Final = {"int4_wo": 0.6}
 """GGML's 4-bit grids reach further below zero than above: they hold only one of two equal magnitudes as it is."""
 
 

@@ -109,6 +109,8 @@ class Payback:
     saved_s_per_token: float
     tokens: float | None
     """Output tokens; None when the cell saves nothing."""
+    load_s: float | None
+    """Seconds in which the cell generates these tokens at this level."""
     verdict: ChangeVerdict
     """Of the throughput: whether what it saves is beyond noise."""
 
@@ -250,7 +252,8 @@ def compare_by(
 ) -> Comparison:
     """Compare the cells of one run: those with other values of `axis` with those that have the value `base`.
 
-    Without `base` it is the first cell's value. What the axis itself varies is no difference of conditions.
+    The default base is the first value that needs no preparation while others do, or else the first value. The payback of
+    the others then refers to it. Conditions that the axis itself varies do not count as different.
     Raises UsageError for an axis or a value that is not there.
     """
 
@@ -261,7 +264,11 @@ def compare_by(
     if not any(axis in cell.axes for cell in side.cells):
         axes = dict.fromkeys(name for cell in side.cells for name in cell.axes)
         raise UsageError(f"there is no axis {axis!r}", hint=f"the axes are {', '.join(axes) or 'none'}")
-    base = values[0] if base is None else base
+    if base is None:
+        prepared = {value(cell) for cell in side.cells if cell.preparation_s is not None}
+        measured = [value(cell) for cell in side.cells if cell.levels and cell.unfit is None]
+        unprepared = [each for each in measured if each in values and each not in prepared] if prepared else []
+        base = (unprepared or values)[0]
     if base not in values:
         raise UsageError(f"no cell has {axis} {base}", hint=f"there are {', '.join(values)}")
     old = [cell for cell in side.cells if value(cell) == base]
@@ -552,4 +559,5 @@ def _payback(cell: Measured, new: LevelResult, other: Measured, base: LevelResul
     saved = 1 / before - 1 / after
     verdict = _level_delta("output_tps", cell, new, other, base).verdict
     tokens = cell.preparation_s / saved if saved > 0 else None
-    return Payback(cell.id, other.id, new.key, cell.preparation_s, saved, tokens, verdict)
+    load_s = None if tokens is None else tokens / after
+    return Payback(cell.id, other.id, new.key, cell.preparation_s, saved, tokens, load_s, verdict)

@@ -34,7 +34,7 @@ from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
 from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown, on_terminal
+from trtllm_pipeline.text_blocks import Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.text_tables import csv_table
 
 if TYPE_CHECKING:
@@ -509,14 +509,6 @@ def print_report(
         return
     width = _width_of(stream)
     _print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast), stream, width)
-
-
-def print_blocks(blocks: Sequence[Block], stream: TextIO) -> None:
-    """Write blocks as a terminal shows them, to a file or pipe as Markdown."""
-    if stream.isatty():
-        _print(on_terminal(blocks), stream, _width_of(stream))
-    else:
-        stream.write(terminal.clean(as_markdown(blocks)))
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:

@@ -298,7 +298,7 @@ def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.M
 
 def test_rows_to_calibrate_on_have_options_of_their_own(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(
-        monkeypatch, "convert", "--toolchain", "embedded", "--model", "d", "--precision", "int4_awq",
+        monkeypatch, "quantize", "--toolchain", "tensorrt_llm_pytorch", "--model", "d", "--precision", "int4_awq", "--family", "llama",
         "--calibration-samples", "8", "--calibration-chat-template",
     )  # fmt: skip
     assert found.calibration == Selection(samples=8, chat_template=True)
@@ -387,7 +387,7 @@ def test_pairs_that_say_nothing_sensible_are_refused_in_words(
             ),
             "--draft",
         ),
-        (("convert", "--toolchain", "tensorrt_llm", "--model", "d", "--calibration-data", "d"), "--calibration-data"),
+        (("convert", "--toolchain", "embedded", "--model", "d", "--kv-cache-precision", "fp8"), "--kv-cache-precision"),
         (("build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
     ],
 )

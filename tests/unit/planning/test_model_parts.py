@@ -52,8 +52,6 @@ CASES: Final[list[tuple[Cell, Mapping[str, Any]]]] = [
     # A checkpoint of Hugging Face has the tokenizer and its template in it, since it is served as a folder.
     (cell("fp8", toolchain=PYTORCH), {"quantize": ALL}),
     (cell("fp16", toolchain=EMBEDDED), {"convert": TOKENIZED, "build": TOKENIZED}),
-    (cell("int4_awq", toolchain=EMBEDDED), {"convert": TOKENIZED, "build": TOKENIZED}),
-    (cell("int4_awq", toolchain=EMBEDDED, settings=CHATS), {"convert": IN_CHATS, "build": IN_CHATS}),
     (cell("fp16", toolchain=EMBEDDED, settings=CHATS), {"convert": TOKENIZED, "build": TOKENIZED}),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,24 +81,7 @@ def test_weights_of_four_bits_say_the_same(folder: Path, tmp_path: Path) -> None
     assert said_by(Reference(model.config, four), folder, "llama", tmp_path).loss_nats < 0.001
 
 
-def not_reordered(order: Callable[[Any], Any]) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """As if the rows of q, k and v were stored one after another, where they are not."""
-
-    def changed(config: Any, weights: dict[str, np.ndarray]) -> tuple[Any, dict[str, np.ndarray]]:
-        found = dict(weights)
-        for name in [name for name in weights if "q_proj" in name]:
-            names = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
-            rows = np.concatenate([weights[each] for each in names])[order(config)]
-            ends = np.cumsum([len(weights[each]) for each in names])[:-1]
-            found |= dict(zip(names, np.split(rows, ends), strict=True))
-        return config, found
-
-    return changed
-
-
 WRONG = {
-    "heads not sorted": ("internlm2", not_reordered(families.by_key_head)),
-    "pairs not side by side": ("chatglm", not_reordered(families.by_pairs)),
     "rotary base": ("llama", lambda config, weights: (replace(config, rope_theta=100_000.0), weights)),
     "no biases": (
         "qwen2",

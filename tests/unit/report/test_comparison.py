@@ -171,7 +171,11 @@ def test_precisions_of_one_run_and_payback() -> None:
     faster, slower = result.paybacks
     # 20 s, and a token takes 10 ms instead of 20 ms.
     assert (faster.tokens, faster.saved_s_per_token) == (pytest.approx(2000), pytest.approx(0.01))
-    assert slower.tokens is None
+    assert faster.load_s == pytest.approx(20)
+    assert "pay back after 2,000 output tokens, 20 s at that load (10 ms saved per token)" in writers.to_markdown(
+        Judgement(result, None)
+    )
+    assert (slower.tokens, slower.load_s) == (None, None)
     doubtful = dataclasses.replace(result, paybacks=[dataclasses.replace(slower, verdict=ChangeVerdict.NOISE)])
     assert "never pay back: a token takes as long as with the baseline, or longer" in writers.to_markdown(
         Judgement(result, None)
@@ -184,6 +188,25 @@ def test_precisions_of_one_run_and_payback() -> None:
         compare_by(run, "precision", "fp8")
     with pytest.raises(UsageError, match="no axis 'speed'"):
         compare_by(run, "speed", None)
+
+
+def test_the_default_base_is_the_first_toolchain_that_needs_no_build() -> None:
+    def lane(toolchain: str, tps: float, *, build: bool, **changes: Any) -> Measured:
+        made = cell("bf16", level(tps=tps), **changes)
+        seconds = made.seconds if build else {}
+        name = CellId(f"m/bf16/bs4/{toolchain}")
+        return dataclasses.replace(made, id=name, axes={**made.axes, "toolchain": toolchain}, seconds=seconds)
+
+    engine, vllm = lane("tensorrt_llm", 100, build=True), lane("vllm", 50, build=False)
+    failed = dataclasses.replace(lane("sglang", 1, build=False), levels=())
+    result = compare_by(Side("r", (engine, failed, vllm)), "toolchain", None)
+    assert result.base == "r, toolchain vllm"
+    (payback,) = result.paybacks
+    assert (payback.cell, payback.base, payback.tokens) == (engine.id, vllm.id, pytest.approx(2000))
+    built = compare_by(Side("r", (engine, lane("embedded", 50, build=True))), "toolchain", None)
+    assert built.base == "r, toolchain tensorrt_llm", "otherwise the first"
+    unbuilt = compare_by(Side("r", (lane("sglang", 50, build=False), vllm)), "toolchain", None)
+    assert unbuilt.base == "r, toolchain sglang"
 
 
 def test_cells_without_expert_parallelism_have_one_group_of_it() -> None:
