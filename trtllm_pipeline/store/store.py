@@ -1,7 +1,7 @@
 """The store of a workspace: looks up artifacts, creates attempts, and publishes them atomically.
 
     WORKSPACE/
-      state.db                   index, rebuilt from manifests and history when lost or damaged
+      state.db                   index; `store repair` rebuilds it from manifests and history
       history.jsonl              what the index knows and no manifest says
       store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
       work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
