@@ -220,4 +220,4 @@ def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:
     assert (last.communicate(timeout=120), last.returncode)[1] == 0
     assert stages(tmp_path / "w2") == ["build", "build", "download", "repository", "repository"]
     assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w2")[1]
-    assert not list((tmp_path / "w2/work/partial").rglob("manifest.json"))
+    assert not list((tmp_path / "w2/work").rglob("*.pulled"))

@@ -331,8 +331,6 @@ class Remote:
         assert each.sealed is not None
         folder, name = store.arriving(each.stage, each.fingerprint), _contents(_place(each), each.content)
         try:
-            for left in folder.iterdir():  # by a killed process; the directory itself says that a pull goes on
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
             self.fetch_files(name, folder, each.sealed, progress)
             envelope = self.read(f"{name}/{manifest.ENVELOPE}")
             if envelope is not None:
@@ -344,7 +342,7 @@ class Remote:
                     "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in wrong)
                 )
         except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            store.discard(each.stage, each.fingerprint)
             if isinstance(error, OSError) and disk.no_room(error, store.workspace) is None:
                 raise NotTransferableError(str(error)) from error
             raise
@@ -703,7 +701,8 @@ def _pulled(
         return replace(each, state="present")
     assert each.sealed is not None
     try:
-        # First of all, so that other processes wait for this pull instead of making the artifact.
+        store.discard(each.stage, each.fingerprint)  # left by a killed process
+        # Created before anything is fetched, so that other processes wait for this pull instead of making the artifact.
         store.arriving(each.stage, each.fingerprint).mkdir(parents=True, exist_ok=True)
         remote.fetch(store, each, judge, progress)
         store.receive(each.sealed)
