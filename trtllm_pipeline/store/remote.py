@@ -276,14 +276,24 @@ class Remote:
 
     def send_files(self, name: str, folder: Path, sealed: Manifest, progress: Progress) -> None:
         """Send the files that are in `folder` to `name`. Raises NotTransferableError."""
+        from fsspec.callbacks import Callback
 
         def send(item: tuple[str, FileEntry]) -> None:
             path, entry = item
-            progress.add(0)
+            reported = 0
+
+            def report(size_bytes: int = 1) -> None:
+                nonlocal reported
+                reported += size_bytes
+                progress.add(size_bytes)
+
+            report(0)
             if digest_file(folder / path) != entry.digest:
                 raise NotTransferableError(f"{folder / path}: its content changed", hint="pipeline store verify")
-            self._put(f"{name}/{path}", lambda target: self._fs.put_file(str(folder / path), target))
-            progress.add(entry.size)
+            callback = Callback()
+            callback.relative_update = report
+            self._put(f"{name}/{path}", lambda target: self._fs.put_file(str(folder / path), target, callback=callback))
+            report(entry.size - reported)
 
         for _ in self._each(send, _files(sealed), progress):
             pass
