@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -80,16 +81,18 @@ def test_an_empty_folder_that_nobody_may_write_is_refused_before_any_work(
         options.empty_folder(str(tmp_path))
 
 
-def test_a_damaged_index_is_mended_by_any_command(
-    workspace: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_index_is_an_error_until_store_repair(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (workspace / "state.db").open("r+b") as file:
         file.write(b"\xff" * 200)
-    assert app.main(["status"]) == 0
-    assert "nothing is lost; the old file is kept as state.db.damaged" in caplog.text
-    assert (workspace / "state.db.damaged").exists()
+    assert app.main(["status"]) == 2
+    error = capsys.readouterr().err
+    assert "state.db: the index is damaged" in error
+    assert "pipeline store repair" in error
+    gc.collect()  # the end of a process closes its index
     assert app.main(["store", "repair"]) == 0
     assert "nothing is lost" in capsys.readouterr().err
+    assert (workspace / "state.db.damaged").exists()
+    assert app.main(["status"]) == 0
 
 
 def test_a_matrix_that_cannot_be_understood_leaves_no_workspace(

@@ -171,28 +171,26 @@ def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
     every = {each.fingerprint for each in store.index.all_artifacts()}
     attempt = store.begin("killed", "build", Fingerprint("0" * 32))
     (attempt.out / "half").write_bytes(b"x" * 3_000_000)
-    old, new = (store.arriving("build", Fingerprint(digit * 32)) for digit in "12")
-    there = store.arriving("build", fabricated.stage_run(fabricated.plan(INT8), INT8, "build").fingerprint)
-    download = store.work_dir / "partial" / ("a" * 32)
-    for folder in (old, new, there, download):
+    pulled, other = (store.arriving("build", Fingerprint(digit * 32)) for digit in "12")
+    old, new = (store.work_dir / "partial" / (digit * 32) for digit in "ab")
+    for folder in (pulled, other, old, new):
         folder.mkdir(parents=True)
         (folder / "part").write_bytes(b"x" * 1_000_000)
-    for folder in (old, download):
-        for path in (folder / "part", folder):
-            aged(path, 8)
+    for path in (old / "part", old):
+        aged(path, 8)
     words = ["store", "gc", "-w", str(store.workspace)]
     assert main([*words, "--dry-run"]) == 0
     assert (
-        "would be removed: 1 attempt that killed runs left, 3 partial transfers with 6.0 MB" in capsys.readouterr().out
+        "would be removed: 3 attempts that killed runs left, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
     )
     assert attempt.folder.is_dir()
     claim = store.claim(Fingerprint("1" * 32))
     assert claim is not None
     assert main(words) == 0
-    assert [each.is_dir() for each in (attempt.folder, old, new, there, download)] == [False, True, True, False, False]
+    assert [each.is_dir() for each in (attempt.folder, pulled, other, old, new)] == [False, True, False, False, True]
     claim.release()
     assert main(words) == 0
-    assert not old.is_dir()
+    assert not pulled.is_dir()
     assert {each.fingerprint for each in store.index.all_artifacts()} == every
 
 
