@@ -103,10 +103,10 @@ class Rounds:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace") if pid in table else ""
             for part, sign in (
                 ("keeper", "hosting.keeper"),
-                ("launch", "pipeline.worker"),
+                ("stage", "launch", "pipeline.worker"),
                 ("stub", "python_backend_stub"),
                 ("tritonserver", "tritonserver\0--model"),
-                ("gateway", "pipeline.gateway"),
+                ("serve", "gateway", "pipeline.gateway"),
             ):
                 if sign in words and pid in table:
                     named[part].append(pid)

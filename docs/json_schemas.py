@@ -89,7 +89,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "store-du": ("store du --format json",),
     "store-keep": ("store keep build --format json",),
-    "store-gc": ("store gc --unused-days 0 --dry-run --format json",),
+    "store-gc": ("store prune --unused-for 0d --dry-run --format json",),
 }
 """Name of a schema -> the commands whose output it describes."""
 FILES: Final = {

@@ -606,8 +606,8 @@ SIGNATURES: Final = (
         "repository",
         r"Error parsing text-format inference\.ModelConfig:[^\n]*got: \$|backend library for backend '\$\{",
         _USER,
-        "a placeholder of the templates was not filled: pipeline repository lint FOLDER names it, and pipeline repository "
-        "fill writes all of them",
+        "a placeholder of the templates was not filled: pipeline models lint FOLDER names it, and pipeline stage "
+        "repository writes all of them",
         ("Error parsing text-format inference.ModelConfig: 29:17: Expected integer, got: $",),
         (f"{_SERVER}8592", f"{_BACKEND}501", f"{_BACKEND}250", f"{_TRTLLM}2758", f"{_TRTLLM}1995"),
     ),
@@ -616,7 +616,7 @@ SIGNATURES: Final = (
         "repository",
         r"Error parsing text-format inference\.ModelConfig|failed to read text proto",
         _USER,
-        "a config.pbtxt cannot be read; the line names its place: pipeline repository lint FOLDER says more",
+        "a config.pbtxt cannot be read; the line names its place: pipeline models lint FOLDER says more",
         ("Error parsing text-format inference.ModelConfig",),
         (f"{_BACKEND}210", f"{_BACKEND}393", "https://github.com/triton-inference-server/server"),
     ),
@@ -635,7 +635,7 @@ SIGNATURES: Final = (
         r"json\.exception\.parse_error\.101\] parse error at line 1, column 1|Error opening engine file"
         r"|No such file or directory: '[^'\n]*rank\d+\.engine'|Both encoder and decoder model paths are empty",
         _USER,
-        "gpt_model_path does not name the engine's folder (config.json and rank*.engine): pipeline repository lint FOLDER "
+        "gpt_model_path does not name the engine's folder (config.json and rank*.engine): pipeline models lint FOLDER "
         "says what it names",
         (
             "[json.exception.parse_error.101] parse error at line 1, column 1",
@@ -689,7 +689,7 @@ SIGNATURES: Final = (
         r"unexpected inference (?:input|output) '[^'\n]*'(?: for model|, allowed)|inference input '\w+' data-type is '"
         r"|unexpected shape for input '|Invalid tensor name: \w",
         _USER,
-        "the request has another tensor than the model's config.pbtxt: pipeline repository lint FOLDER compares the models",
+        "the request has another tensor than the model's config.pbtxt: pipeline models lint FOLDER compares the models",
         ("unexpected inference input 'x' for model",),
         ("Triton",),
     ),
@@ -708,7 +708,7 @@ SIGNATURES: Final = (
         "repository",
         r"inconsistent (?:data ?type|shape)",
         _USER,
-        "the models of the ensemble do not fit together: pipeline repository lint FOLDER says where",
+        "the models of the ensemble do not fit together: pipeline models lint FOLDER says where",
         ("inconsistent data type",),
         ("Triton",),
     ),

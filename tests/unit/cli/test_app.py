@@ -53,8 +53,8 @@ def test_help_ends_with_0(capsys: pytest.CaptureFixture[str], words: list[str], 
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        (["perf", "-u", "localhost:8001"], "pipeline bench load -u HOST:PORT --model MODEL"),
-        (["accuracy", "--url", "localhost:8001"], "pipeline evaluate answers -u HOST:PORT --model MODEL"),
+        (["stage", "perf", "-u", "localhost:8001"], "pipeline bench load -u HOST:PORT --model MODEL"),
+        (["stage", "accuracy", "--url", "localhost:8001"], "pipeline eval answers -u HOST:PORT --model MODEL"),
     ],
 )
 def test_a_stage_that_is_given_a_server_names_the_command_for_any(
@@ -99,9 +99,9 @@ def test_options_that_are_set_once_come_from_the_environment(
 ) -> None:
     Store(tmp_path / "mine").close()
     monkeypatch.setenv("PIPELINE_WORKSPACE", str(tmp_path / "mine"))
-    assert app.main(["runs"]) == 0
+    assert app.main(["status", "--runs"]) == 0
     assert "no runs in this workspace yet" in capsys.readouterr().out
-    assert app.main(["runs", "--workspace", str(tmp_path / "other")]) == 2
+    assert app.main(["status", "--runs", "--workspace", str(tmp_path / "other")]) == 2
 
 
 def test_help_on_a_terminal_stands_in_panels_and_leaves_rich_whole() -> None:
@@ -128,7 +128,7 @@ def test_help_on_a_terminal_stands_in_panels_and_leaves_rich_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("store", "gc"), ("store", "verify"), ("store", "repair"), ("status",)], ids=" ".join
+    "words", [("store", "prune"), ("store", "verify"), ("store", "repair"), ("status",)], ids=" ".join
 )
 @pytest.mark.parametrize("workspace", ["", "."])
 def test_a_folder_that_is_no_workspace_is_left_alone(

@@ -52,8 +52,8 @@ def test_other_tools_names_mean_the_same(own: str, value: str, others: tuple[str
     [
         ("compare",),
         ("bench", "analyze", "e.jsonl"),
-        ("evaluate", "answers", *SERVER, "--input-data", "rows.jsonl"),
-        ("evaluate", "lm-eval", *SERVER, "--tasks", "arc_easy"),
+        ("eval", "answers", *SERVER, "--input-data", "rows.jsonl"),
+        ("eval", "lm-eval", *SERVER, "--tasks", "arc_easy"),
     ],
 )
 def test_a_tokenizer_has_its_other_name_everywhere(words: tuple[str, ...]) -> None:

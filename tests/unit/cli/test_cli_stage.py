@@ -62,8 +62,8 @@ def test_a_stage_of_a_toolchain_that_is_not_here_can_be_looked_at(monkeypatch: p
 @pytest.mark.parametrize(
     "words",
     [
-        ["convert", "--model", "d", "--precision", "fp16", "--family", "llama"],
-        ["check", "--model", "d", "--engine", "d"],
+        ["stage", "convert", "--model", "d", "--precision", "fp16", "--family", "llama"],
+        ["stage", "check", "--model", "d", "--engine", "d"],
         ["stage", "repository", "--model", "d", "--engine", "d", "--max-batch-size", "4"],
     ],
 )
@@ -172,7 +172,7 @@ def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
 
     monkeypatch.setattr(flow, "bring_up_to_date", made)
     monkeypatch.setattr(stage, "_by_hand", by_hand)
-    words = ["launch", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--stop-timeout-s", "9"]
+    words = ["stage", "launch", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--stop-timeout-s", "9"]
     assert app.main(words) == 0
     ((launch, typed, asked),) = served
     assert str(launch.program).endswith("launch_pytorch" if axis == "tensorrt_llm_pytorch" else "launch_engine")
@@ -209,7 +209,7 @@ def unbuilt(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_typed_beside_a_matrix_is_checked_before_anything_is_built(
     unbuilt: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], said: str
 ) -> None:
-    assert app.main(["launch", "--matrix", str(unbuilt), *words]) == 2
+    assert app.main(["stage", "launch", "--matrix", str(unbuilt), *words]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -346,7 +346,7 @@ def test_a_model_is_what_people_call_it(
 def test_a_revision_of_what_has_none_is_refused(
     inputs: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
 ) -> None:
-    assert app.main(["download", model, "--output-dir", "o"]) == 2
+    assert app.main(["stage", "download", model, "--output-dir", "o"]) == 2
     assert f"{model}: {said}" in capsys.readouterr().err
 
 
@@ -386,8 +386,11 @@ def test_pairs_that_say_nothing_sensible_are_refused_in_words(
             ),
             "--draft",
         ),
-        (("convert", "--toolchain", "tensorrt_llm", "--model", "d", "--calibration-data", "d"), "--calibration-data"),
-        (("build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
+        (
+            ("stage", "convert", "--toolchain", "tensorrt_llm", "--model", "d", "--calibration-data", "d"),
+            "--calibration-data",
+        ),
+        (("stage", "build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
     ],
 )
 def test_what_only_another_toolchain_has_is_refused(
@@ -398,7 +401,7 @@ def test_what_only_another_toolchain_has_is_refused(
 
 
 def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["score", "--perf", "d", "--engine", "d", "--output-dir", "o"]) == 2
+    assert app.main(["stage", "score", "--perf", "d", "--engine", "d", "--output-dir", "o"]) == 2
     assert "--input-data is required: the file, or builtin:NAME, that perf was given" in capsys.readouterr().err
 
 
@@ -411,9 +414,9 @@ def test_a_family_that_has_no_engines_is_refused(inputs: Path, capsys: pytest.Ca
 
 
 def test_parameters_of_every_toolchain_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["convert", "--help"]) == 0
+    assert app.main(["stage", "convert", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "int4_awq" in said
     assert "nvfp4" in said
     assert "--kv-cache-precision" in said
-    assert "pipeline convert --model model --precision int8_wo --output-dir checkpoint" in said
+    assert "pipeline stage convert --model model --precision int8_wo --output-dir checkpoint" in said

@@ -1,4 +1,4 @@
-"""`pipeline gateway`: what is typed becomes a configuration, and what is wrong is told before anything starts."""
+"""`pipeline serve gateway`: what is typed becomes a configuration, and what is wrong is told before anything starts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -
         params=GatewayParams(max_queue=5, max_concurrency=6),
     )
     written.write(tmp_path / "config.json")
-    assert main(["gateway", "--config", "config.json", "--max-queue", "9", "c=service.json", "--format", "json"]) == 0
+    assert (
+        main(["serve", "gateway", "--config", "config.json", "--max-queue", "9", "c=service.json", "--format", "json"])
+        == 0
+    )
     (config,) = started
     assert [model.name for model in config.models] == ["a", "c"]
     assert (config.port, config.params.max_queue, config.params.max_concurrency) == (7, 9, 6)
@@ -89,6 +92,6 @@ def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -
 def test_what_is_wrong_is_told(
     started: list[GatewayConfig], capsys: pytest.CaptureFixture[str], words: str, said: str
 ) -> None:
-    assert main(["gateway", *words.split()]) == 2
+    assert main(["serve", "gateway", *words.split()]) == 2
     assert said in capsys.readouterr().err
     assert started == []
