@@ -106,7 +106,7 @@ class Rounds:
                 ("stage", "launch", "pipeline.worker"),
                 ("stub", "python_backend_stub"),
                 ("tritonserver", "tritonserver\0--model"),
-                ("serve", "gateway", "pipeline.gateway"),
+                ("gateway", "pipeline.gateway"),
             ):
                 if sign in words and pid in table:
                     named[part].append(pid)

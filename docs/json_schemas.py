@@ -64,7 +64,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "report": ("report --format json",),
     "status": ("status --format json",),
-    "runs": ("runs --format json",),
+    "runs": ("status --runs --format json",),
     "comparison": (
         "compare --by precision --base fp16 --format json",
         "compare latest latest --fail-on output_tps:-90% --format json",
@@ -89,7 +89,8 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "store-du": ("store du --format json",),
     "store-keep": ("store keep build --format json",),
-    "store-gc": ("store prune --unused-for 0d --dry-run --format json",),
+    "store-rm": ("store rm build --dry-run --format json",),
+    "store-prune": ("store prune --unused-for 0d --dry-run --format json",),
 }
 """Name of a schema -> the commands whose output it describes."""
 FILES: Final = {

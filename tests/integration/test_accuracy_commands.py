@@ -100,7 +100,7 @@ def test_an_openai_server(
     if key is not None:
         monkeypatch.setenv("OPENAI_API_KEY", key)
     words = [
-        "evaluate",
+        "eval",
         "answers",
         "-u",
         url,
@@ -202,7 +202,7 @@ def test_answers_outlive_what_fails_after_them(
     rows = ('{"id": "fr", "input": "France", "output": "Paris"}', '{"id": "it", "input": "Italy", "output": "Rome"}')
     Path("rows.jsonl").write_text("\n".join((*rows, more)))
     argv = [
-        "evaluate",
+        "eval",
         "answers",
         "-u",
         openai[0],

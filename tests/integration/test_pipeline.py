@@ -443,7 +443,7 @@ def test_a_policy_in_the_environment_holds_for_what_a_run_finds(done: Path, monk
     engine = next((done / ".pipeline/store/build").iterdir())
     repository = next((done / ".pipeline/store/repository").iterdir())
     job = ("stage", "replay", str(engine / "job.json"), "--output-dir", "replayed")
-    by_hand = ("launch", "--toolchain", "embedded", "--repository")
+    by_hand = ("stage", "launch", "--toolchain", "embedded", "--repository")
     for words in (builds, (*by_hand, str(repository / "out")), job):
         assert "is not signed" in refused(*words, cwd=done)
     assert "nobody can have signed it" in refused(*by_hand, str(repository), cwd=done)

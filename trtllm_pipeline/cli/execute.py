@@ -15,7 +15,7 @@ from trtllm_pipeline.execution.executor import read_job
 
 def execute(
     job: Annotated[str, options.argument("JOB.json", "The job.json of an attempt or artifact.")],
-    output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty folder for the result.")],
+    output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty folder for the result.")] = "replay",
     inputs: Annotated[
         list[str] | None,
         options.option(

@@ -34,7 +34,7 @@ def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
     def command(**values: Any) -> Any:
         word, option = values.pop(MATRIX_WORD), values["matrix"]
         if word is not None and option is not None:
-            raise UsageError(f"{word} and --matrix {option} are two matrices", hint="give the matrix once")
+            raise UsageError(f"{word} and --matrix {option} are two matrices", hint=f"pipeline {path} {word}")
         values["matrix"] = option if word is None else word
         if required and values["matrix"] is None:
             raise UsageError(

@@ -135,8 +135,8 @@ def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: 
         *((f"bench {name}", "--processes", 1_024) for name in ("load", "self-test")),
         ("bench self-test", "--streams", 65_536),
         ("bench self-test", "--events", 10_000_000),
-        *((f"evaluate {name}", "--concurrency", 65_536) for name in ("answers", "lm-eval")),
-        ("evaluate answers", "--max-tokens", 10_000_000),
+        *((f"eval {name}", "--concurrency", 65_536) for name in ("answers", "lm-eval")),
+        ("eval answers", "--max-tokens", 10_000_000),
     ],
 )
 @pytest.mark.parametrize("more", [1, 10**20])
@@ -149,8 +149,8 @@ def test_counts_have_a_limit_that_is_told(
     monkeypatch.setattr("trtllm_pipeline.bench.self_test.run", runs)
     monkeypatch.setattr("trtllm_pipeline.bench.run.ServerLoad.record_until_interrupted", runs)
     needed = {
-        "evaluate answers": (*SERVER, "--input-data", "builtin:accuracy"),
-        "evaluate lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
+        "eval answers": (*SERVER, "--input-data", "builtin:accuracy"),
+        "eval lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
         "bench load": (*SERVER, "--protocol", "grpc"),
     }
     assert main([*command.split(), *needed.get(command, ()), option, str(most + more)]) == 2

@@ -99,7 +99,7 @@ def test_a_matrix_that_cannot_be_understood_leaves_no_workspace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main(["run", "--matrix", "tiny", "--set", "a=b", "--workspace", str(tmp_path / "new")]) == 2
-    assert "'a' is nothing that can be set" in capsys.readouterr().err
+    assert "unknown key 'a'" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
@@ -162,7 +162,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "temp").mkdir()
     (tmp_path / "repository").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
-    return ["launch", "--repository", str(tmp_path / "repository")]
+    return ["stage", "launch", "--repository", str(tmp_path / "repository")]
 
 
 def test_the_log_of_a_server_that_failed_is_kept_and_no_timer_goes_on(

@@ -200,7 +200,7 @@ def unbuilt(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--http-port", "70000"), "--http-port should be less than or equal to 65535, not 70000"),
         (("--http-port", "abc"), "--http-port: 'abc' is not a whole number"),
         (("--frontend", "foo"), '--frontend "foo" is not allowed'),
-        (("--ready-timeout-s", "nan"), "--ready-timeout-s should be a finite number"),
+        (("--ready-timeout-s", "nan"), "--ready-timeout-s: 'nan' is not a duration such as 300ms, 5s, 2m or 1h"),
         (("--restarts", "-1"), "--restarts should be greater than or equal to 0, not -1"),
         (("--threads", "2"), "--threads: this toolchain has no such option"),
         (("--repository", "d"), "--repository is for a stage on explicit files, without --matrix"),
@@ -232,7 +232,7 @@ def test_what_is_typed_beside_a_matrix_is_checked_before_anything_is_built(
 def test_what_a_matrix_says_itself_is_refused_with_what_works(
     unbuilt: Path, capsys: pytest.CaptureFixture[str], words: str, hint: str
 ) -> None:
-    assert app.main([*words.split(), "--matrix", str(unbuilt)]) == 2
+    assert app.main(["stage", *words.split(), "--matrix", str(unbuilt)]) == 2
     said = capsys.readouterr().err
     assert f"{words.split()[1]} is for a stage on explicit files, without --matrix\n  try: {hint}" in said
 
@@ -258,7 +258,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PERF = ("perf", "--service", "s.json", "--repository", "d", "--engine", "d", "--max-tokens", "8")
+PERF = ("stage", "perf", "--service", "s.json", "--repository", "d", "--engine", "d", "--max-tokens", "8")
 PYTORCH = ("stage", "repository", "--toolchain", "tensorrt_llm_pytorch", "--model", "d", "--max-batch-size", "4")
 
 
@@ -297,7 +297,7 @@ def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.M
 
 def test_rows_to_calibrate_on_have_options_of_their_own(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(
-        monkeypatch, "convert", "--toolchain", "embedded", "--model", "d", "--precision", "int4_awq",
+        monkeypatch, "stage", "convert", "--toolchain", "embedded", "--model", "d", "--precision", "int4_awq",
         "--calibration-samples", "8", "--calibration-chat-template",
     )  # fmt: skip
     assert found.calibration == Selection(samples=8, chat_template=True)
@@ -331,7 +331,7 @@ def test_a_model_is_what_people_call_it(
     (inputs / "d@v2").mkdir()
     if "local" in source:
         source = {"local": f"{inputs}{source['local']}"}
-    found = asked(monkeypatch, "download", model)
+    found = asked(monkeypatch, "stage", "download", model)
     assert listed == [source]
     if "hugging_face" in source:
         assert found.source == {**source, "revision": "0123abc"}
@@ -409,7 +409,7 @@ def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: p
 def test_a_family_that_has_no_engines_is_refused(inputs: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     words = ("--toolchain", "tensorrt_llm", "--precision", "fp16", "--family", "qwem2")
     read = ("--checkpoint" if verb == "build" else "--model", "d")
-    assert app.main([verb, *words, *read, "--output-dir", "o"]) == 2
+    assert app.main(["stage", verb, *words, *read, "--output-dir", "o"]) == 2
     assert "--family \"qwem2\" is not allowed; did you mean 'qwen2'?" in capsys.readouterr().err
 
 

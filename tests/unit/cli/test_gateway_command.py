@@ -32,7 +32,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GatewayConf
 def test_options_become_a_configuration(
     started: list[GatewayConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "gateway a=service.json b=grpc://127.0.0.1:8001 --model-folder a=engine --server-model b=tensorrt_llm_bls"
+    words = (
+        "serve gateway a=service.json b=grpc://127.0.0.1:8001 --model-folder a=engine --server-model b=tensorrt_llm_bls"
+    )
     words += " --adapter b:sql=engine --adapter b:chat=."
     words += " --dialect a=hermes --max-seq-len b=99 --port 9 --host ::1 --temperature 0 --stop x,y --max-queue 3"
     assert main(words.split()) == 0

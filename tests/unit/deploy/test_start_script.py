@@ -156,7 +156,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     words = started(folder, BUNDLE_WORK="", TMPDIR=str(temporary))
-    assert words[5].startswith(f"{temporary}/bundle.")
+    assert words[6].startswith(f"{temporary}/bundle.")
     assert list(temporary.iterdir()) == []
 
 
