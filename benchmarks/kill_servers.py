@@ -103,7 +103,7 @@ class Rounds:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace") if pid in table else ""
             for part, sign in (
                 ("keeper", "hosting.keeper"),
-                ("stage", "launch", "pipeline.worker"),
+                ("launch", "pipeline.worker"),
                 ("stub", "python_backend_stub"),
                 ("tritonserver", "tritonserver\0--model"),
                 ("gateway", "pipeline.gateway"),

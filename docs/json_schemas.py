@@ -195,7 +195,7 @@ def examples(folder: Path) -> dict[str, list[Any]]:
         pipeline(folder, "serve stop --all", codes=[0])
     found["servers"] += _printed(folder, "servers")
     pipeline(folder, _OTHER_RUN, codes=[0])
-    found["store-gc"] += _printed(folder, "store-gc")
+    found["store-prune"] += _printed(folder, "store-prune")
     found["report"].append(json.loads(report))
     return {**{name: _written(folder, name) for name in FILES}, **found}
 
