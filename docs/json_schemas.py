@@ -89,7 +89,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "store-du": ("store du --format json",),
     "store-keep": ("store keep build --format json",),
-    "store-rm": ("store rm build --dry-run --format json",),
+    "store-rm": ("store rm build --dry-run --format json", "store rm --run latest --dry-run --format json"),
     "store-prune": ("store prune --unused-for 0d --dry-run --format json",),
 }
 """Name of a schema -> the commands whose output it describes."""
