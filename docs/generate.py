@@ -24,6 +24,7 @@ from typer.main import get_command
 
 from trtllm_pipeline.bench.validity import GATES
 from trtllm_pipeline.cli import app
+from trtllm_pipeline.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.config.matrices import summary
 from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
 from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
@@ -100,7 +101,7 @@ def options(name: str) -> Iterator[str]:
     command = command_of(name)
     context = command.context_class(command)
     for param in command.params:
-        if param.hidden:
+        if param.hidden or param.name == MATRIX_WORD:
             continue
         is_option = param.param_type_name == "option"
         flags = [*param.opts, *param.secondary_opts] if is_option else [param.metavar or param.name.upper()]

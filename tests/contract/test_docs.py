@@ -73,9 +73,9 @@ NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
 NEED_TENSORRT_LLM = ("adapter", "quantize", "check", "visual")
 NEED_MEASUREMENTS = ("compare", "recommend", "search")
-NEED_MORE = ("bench", "evaluate", "repository", "serve", "chat", "gateway", "export")
+NEED_MORE = ("bench", "eval", "repository", "serve", "chat", "lint", "export")
 """Commands about servers and repositories that are not there."""
-LOOKING = ("status", "explain", "logs", "report", "store", "exec")
+LOOKING = ("status", "explain", "logs", "report", "store", "replay")
 """Commands that are about the latest run: the one of everything, whatever the page's other commands did."""
 
 
@@ -127,8 +127,8 @@ def generate() -> ModuleType:
 
 
 def names() -> list[str]:
-    """Every command, its stage verbs under one name each."""
-    return [row.path for row in COMMANDS if not row.path.startswith("stage ") or row.path == "stage repository"]
+    """Every command."""
+    return [row.path for row in COMMANDS if row.target]
 
 
 def parse(words: tuple[str, ...]) -> dict[str, object]:
@@ -446,8 +446,13 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+def verb_of(command: Command) -> str:
+    """The command, or the stage or check of a group that has both cheap and dear ones."""
+    return command.words[2 if command.words[1] in {"stage", "models"} else 1]
+
+
 def is_cheap(command: Command) -> bool:
-    verb, args = command.words[1], set(command.words[2:])
+    verb, args = verb_of(command), set(command.words[2:])
     if "--deep" in args:  # all stages of several cells
         return False
     if verb in {"run", "resume"}:
@@ -481,7 +486,7 @@ def test_commands_run(
     for command in commands(page):
         if not command.words[0].endswith("pipeline") or not is_cheap(command):
             continue
-        folder = folders[command.words[1] in LOOKING]
+        folder = folders[verb_of(command) in LOOKING]
         monkeypatch.chdir(folder)
         words = with_real_ids(folder, command.words[1:])
         monkeypatch.setattr(sys, "argv", ["pipeline", *words])
@@ -498,7 +503,7 @@ def test_commands_run(
 @pytest.mark.integration
 def test_clients_talk_to_the_server_as_the_pages_say(desk: Path) -> None:
     """`launch` as documented, then every curl, script and Python block of the pages; the ports are free ones."""
-    launch = next(each for each in ALL if each.page == "embedded.md" and each.words[1] == "launch")
+    launch = next(each for each in ALL if each.page == "embedded.md" and each.words[1:3] == ("stage", "launch"))
     words = [word for word in launch.words[1:] if word not in {"--http-port", "8000", "--grpc-port", "8001"}]
     server = subprocess.Popen(
         [sys.executable, "-m", "trtllm_pipeline", *words, "--format", "json"],

@@ -666,7 +666,7 @@ def check_room(store: Store, pending: Iterable[ArtifactTransfer]) -> None:
     if needed > free:
         raise StateError(
             f"{store.workspace}: {needed / 1e9:.1f} GB are to be pulled, {free / 1e9:.1f} GB are free",
-            hint="select less, free some space (pipeline store gc --unused-days 30), or choose another --workspace",
+            hint="select less, free some space (pipeline store prune --unused-for 30d), or choose another --workspace",
         )
 
 

@@ -546,7 +546,7 @@ class Store:
         shared = claims.take(self.work_dir / _USERS, shared=True, remove=False)
         if shared is None:
             raise StateError(
-                f"{self.workspace}: another process removes unused artifacts (pipeline store gc)",
+                f"{self.workspace}: another process removes unused artifacts (pipeline store prune)",
                 hint="try again in a moment",
             )
         try:

@@ -1,4 +1,4 @@
-"""What `store gc` removes, what it leaves and why, and what `store keep` and `store du` say."""
+"""What `store prune` removes, what it leaves and why, and what `store keep` and `store du` say."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def test_what_is_kept_stays_with_all_it_was_made_from(store: Store, capsys: pyte
     assert main(["store", "keep", "--forget", "--run", "latest", *where]) == 0
     assert capsys.readouterr().out.endswith("nothing is kept for good\n")
     (store.workspace / KEPT).write_text("[]")
-    assert main(["store", "gc", "--unused-days", "1", *where]) == 2, "what is kept is not known"
+    assert main(["store", "prune", "--unused-for", "1d", *where]) == 2, "what is kept is not known"
 
 
 def test_the_command(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     asked(store, fabricated.plan(FP16), days=1)
     gone = unused(store, 30)
-    words = ["store", "gc", "-w", str(store.workspace), "--unused-days", "30"]
+    words = ["store", "prune", "-w", str(store.workspace), "--unused-for", "30d"]
     assert main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert f"would be removed: {len(gone)} unused artifacts with 0.0 MB" in out
@@ -162,7 +162,7 @@ def test_the_command(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(store.get(each.stage, each.fingerprint) for each in store.index.all_artifacts())
     assert main([*words]) == 0
     assert capsys.readouterr().out == "removed: 0 unused artifacts with 0.0 MB, 0 attempts that killed runs left\n"
-    assert main(["store", "gc", "--unused-days", "-1", "-w", str(store.workspace)]) == 2
+    assert main(["store", "prune", "--unused-for", "-1d", "-w", str(store.workspace)]) == 2
 
 
 def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
@@ -178,7 +178,7 @@ def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
         (folder / "part").write_bytes(b"x" * 1_000_000)
     for path in (old / "part", old):
         aged(path, 8)
-    words = ["store", "gc", "-w", str(store.workspace)]
+    words = ["store", "prune", "-w", str(store.workspace)]
     assert main([*words, "--dry-run"]) == 0
     assert (
         "would be removed: 3 attempts that killed runs left, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
@@ -236,7 +236,7 @@ def test_what_a_run_asked_for_while_older_things_were_removed_stays(
         return sweep(self)
 
     monkeypatch.setattr(Store, "sweep", runs_meanwhile)
-    words = ["store", "gc", "-w", str(store.workspace), "--unused-days", "30", "--format", "json"]
+    words = ["store", "prune", "-w", str(store.workspace), "--unused-for", "30d", "--format", "json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["artifacts"] == []
     assert all(each.folder.is_dir() for each in gone)
