@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
+INTEGRATION = Path(__file__).parent / "integration"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark integration tests `thorough`, except those marked `seam`. Thorough tests may take longer."""
+    if INTEGRATION in item.path.parents and not item.get_closest_marker("seam"):
+        item.add_marker(pytest.mark.thorough)
+    if item.get_closest_marker("thorough") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(300))
 
 
 def pytest_xdist_auto_num_workers() -> int:

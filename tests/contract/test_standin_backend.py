@@ -16,7 +16,7 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import triton
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.thorough
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "templates.json"
 RELEASES = ("0.8.0", "0.12.0", "0.16.0", "1.1.0rc6")
 

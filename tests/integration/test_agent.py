@@ -20,8 +20,6 @@ from trtllm_pipeline.bench.scripted_server import Script
 
 PYTHON = os.environ.get("AGENT_PYTHON")
 pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
     pytest.mark.skipif(PYTHON is None, reason="AGENT_PYTHON names no Python with LangChain"),
 ]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"

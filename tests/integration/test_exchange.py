@@ -27,8 +27,6 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Manifest
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
@@ -108,6 +106,7 @@ def sh(script: str) -> tuple[str, ...]:
     return ("sh", "-ec", script)
 
 
+@pytest.mark.seam
 def test_a_job_reads_artifacts_and_files_and_its_result_comes_back(
     workspace: Path, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
@@ -159,7 +158,6 @@ def test_a_log_grows_here_while_it_is_written_there(workspace: Path, executor: C
     assert end(executor).error is not None
 
 
-@pytest.mark.slow
 def test_a_service_and_what_is_measured_inside_it(workspace: Path, executor: ClusterExecutor, url: Path) -> None:
     serve = job(workspace / "work", "serve", Scope.SERVICE, command=sh('echo "{}" > service.json; exec sleep 600'))
     submit(executor, serve)

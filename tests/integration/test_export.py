@@ -25,8 +25,6 @@ from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
 from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.deploy import manifests, start_script
 
-pytestmark = pytest.mark.integration
-
 CELL = "tiny/int8_wo/tp1pp1/bs4/isl192-osl16"
 BODY = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
 
@@ -65,6 +63,7 @@ def workspace(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "w", symlinks=True))
 
 
+@pytest.mark.seam
 def test_a_moved_bundle_answers_as_the_cell_did(workspace: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     told = json.loads(
@@ -232,7 +231,6 @@ def test_the_hub_is_asked_only_when_told_to_upload(built: Path, tmp_path: Path) 
         assert f"the bundle is in {tmp_path / 'no' / 'bundle'}" in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_moved_bundle_with_two_ranks(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
     lane.run("--cells", LARGER, "--until", "smoke")
@@ -278,7 +276,6 @@ assert said and said[0][1] is None, said
 """What any client does with the files of a bundle."""
 
 
-@pytest.mark.slow
 def test_a_moved_bundle_with_an_adapter(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.2.0")
     write_adapter(lane.folder / "sql", random_pairs({"q_proj": (128, 128)}, rank=2, layers=4))
@@ -326,7 +323,6 @@ HEAD = """\
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "settings", "folder"), [("1.2.0", TWO_ENGINES, "drafter"), ("1.3.0", HEAD, "draft")]
 )

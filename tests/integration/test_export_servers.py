@@ -19,8 +19,6 @@ from tests.helpers import needed
 from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.report.openmetrics import to_openmetrics
 
-pytestmark = pytest.mark.integration
-
 
 @contextmanager
 def serving(command: Sequence[str], option: str, ready: str, timeout_s: float, **options: Any) -> Iterator[str]:

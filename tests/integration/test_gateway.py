@@ -30,7 +30,6 @@ from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.asking import number_of
 
-pytestmark = pytest.mark.integration
 JSON = {"content-type": "application/json"}
 LIMITS: dict[str, Any] = {
     "max_concurrency": 8,
@@ -125,6 +124,7 @@ def head(path: str = "/v1/completions", size: int | None = None) -> bytes:
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -262,6 +262,7 @@ def test_failures_before_the_answer_are_statuses(impatient: Running, prompt: str
     assert ("retry-after" in response.headers) == (status == 503)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("prompt", ["hang", "break", "break-late"])
 def test_failures_within_a_stream_are_its_last_event(impatient: Running, prompt: str) -> None:
     response = ask(impatient.url, prompt, stream=True)
@@ -292,6 +293,7 @@ def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- stop words
 
 
+@pytest.mark.seam
 def test_stop_words_are_never_sent_though_they_come_in_pieces(served: Running) -> None:
     for stop, text in (("fgh", "abcde"), (["zz", "mno"], "abcdefghijkl"), ("a", ""), ("never", None)):
         whole = ask(served.url, "slow", stop=stop).json()["choices"][0]
@@ -312,6 +314,7 @@ def test_a_stream_to_the_server_is_kept_for_the_next_request(served: Running, st
     assert _connected(port) == before
 
 
+@pytest.mark.seam
 def test_head_and_first_event_arrive_together(served: Running) -> None:
     at = urlsplit(served.url)
     body = json.dumps({"model": "scripted", "prompt": "slow", "max_tokens": 200, "stream": True}).encode()
@@ -329,6 +332,7 @@ def _connected(port: int) -> set[str]:
     return {own for _, own, other, state, *_ in lines if other == f"0100007F:{port:04X}" and state == "01"}
 
 
+@pytest.mark.seam
 def test_usage_finish_reasons_echo_and_several_choices(served: Running) -> None:
     answer = ask(served.url, "hello there", max_tokens=4, n=2, echo=True).json()
     assert [choice["text"] for choice in answer["choices"]] == ["hello there" * 2] * 2
@@ -346,6 +350,7 @@ def test_usage_finish_reasons_echo_and_several_choices(served: Running) -> None:
 # ---------------------------------------------------------------------------------------- who waits and who leaves
 
 
+@pytest.mark.seam
 def test_more_than_can_wait_are_refused_and_a_place_is_free_when_a_client_leaves(served: Running) -> None:
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: ask(served.url, "slow"), range(20)))
@@ -484,9 +489,7 @@ def abuse(url: str, rounds: int, threads: int) -> None:
         list(pool.map(one, range(rounds)))
 
 
-@pytest.mark.parametrize(
-    ("rounds", "threads"), [(240, 16), pytest.param(10_000, 256, marks=pytest.mark.slow)], ids=["short", "long"]
-)
+@pytest.mark.parametrize(("rounds", "threads"), [(240, 16), (10_000, 256)], ids=["short", "long"])
 def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None:
     limits = {**LIMITS, "max_concurrency": 256, "header_timeout_s": 5.0, "body_timeout_s": 5.0, "keep_alive_s": 1.0}
     with gateway(tmp_path, respond, **limits) as found:
@@ -530,6 +533,7 @@ def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None
 # ---------------------------------------------------------------------------------------------------- the rest
 
 
+@pytest.mark.seam
 def test_keys_are_needed_and_never_shown(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nfirst-secret-key\nsecond-secret-key\n", encoding="utf-8")
@@ -554,6 +558,7 @@ def test_keys_are_needed_and_never_shown(tmp_path: Path) -> None:
         assert "secret" not in HTTP.get(f"{top}/metrics").text + (tmp_path / "gateway.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.seam
 def test_sigterm_lets_answers_end_and_takes_no_more(tmp_path: Path) -> None:
     with gateway(tmp_path, respond, stop_timeout_s=10.0) as found:
         with ThreadPoolExecutor(1) as pool:

@@ -23,7 +23,6 @@ from tests.helpers.chat_models import Running, gateway, said, spoken
 from trtllm_pipeline.bench.scripted_server import Script
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
-pytestmark = pytest.mark.integration
 CALL = f"<tool_call>\n{json.dumps({'name': 'now', 'arguments': {}})}\n</tool_call>"
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 
@@ -78,6 +77,7 @@ def counted(base: str, name: str, **labels: str) -> float:
     )
 
 
+@pytest.mark.seam
 def test_tokens_times_and_tool_calls_are_those_that_clients_see(running: Running) -> None:
     whole = ask(running.url, "hello").json()["usage"]
     began = time.monotonic()

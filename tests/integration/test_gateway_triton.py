@@ -20,7 +20,6 @@ from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.client.session import Answer, GenerationRequest
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 
-pytestmark = pytest.mark.integration
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 MODELS = ("ensemble", "tensorrt_llm_bls")
 HTTP = httpx.Client(timeout=30, trust_env=False)
@@ -57,6 +56,7 @@ def letters(count: int) -> str:
     return "".join(LETTERS[(1 + at) % 26] for at in range(count))
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("model", [*MODELS, "unnamed"])
 def test_chat_and_completions(served: Served, model: str) -> None:
     answer = complete(served, "A", model=model, max_tokens=30).json()
@@ -74,6 +74,7 @@ def test_chat_and_completions(served: Served, model: str) -> None:
     }
 
 
+@pytest.mark.seam
 def test_streams_have_every_character_whole(served: Served) -> None:
     response = complete(served, "s", max_tokens=100, stream=True)
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
@@ -81,6 +82,7 @@ def test_streams_have_every_character_whole(served: Served) -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.seam
 def test_stop_words_end_the_request_on_the_server(served: Served) -> None:
     for stop, text in (("FG", "BCDE"), (["KL", "XY"], "BCDEFGHIJ")):
         answer = complete(served, "A", max_tokens=5000, stop=stop).json()
@@ -110,6 +112,7 @@ def test_answers_of_an_exact_length(served: Served, model: str, stream: bool) ->
     assert exact.text.startswith(SCRIPT[1:])
 
 
+@pytest.mark.seam
 def test_special_tokens_end_an_answer_and_are_handled_as_the_server_does(served: Served) -> None:
     assert complete(served, "s", max_tokens=100, stop_token_ids=[END_ID]).json()["choices"][0]["text"] == SCRIPT[1:]
     ends = complete(served, "A", max_tokens=50, stop_token_ids=[ord("C")])

@@ -21,7 +21,6 @@ from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.processes.guardian import MARK
 from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
 
-pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 
 
@@ -80,6 +79,7 @@ def shell(guardian: Guardian, tmp_path: Path, script: str, run_id: str = "run", 
 # What is reported.
 
 
+@pytest.mark.seam
 def test_a_process_runs_where_and_as_told_and_is_accounted_for(guardian: Guardian, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
@@ -149,6 +149,7 @@ def test_what_is_written_to_disks_and_to_shared_memory_is_measured(guardian: Gua
         assert 20e6 <= exited.written_bytes < 40e6, "though it is removed again"
 
 
+@pytest.mark.seam
 def test_a_process_is_a_session_with_default_signals_and_no_descriptors_of_others(
     guardian: Guardian, tmp_path: Path
 ) -> None:
@@ -214,6 +215,7 @@ DAEMON = "(setsid sleep {nap} &)"
 BARE_DAEMON = "(env -i $(command -v setsid) $(command -v sleep) {nap} &)"
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     "left", ["sleep {nap} &", f"{DAEMON};", "setsid sh -c 'sleep {nap} & sleep {nap}' & sleep 0.1;"]
 )
@@ -262,6 +264,7 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.seam
 def test_a_guardian_holds_the_claims_it_was_given_until_it_has_ended(tmp_path: Path) -> None:
     """Its stage runs do not have them: each has its own."""
     claim = tmp_path / "claim"
@@ -292,6 +295,7 @@ while True:
 """
 
 
+@pytest.mark.seam
 def test_end_interrupts_then_terminates_then_kills(guardian: Guardian, tmp_path: Path, nap: str) -> None:
     log = tmp_path / "log"
     guardian.spawn("a", [sys.executable, "-c", STUBBORN, nap], env=os.environ, cwd=tmp_path, log=log)
@@ -329,6 +333,7 @@ def test_a_signal_goes_to_the_first_process_or_to_all(guardian: Guardian, tmp_pa
     guardian.signal("run", signal.SIGUSR1)  # of one that is gone: nothing
 
 
+@pytest.mark.seam
 def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap: str) -> None:
     guardian = Guardian()
     log = shell(guardian, tmp_path, f"trap 'sleep 0.3; echo stopped; exit' TERM; sleep {nap} & wait")
@@ -379,6 +384,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("trial", range(8))
 def test_killing_the_pipeline_at_any_moment_leaves_nothing(tmp_path: Path, nap: str, trial: int) -> None:
     with client(tmp_path, nap) as process:
@@ -405,6 +411,7 @@ def test_signals_to_the_group_of_the_pipeline_do_not_reach_the_guardian(tmp_path
     assert not sleepers(nap)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     "script",
     [

@@ -26,8 +26,6 @@ from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
 
-pytestmark = pytest.mark.integration
-
 LIMIT_S = 0.4
 SLACK_S = 5.0
 """How much later a busy machine may end it; the lies go on for a minute, or for ever."""
@@ -189,6 +187,7 @@ def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
             assert error or (protocol == "http" and lie in {"no end", "404"}), (protocol, about_all)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("lie", "told"),
     [
@@ -276,6 +275,7 @@ def test_a_silent_peer_does_not_hold_a_handshake(start: Start) -> None:
     assert time.monotonic() - before < LIMIT_S + SLACK_S
 
 
+@pytest.mark.seam
 def test_perf_says_what_the_server_did(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from trtllm_pipeline.store.store import Store
 
-pytestmark = pytest.mark.integration
 FORK = multiprocessing.get_context("fork")
 
 
@@ -88,6 +87,7 @@ def test_repairs_beside_work_lose_nothing(tmp_path: Path) -> None:
     assert runs(tmp_path) == expected(4)
 
 
+@pytest.mark.seam
 def test_killed_while_it_makes_the_index_the_next_makes_it(tmp_path: Path) -> None:
     Store(tmp_path).index.begin_run("first", "m.yaml", ())
 

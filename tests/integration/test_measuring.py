@@ -32,8 +32,6 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made
 from trtllm_pipeline.client.service import Service
 
-pytestmark = pytest.mark.integration
-
 PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
 TOKENS = 4
 ONCE = StopRule()
@@ -123,6 +121,7 @@ def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, mon
     assert fmean(lag_ms) - fmean(held_ms) < 0.1 * fmean(held_ms), "which is not the client's lateness"
 
 
+@pytest.mark.seam
 def test_a_server_that_keeps_up_is_not_saturated(tmp_path: Path) -> None:
     load = Load(request_rate=(40.0,), requests=40, max_in_flight=12, warmup_requests=4)
     result, records = measured(Slots(8, 0.02), load, tmp_path)
@@ -265,6 +264,7 @@ def test_made_up_prompts_are_sent_once(tmp_path: Path, load: Load, more: dict[st
     assert sum("opening" in each for each in records if each["type"] == "request") == len(asked)
 
 
+@pytest.mark.seam
 def test_turns_follow_the_answers_before_them(tmp_path: Path) -> None:
     talks = tuple(
         Prompt(f"{talk}, turn {turn}", f"talk {talk} " + "and on " * turn, turn=turn)
@@ -292,6 +292,7 @@ def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
     assert {row["output_tokens"] for row in rows} == {TOKENS}
 
 
+@pytest.mark.seam
 def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:
     from trtllm_pipeline.errors import ServerError
 

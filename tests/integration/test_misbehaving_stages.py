@@ -22,8 +22,6 @@ from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -83,15 +81,18 @@ def ends(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.seam
 def test_one_that_writes_nothing_has_failed(store: Store) -> None:
     assert "left no files" in failed(store, "echo done").message
 
 
+@pytest.mark.seam
 def test_one_that_ends_in_the_middle_of_writing_publishes_nothing(store: Store) -> None:
     assert "exit code 7" in failed(store, "echo x > out/engine; exit 7").message
     assert "SIGKILL" in failed(store, "echo x > out/engine; kill -9 $$").message
 
 
+@pytest.mark.seam
 def test_what_is_too_little_is_found_by_the_command_that_looks(store: Store) -> None:
     look = "test $(stat -c %s out/engine) -ge 10 || { echo 'ValueError: out/engine has 2 of 10 bytes' >&2; exit 1; }"
     assert "2 of 10 bytes" in failed(store, "echo x > out/engine", look).message
@@ -108,6 +109,7 @@ def test_one_that_hangs_ends_at_its_limit_whatever_it_ignores(store: Store, igno
     assert ends(int(pid))
 
 
+@pytest.mark.seam
 def test_what_one_leaves_behind_ends_with_it_and_adds_nothing(store: Store) -> None:
     leave = "setsid sh -c 'echo $$ > left; sleep 60; echo late > out/late' & while [ ! -s left ]; do sleep 0.01; done"
     artifact = made(store, f"{leave}; echo x > out/engine")
@@ -115,9 +117,7 @@ def test_what_one_leaves_behind_ends_with_it_and_adds_nothing(store: Store) -> N
     assert os.listdir(artifact.out) == ["engine"]
 
 
-@pytest.mark.parametrize(
-    "size_bytes", [50_000_000, pytest.param(1_000_000_000, marks=pytest.mark.slow)], ids=["50 MB", "1 GB"]
-)
+@pytest.mark.parametrize("size_bytes", [50_000_000, 1_000_000_000], ids=["50 MB", "1 GB"])
 def test_a_log_of_any_size_costs_no_memory(store: Store, size_bytes: int) -> None:
     say = f"yes 'iteration 17: loss 0.1' | head -c {size_bytes}"
     with at_most_more(300_000_000):
@@ -127,6 +127,7 @@ def test_a_log_of_any_size_costs_no_memory(store: Store, size_bytes: int) -> Non
     assert (artifact.folder / "log").stat().st_size == size_bytes
 
 
+@pytest.mark.seam
 def test_a_log_that_is_no_text_is_quoted_as_far_as_it_is(store: Store) -> None:
     say = r"printf '\377\376 caf\351 \000\033[31m\n' >&2"
     error = failed(store, f"{say}; echo 'RuntimeError: no such layer' >&2; exit 1")

@@ -20,8 +20,6 @@ from tests.helpers import github_runner
 from tests.helpers.trtllm_runs import Lane
 from trtllm_pipeline.config.recipes import matrices_folder
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"
 LIMITS = "ttft_p50:+1000%,output_tps:-95%,accuracy:-50%"
@@ -162,12 +160,10 @@ def two_nights(runner: Runner) -> None:
     assert [run["action"] for run in plan["stage_runs"] if run["action"] == "run"] == []
 
 
-@pytest.mark.slow
 def test_two_nights(tmp_path: Path) -> None:
     two_nights(Runner(tmp_path))
 
 
-@pytest.mark.slow
 def test_four_nights(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     two_nights(runner)
@@ -263,6 +259,7 @@ def test_a_night_shows_what_another_release_would_change(tmp_path: Path) -> None
     assert "with /app/examples/models/core/llama/convert_checkpoint.py" in summary
 
 
+@pytest.mark.seam
 def test_a_night_whose_matrix_is_wrong_runs_nothing_and_compares_nothing(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.check_out()
@@ -278,7 +275,6 @@ def test_a_night_whose_matrix_is_wrong_runs_nothing_and_compares_nothing(tmp_pat
     assert not runner.kept.exists()
 
 
-@pytest.mark.slow
 def test_the_script_does_the_same_elsewhere(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.check_out()
@@ -338,7 +334,6 @@ def test_a_night_that_cannot_begin_reports_none_of_an_earlier_one(tmp_path: Path
     assert [file.name for file in (runner.checkout / "night").iterdir()] == ["plan.md"]
 
 
-@pytest.mark.slow
 def test_the_quickstart_workflow(tmp_path: Path) -> None:
     """All but its installation, with the model that is generated on the spot."""
     runner = Runner(tmp_path)

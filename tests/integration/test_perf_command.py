@@ -20,8 +20,6 @@ import pytest
 from trtllm_pipeline.bench import self_test
 from trtllm_pipeline.client.service import Service
 
-pytestmark = pytest.mark.integration
-
 COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
 
 
@@ -106,6 +104,7 @@ def test_every_load_run_says_on_what_and_under_which_load(
     assert done.returncode == 0
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_an_open_loop_against_an_openai_server(
     home: dict[str, str], service: Service, tmp_path: Path, endpoint: str
@@ -190,6 +189,7 @@ def test_csv_has_every_figure(home: dict[str, str], service: Service, tmp_path: 
     assert all(row["load"] == "concurrency 1" for row in rows)
 
 
+@pytest.mark.seam
 def test_ctrl_c_keeps_what_was_measured(home: dict[str, str], service: Service, tmp_path: Path) -> None:
     words = ("-u", service.grpc, "--model", "ensemble", "--requests", "100000", "--format", "json", "--max-tokens", "6")
     command = [*COMMAND, "load", *words, "--event-file", "e.jsonl"]
@@ -207,6 +207,7 @@ def test_ctrl_c_keeps_what_was_measured(home: dict[str, str], service: Service, 
     assert any("interrupted" in finding["message"] for finding in result["findings"])
 
 
+@pytest.mark.seam
 def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: Service, tmp_path: Path) -> None:
     rows = [
         json.dumps({"input": json.dumps({"error": "refused"} if number == 1 else {"n": number})}) for number in range(8)

@@ -20,7 +20,6 @@ from tests.helpers import metrics_pages, needed
 from trtllm_pipeline.hosting import monitoring
 
 pytestmark = [
-    pytest.mark.integration,
     needed.programs("prometheus", "promtool"),
 ]
 PANELS = json.loads(monitoring.DASHBOARD.read_text())["panels"]

@@ -25,7 +25,6 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes.process import Exited, Group, Guardian, ProcessEvent
 from trtllm_pipeline.serving import mpi_server, triton
 
-pytestmark = pytest.mark.integration
 PROGRAM = """
 import json, sys
 from pathlib import Path

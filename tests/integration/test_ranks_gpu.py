@@ -12,7 +12,6 @@ import pytest
 from tests.helpers.mpi_worlds import Stage, eventually, seen_over
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.gpu,
 ]
 ALLOCATED_MIB = 1024

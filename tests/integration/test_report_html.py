@@ -27,7 +27,6 @@ from trtllm_pipeline.report.record import StageAttempt
 from trtllm_pipeline.report.rows import CellStatus, references
 from trtllm_pipeline.report.workloads import Workload
 
-pytestmark = pytest.mark.integration
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
 
 READY = "document.documentElement?.dataset.ready !== undefined && !document.querySelector('.plot:empty:not([hidden] *):not([hidden])')"
@@ -89,7 +88,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
     [
         *((cells, width, dark) for cells in (2, 40) for width in (1280, 390) for dark in (False, True)),
         (1000, 1280, False),
-        pytest.param(1000, 390, True, marks=pytest.mark.slow),
+        (1000, 390, True),
     ],
 )
 def test_looks_right_and_complains_of_nothing(

@@ -28,7 +28,6 @@ from trtllm_pipeline.hosting.servers import boot_id, folder_of, look
 from trtllm_pipeline.processes.guardian import process_table, with_descendants
 from trtllm_pipeline.serving.triton import busy_ports
 
-pytestmark = pytest.mark.integration
 FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")
 MEASURING = """
 from trtllm_pipeline.domain import Exclusive
@@ -146,6 +145,7 @@ def processes(keeper: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.seam
 def test_a_server_outlives_its_command_and_leaves_nothing(host: Host) -> None:
     said = host.serve(PLAIN, "--name", "one")
     assert (said["name"], said["state"], said["cell"]) == ("one", "ready", PLAIN)
@@ -169,7 +169,7 @@ def test_a_server_outlives_its_command_and_leaves_nothing(host: Host) -> None:
     assert again["endpoints"]["openai"] == url, "clients know the port"
 
 
-@pytest.mark.parametrize("killed", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow), "server"])
+@pytest.mark.parametrize("killed", ["keeper", "guardian", "worker", "server"])
 def test_what_is_killed_takes_all_of_its_server_with_it(host: Host, killed: str) -> None:
     said = host.serve(PLAIN, "--name", killed)
     os.kill(processes(said["keeper_pid"])[killed], signal.SIGKILL)
@@ -210,7 +210,6 @@ def test_ports_that_nobody_asked_for_are_given_up_when_they_are_taken(host: Host
         assert f"cannot listen on 127.0.0.1 port {ports['openai']}" in err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["server", "gateway"])
 def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Host, part: str) -> None:
     pytest.importorskip("uvicorn")
@@ -227,7 +226,7 @@ def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Ho
     assert "did not answer for 8 s" in Path(said["folder"], "log").read_text()
 
 
-@pytest.mark.parametrize("halted", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("halted", ["keeper", "guardian", "worker"])
 def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
     host.serve(PLAIN, "--name", "one")
     os.kill(processes(host.status("one")["keeper_pid"])[halted], signal.SIGSTOP)
@@ -238,7 +237,7 @@ def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
     assert host.status("one")["state"] == "stopped"
 
 
-@pytest.mark.parametrize("halted", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("halted", ["keeper", "guardian", "worker"])
 def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> None:
     start = host.start("serve", "start", PLAIN, "--name", "one")
     found: list[int] = []
@@ -281,7 +280,7 @@ def test_what_is_halted_while_it_stops_ends_as_well(host: Host) -> None:
     assert host.left() == []
 
 
-@pytest.mark.parametrize("killed", [pytest.param("guardian", marks=pytest.mark.slow), "server"])
+@pytest.mark.parametrize("killed", ["guardian", "server"])
 def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, killed: str) -> None:
     said = host.serve(PLAIN, "--name", "again", "--restart")
     follower = host.start("serve", "logs", "again", "-f", "--part", "keeper")
@@ -334,6 +333,7 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     assert not gateway.exists()
 
 
+@pytest.mark.seam
 def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
     starts = [host.start("serve", "start", PLAIN, "--name", "one") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in starts]
@@ -386,6 +386,7 @@ def test_what_is_not_as_it_was_signed_is_not_started_again(host: Host, tmp_path:
     assert host.status("signed")["state"] == "ready"
 
 
+@pytest.mark.seam
 def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("abcdefgh-1\n", encoding="utf-8")
@@ -406,7 +407,6 @@ def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: P
     assert "try: set OPENAI_API_KEY" in host.pipeline("chat", url, code=2)[1], "an address alone says nothing of keys"
 
 
-@pytest.mark.slow
 def test_a_clock_that_jumps_changes_nothing(host: Host, tmp_path: Path) -> None:
     """Forwards by a year, then back by more than that: the wall clock of all processes, not what counts since the boot."""
     clock = tmp_path / "clock"
@@ -541,7 +541,6 @@ def test_a_full_disk_is_told(host: Host, lane: Lane) -> None:
 # ------------------------------------------------------------------------------------------------- other kinds of servers
 
 
-@pytest.mark.slow
 def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -> None:
     lane.run("--until", "repository", "--cells", LARGER)
     said = host.serve(LARGER, "--name", "ranks", "--restart")
@@ -558,7 +557,6 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
     assert host.left() == []
 
 
-@pytest.mark.slow
 def test_an_engine_on_one_gpu_is_kept_without_mpirun(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "0.16.0", gpus=1)
     lane.hide("mpirun")
@@ -573,7 +571,6 @@ def test_an_engine_on_one_gpu_is_kept_without_mpirun(tmp_path: Path) -> None:
         assert answer["text_output"]
 
 
-@pytest.mark.slow
 def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
     other = Lane(tmp_path / "lane", "1.2.0")
     weights = ("--toolchain", "tensorrt_llm_pytorch")
@@ -611,7 +608,6 @@ def test_an_engine_of_the_embedded_toolchain_is_kept(other_host: Host, tmp_path:
     assert not list(tmp_path.glob("w/serve/*/links"))
 
 
-@pytest.mark.slow
 def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     host = other_host

@@ -17,7 +17,6 @@ from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.manifest import ENVELOPE, inspect
 from trtllm_pipeline.store.store import Store
 
-pytestmark = pytest.mark.integration
 FILES = {f"part-{number}": "x" * 2_000_000 for number in range(8)}
 
 
@@ -66,6 +65,7 @@ def test_a_signer_killed_at_any_moment_leaves_all_of_an_envelope_or_none(
     provenance.require((artifact.folder for artifact in artifacts), strict)
 
 
+@pytest.mark.seam
 def test_of_several_signers_at_once_none_undoes_another_s_signature(tmp_path: Path, artifacts: list[Artifact]) -> None:
     names = ("ann", "bob", "cyd")
     for name in names:

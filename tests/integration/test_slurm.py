@@ -24,8 +24,6 @@ from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
 from trtllm_pipeline.serving.triton import unused_ports
 
 pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
     needed.programs("slurmctld", "slurmd", "munged"),
     pytest.mark.skipif(os.getuid() != 0, reason="needs root"),
 ]

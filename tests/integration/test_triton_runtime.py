@@ -17,7 +17,7 @@ from tests.helpers.embedded_engines import END_ID, SCRIPT, random_engine, script
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, RequestError, Runtime, Sampling
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 PROMPTS = [list(prompt.encode()) for prompt in ("once", "upon a time there was", "x", "a much longer prompt " * 6)]
 
 

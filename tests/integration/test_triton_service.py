@@ -28,7 +28,6 @@ from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
-pytestmark = pytest.mark.integration
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -141,6 +140,7 @@ def listening_on(port: int) -> set[str]:
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
 
 
+@pytest.mark.seam
 def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt") as service:
         said = service.ready()
@@ -220,6 +220,7 @@ def stubs_of(launcher: int) -> list[tuple[int, str]]:
     return [found for server in servers for found in triton.stub_processes(server)]
 
 
+@pytest.mark.seam
 def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt") as service:
         os.kill(int(str(service.ready()["pid"])), signal.SIGSEGV)
@@ -231,7 +232,6 @@ def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:
         assert not shared_memory(service.process.pid)
 
 
-@pytest.mark.slow
 def test_a_server_that_dies_is_started_again_where_it_was(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt", restarts=1) as service:
         first = service.ready()
@@ -259,7 +259,7 @@ def test_a_hangup_stops_it_in_order(models: Path, tmp_path: Path) -> None:
         assert not shared_memory(service.process.pid)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path: Path, protocol: str) -> None:
     async def ask(path: Path) -> str | None:
         async with asking.Client(asking.Service.read(path), "ensemble", protocol, timeout_s=60) as client:
@@ -276,7 +276,6 @@ def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path
         assert asyncio.run(ask(service.attempt / "service.json")) is None
 
 
-@pytest.mark.slow
 def test_nothing_outlives_a_killed_launcher(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt") as service:
         service.ready()
@@ -320,6 +319,7 @@ def test_two_servers_at_once(models: Path, tmp_path: Path) -> None:
         assert one.ready()["http"] != two.ready()["http"]
 
 
+@pytest.mark.seam
 def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind((triton.LOOPBACK, 0))

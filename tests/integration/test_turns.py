@@ -18,7 +18,6 @@ from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.store import claims
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.integration
 
 MANY = "400"
 """Stage runs of 0.2 s each, two at a time: more than the turn of whoever waits takes, even on a busy machine."""
@@ -112,6 +111,7 @@ def test_who_measures_by_hand_comes_to_it_as_well(invoke: Invoke) -> None:
     assert [each.begins().works for each in building] == [True, True]
 
 
+@pytest.mark.seam
 def test_first_come_first_served(invoke: Invoke, leases: Path) -> None:
     for built in [invoke(name, "builds", "1") for name in "abc"]:
         assert built.process.wait(TURN_S) == 0
