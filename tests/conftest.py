@@ -9,13 +9,19 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.helpers import needed
+
 INTEGRATION = Path(__file__).parent / "integration"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark integration tests `thorough`, except those marked `seam`. Thorough tests may take longer."""
-    if INTEGRATION in item.path.parents and not item.get_closest_marker("seam"):
+    """Apply the tiers. Thorough are integration tests without the marker `seam`, and those that need optional programs."""
+    programs = item.get_closest_marker("programs")
+    if programs or (INTEGRATION in item.path.parents and not item.get_closest_marker("seam")):
         item.add_marker(pytest.mark.thorough)
+    for name in programs.args if programs else ():
+        reason = needed.missing(name)
+        item.add_marker(pytest.mark.skipif(reason is not None, reason=str(reason)))
     if item.get_closest_marker("thorough") and not item.get_closest_marker("timeout"):
         item.add_marker(pytest.mark.timeout(300))
 

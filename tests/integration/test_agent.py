@@ -1,6 +1,6 @@
 """A real agent on the gateway: LangChain calls the model's tools, and the model answers with their results.
 
-LangChain is installed in an environment of its own, which AGENT_PYTHON names; .ci/run makes it.
+LangChain is installed in an environment of its own, which AGENT_PYTHON names; .ci/nightly creates it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helpers import needed
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.bundles import started
 from tests.helpers.deployments import deployment
@@ -371,7 +370,7 @@ sleep 1
 """
 
 
-@needed.programs("mpirun")
+@pytest.mark.programs("mpirun")
 @pytest.mark.skipif(not _namespaces(), reason="needs namespaces of its own")
 def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
     """Two pods as namespaces with host names and /tmp of their own, on one volume; the rest is as in the manifests."""

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers import needed
 from tests.helpers.chat_models import LOG, Running, gateway, said, spoken
 from tests.helpers.openai_shapes import chunk_of, shaped
 from trtllm_pipeline.bench.scripted_server import Script, config
@@ -474,7 +473,7 @@ def test_models_and_errors_have_the_published_shape(running: Running) -> None:
 # --------------------------------------------------------------------------------------------------------------- curl
 
 
-@needed.programs("curl")
+@pytest.mark.programs("curl")
 def test_curl(running: Running) -> None:
     def curl(*words: str) -> str:
         command = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "20", *words]

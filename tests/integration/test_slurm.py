@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import needed
 from tests.helpers.jobs import end, job, submit
 from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Resources
@@ -24,7 +23,7 @@ from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
 from trtllm_pipeline.serving.triton import unused_ports
 
 pytestmark = [
-    needed.programs("slurmctld", "slurmd", "munged"),
+    pytest.mark.programs("slurmctld", "slurmd", "munged"),
     pytest.mark.skipif(os.getuid() != 0, reason="needs root"),
 ]
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"

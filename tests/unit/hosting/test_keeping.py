@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import needed
 from tests.helpers.signed import write_key
 from trtllm_pipeline.domain import Exclusive, Scope, StageRunId
 from trtllm_pipeline.errors import ServerError, StateError, UsageError
@@ -505,6 +504,7 @@ def test_a_table_fits_the_terminal_as_far_as_it_can(tmp_path: Path) -> None:
     assert max(map(len, shown.to_table(find(tmp_path), 20).splitlines())) < 100
 
 
+@pytest.mark.programs("systemd-analyze")
 @pytest.mark.parametrize("system", [False, True])
 def test_a_unit_is_one_that_systemd_takes(tmp_path: Path, system: bool) -> None:
     folder = tmp_path / ODD / "serve" / "one"
@@ -519,7 +519,7 @@ def test_a_unit_is_one_that_systemd_takes(tmp_path: Path, system: bool) -> None:
     assert "Restart=no\n" in systemd.unit(folder, record(), system=system, environment={})
     path = tmp_path / systemd.unit_name("one")
     path.write_text(text)
-    words = [needed.program("systemd-analyze"), *([] if system else ["--user"]), "verify", "--man=no", str(path)]
+    words = ["systemd-analyze", *([] if system else ["--user"]), "verify", "--man=no", str(path)]
     runtime = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=runtime)
     said = [line for line in done.stderr.splitlines() if path.name in line]
