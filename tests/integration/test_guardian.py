@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import PATIENCE_S, eventually
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.processes.guardian import MARK
 from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
@@ -49,19 +50,10 @@ def sleepers(nap: str) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], object], within_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1, within_s: float = 30.0) -> list:
+def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1) -> list:
     """All events until `count` of this kind have come; the ones of that kind."""
     found: list = []
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + PATIENCE_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"no {kind.__name__}"
         select.select([guardian], [], [], 0.1)
@@ -119,7 +111,7 @@ def test_the_memory_of_all_processes_together_is_measured(guardian: Guardian, tm
         "open(sys.argv[1], 'w').close()\n"
         "while not os.path.exists(sys.argv[2]):\n"
         "    time.sleep(0.01)\n"
-        "time.sleep(1.2)\n"
+        "time.sleep(5)\n"
     )
     script = " & ".join(f"{sys.executable} -S {hold} {mine} {other}" for mine, other in ("ab", "ba")) + " & wait"
     shell(guardian, tmp_path, script, measure=True)
@@ -135,7 +127,7 @@ def test_what_is_written_to_disks_and_to_shared_memory_is_measured(guardian: Gua
     code = (
         "import os, time; f = open('file', 'wb'); f.write(os.urandom(20_000_000)); f.flush(); os.fsync(f.fileno());"
         "os.unlink('file'); n = f'/dev/shm/guardian-{os.getpid()}'; open(n, 'wb').write(b'x' * 50_000_000);"
-        "time.sleep(1.0); os.unlink(n)"
+        "time.sleep(5); os.unlink(n)"
     )
     guardian.spawn(
         "a", [sys.executable, "-S", "-c", code], env=os.environ, cwd=tmp_path, log=tmp_path / "log", measure=True
@@ -221,7 +213,7 @@ BARE_DAEMON = "(env -i $(command -v setsid) $(command -v sleep) {nap} &)"
 )
 def test_what_a_process_leaves_behind_ends_with_it(guardian: Guardian, tmp_path: Path, nap: str, left: str) -> None:
     shell(guardian, tmp_path, left.format(nap=nap) + " sleep 0.05; exit 5")
-    (exited,) = wait_for(guardian, Exited, within_s=2)
+    (exited,) = wait_for(guardian, Exited)
     assert exited.returncode == 5
     assert exited.swept >= 1
     assert not sleepers(nap)
@@ -231,7 +223,7 @@ def test_what_ignores_being_terminated_is_killed(guardian: Guardian, tmp_path: P
     shell(guardian, tmp_path, f"(trap '' TERM; exec sleep {nap}) & sleep 0.1")
     began = time.monotonic()
     wait_for(guardian, Exited)
-    assert 1.5 < time.monotonic() - began < 15
+    assert time.monotonic() - began > 1.5
     assert not sleepers(nap)
 
 
@@ -303,7 +295,7 @@ def test_end_interrupts_then_terminates_then_kills(guardian: Guardian, tmp_path:
     began = time.monotonic()
     guardian.end("a", 0.3)
     (exited,) = wait_for(guardian, Exited)
-    assert 0.5 < time.monotonic() - began < 10
+    assert time.monotonic() - began > 0.5
     assert exited.returncode == -signal.SIGKILL
     assert log.read_text().split() == ["up", "SIGINT", "SIGTERM"]
     assert not sleepers(nap)
@@ -435,6 +427,7 @@ def test_a_killed_guardian_is_noticed_and_nothing_is_left(tmp_path: Path, nap: s
 # Cost.
 
 
+@pytest.mark.timing
 def test_starting_through_the_guardian_costs_little(
     guardian: Guardian, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -100,6 +100,7 @@ def measured(
     return analyze(path, tokenizer, objectives), [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.timing
 def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtllm_pipeline.bench.load.SATURATED_S", 2.0)
     load = Load(request_rate=(100.0,), requests=400, max_in_flight=12, warmup_requests=4)
@@ -149,6 +150,7 @@ def test_a_warm_up_goes_on_while_the_server_is_cold(tmp_path: Path) -> None:
     assert len(warm) >= 16, "no cold request is measured"
 
 
+@pytest.mark.timing
 def test_a_warm_up_of_a_rate_ends_early_too_and_the_rate_is_kept(tmp_path: Path) -> None:
     load = Load(request_rate=(50.0,), requests=40, warmup_requests=16, until_flat=True, distribution="constant")
     result, records = measured(Slots(4, 0.02), load, tmp_path)
@@ -162,6 +164,7 @@ def test_a_warm_up_of_a_rate_ends_early_too_and_the_rate_is_kept(tmp_path: Path)
     assert (result.levels[0].requests, result.levels[0].failures) == (40, 0)
 
 
+@pytest.mark.timing
 def test_processes_end_their_warm_up_together(tmp_path: Path) -> None:
     asked = 0
 
@@ -205,6 +208,7 @@ def test_repeats_that_end_before_intervals_are_narrow_are_told(tmp_path: Path) -
     assert "after 3 repeats, not to 0.0%" in told.message
 
 
+@pytest.mark.timing
 def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of 0.03 s: 67/s at most; 200 ms from the schedule are kept for most requests up to somewhat below."""
     monkeypatch.setattr("trtllm_pipeline.bench.metrics.LEAST_SEARCHED", 40)

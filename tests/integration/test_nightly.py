@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -146,11 +145,8 @@ def two_nights(runner: Runner) -> None:
 
     # The second night: nothing changed, nothing is done, and it is green.
     runner.check_out()
-    began = time.monotonic()
     second = runner.night()
-    took_s = time.monotonic() - began
     assert not second.failed, told(second)
-    assert took_s < 60
     assert "nothing to do: every result that is asked for is up to date" in second.step("Plan").summary
     assert "1 up to date" in second.step("Run").output
     assert "**Gate: passed**" in second.step("Compare").summary

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from tests.helpers.needed import quantize_package
-from tests.helpers.trtllm_runs import Lane, cells, eventually
+from tests.helpers.trtllm_runs import Lane, cells
+from tests.helpers.waiting import eventually
 
 STAND_IN = Path(__file__).parents[1] / "standins" / "openai_server.py"
 LLAMA_SERVER = Path(__file__).parents[1] / "helpers" / "llama_server.py"

@@ -21,6 +21,7 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers.signed import write_key
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.config.recipes import matrices_folder
 
 TINY = str(matrices_folder() / "tiny.yaml")
@@ -81,11 +82,8 @@ def left_over(folder: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(folder: Path, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while (left := left_over(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+def wait_until_gone(folder: Path) -> None:
+    assert eventually(lambda: not left_over(folder)), left_over(folder)
 
 
 @pytest.fixture(scope="module")
@@ -276,10 +274,7 @@ def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path)
 
 def test_no_server_survives_a_kill_of_the_pipeline(tmp_path: Path) -> None:
     process = start("run", "--matrix", TINY, "--cells", "tiny/fp16", cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / ".pipeline" / "work").glob("*/service.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert eventually(lambda: list((tmp_path / ".pipeline" / "work").glob("*/service.json")))
     process.kill()
     process.communicate()
     wait_until_gone(tmp_path)

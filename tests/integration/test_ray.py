@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
-from tests.helpers.trtllm_runs import Lane, eventually
+from tests.helpers.trtllm_runs import Lane
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.cluster import ClusterExecutor

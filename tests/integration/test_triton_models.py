@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.helpers.embedded_engines import END_ID, LETTERS, SCRIPT, script_engine
 from tests.helpers.triton_client import Answer, Client, serve, tensors
+from tests.helpers.waiting import eventually
 
 BOTH = ("ensemble", "tensorrt_llm_bls")
 ALL = ("preprocessing", "tensorrt_llm", "postprocessing", *BOTH)
@@ -384,9 +385,7 @@ def test_unary_requests_share_the_running_batch(unary: Client) -> None:
         for name, count in (("long", 500), ("short", 5)):
             inputs = tensors({"text_input": "A", "max_tokens": count})
             grpc.async_infer("ensemble", inputs, callback=lambda result, error, name=name: ended.append(name))
-        deadline = time.monotonic() + 20
-        while len(ended) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: len(ended) == 2)
     assert ended == ["short", "long"]
 
 

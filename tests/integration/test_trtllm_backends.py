@@ -27,7 +27,8 @@ from tokenizers import Tokenizer
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.fake_hub import FakeHub, Repository, sha256
 from tests.helpers.trtllm_cells import values
-from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
+from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells
+from tests.helpers.waiting import eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.config.recipes import recipes_folder

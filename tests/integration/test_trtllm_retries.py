@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.trtllm_runs import Lane, cells, eventually
+from tests.helpers.trtllm_runs import Lane, cells
+from tests.helpers.waiting import eventually
 from tests.standins import faults
 from tests.standins.faults import Fault
 

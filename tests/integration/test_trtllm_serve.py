@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import triton, trtllm_serve
@@ -77,13 +77,6 @@ class Launched:
                 except OSError:
                     continue
         return found
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 30) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return true()
 
 
 @pytest.fixture
