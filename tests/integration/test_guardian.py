@@ -306,7 +306,7 @@ def test_end_needs_no_force_for_what_obeys(guardian: Guardian, tmp_path: Path, n
     shell(guardian, tmp_path, f"trap 'exit 7' INT; setsid sleep {nap} & sleep {nap}; while true; do sleep 0.05; done")
     assert eventually(lambda: len(sleepers(nap)) == 2)
     guardian.end("run", 30)
-    (exited,) = wait_for(guardian, Exited, within_s=5)
+    (exited,) = wait_for(guardian, Exited)
     assert exited.returncode == 7
     assert not sleepers(nap)
 
