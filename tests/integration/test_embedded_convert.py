@@ -53,7 +53,15 @@ def encode(model: Path, *texts: str) -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in texts]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        *(("llama", precision) for precision in PRECISIONS),
+        # An architecture adds names of tensors, which are the same for all precisions.
+        *((name, precision) for name in ("qwen2", "qwen3") for precision in ("bf16", "int4_awq")),
+    ],
+    indirect=["model"],
+)
 def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, precision: str) -> None:
     reference = Reference.from_folder(model)
     path = run_convert(model, tmp_path, precision) / "model.gguf"

@@ -236,15 +236,15 @@ def test_a_search_needs_no_other_level(tmp_path: Path) -> None:
     assert result.highest_rate.reason == "8 requests at a rate, 300 are needed"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
-    ("load", "more"),
+    ("load", "more", "processes"),
     [
-        (Load(concurrency=(2, 4), requests=12), {"stop": StopRule(precisions={"e2e_p50": 0.01}, max_repeats=6)}),
-        (Load(concurrency=(4,), requests=8, interval_s=1.0), {}),
+        (Load(concurrency=(2, 4), requests=12), {"stop": StopRule(precisions={"e2e_p50": 0.01}, max_repeats=6)}, 2),
+        (Load(concurrency=(4,), requests=8, interval_s=1.0), {}, 1),
         (
             Load(concurrency=(2,), requests=12),
             {"find_rate": 0.9, "objectives": Objectives({"e2e": 200.0}), "stop": StopRule(budget_s=3)},
+            1,
         ),
     ],
     ids=["stop_when", "interval", "find_rate"],

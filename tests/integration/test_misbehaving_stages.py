@@ -112,8 +112,8 @@ def test_what_one_leaves_behind_ends_with_it_and_adds_nothing(store: Store) -> N
     assert os.listdir(artifact.out) == ["engine"]
 
 
-@pytest.mark.parametrize("size_bytes", [50_000_000, 1_000_000_000], ids=["50 MB", "1 GB"])
-def test_a_log_of_any_size_costs_no_memory(store: Store, size_bytes: int) -> None:
+def test_a_log_of_any_size_costs_no_memory(store: Store) -> None:
+    size_bytes = 400_000_000
     say = f"yes 'iteration 17: loss 0.1' | head -c {size_bytes}"
     with at_most_more(300_000_000):
         error = failed(store, f"{say}; echo; echo 'RuntimeError: no such layer' >&2; exit 1")

@@ -107,9 +107,9 @@ def test_pushes_and_pulls_killed_at_any_moment_leave_nothing_half(tmp_path: Path
         publish(store, name, {file: name + text for file, text in LARGE.items()})
     store.close()
     for words in (("push", "remote", "-w", "w"), ("pull", "remote", "-w", "w2")):
-        for number in range(5):
+        for number in range(3):
             process = begin(tmp_path, *words)
-            time.sleep(0.3 + 0.15 * number)
+            time.sleep(0.3 + 0.3 * number)
             process.send_signal(signal.SIGKILL)
             process.communicate()
             # Whatever is there by now is whole.
@@ -207,9 +207,9 @@ def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:
     first = run(tmp_path, "w", "remote", {})
     assert (first.communicate(timeout=120), first.returncode)[1] == 0
     assert pipeline(tmp_path, "push", "remote", "-w", "w")[0] == 0
-    for number in range(12):
+    for number in range(6):
         process = run(tmp_path, "w2", "remote", {})
-        time.sleep(0.3 + 0.06 * number)
+        time.sleep(0.3 + 0.12 * number)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     last = run(tmp_path, "w2", "remote", {})

@@ -89,10 +89,7 @@ def served(folder: Path, models: Path) -> Iterator[Client]:
     "release",
     [
         "0.8.0",
-        "0.11.0",
-        "0.12.0",
         "0.16.0",
-        "0.19.0",
         pytest.param("1.1.0rc6", marks=pytest.mark.seam),
     ],
 )
