@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by .ci/run and .ci/nightly: Python environments by uv in "$work", which is removed at the end.
 set -euo pipefail
 

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import needed
 
 TESTS = Path(__file__).parent
-INTEGRATION = TESTS / "integration"
+INTEGRATION, UNIT = TESTS / "integration", TESTS / "unit"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -24,7 +24,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for name in programs.args if programs else ():
         reason = needed.missing(name)
         item.add_marker(pytest.mark.skipif(reason is not None, reason=str(reason)))
-    if item.get_closest_marker("thorough") and not item.get_closest_marker("timeout"):
+    if UNIT not in item.path.parents and not item.get_closest_marker("timeout"):
         item.add_marker(pytest.mark.timeout(300))
 
 
