@@ -500,7 +500,7 @@ def test_commands_run(
     assert ran > 0
 
 
-@pytest.mark.integration
+@pytest.mark.thorough
 def test_clients_talk_to_the_server_as_the_pages_say(desk: Path) -> None:
     """`launch` as documented, then every curl, script and Python block of the pages; the ports are free ones."""
     launch = next(each for each in ALL if each.page == "embedded.md" and each.words[1:3] == ("stage", "launch"))

@@ -129,7 +129,7 @@ from contextlib import suppress
 from dataclasses import replace
 from trtllm_pipeline.errors import PlanError
 from trtllm_pipeline.machine.probe import this_machine
-from trtllm_pipeline.toolchains import base
+from trtllm_pipeline.toolchains import catalog as base
 with suppress(PlanError):
     base.detect(replace(this_machine(), tensorrt_llm=None))
 print(*sys.modules)

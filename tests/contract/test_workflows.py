@@ -34,8 +34,8 @@ def commands(text: str) -> list[list[str]]:
     ]
 
 
-def test_there_are_four() -> None:
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "docs.yml", "nightly.yml", "quickstart.yml"]
+def test_there_are_five() -> None:
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "docs.yml", "nightly.yml", "quickstart.yml", "tests.yml"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

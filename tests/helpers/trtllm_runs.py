@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import needed
+from tests.helpers.waiting import eventually
 from tests.standins import templates
 from tests.standins.installation import Installation, install
 from tests.standins.triton import install_server
@@ -162,10 +162,3 @@ def still_running(marker: str) -> list[str]:
 
 def cells(report: str) -> dict[str, dict[str, Any]]:
     return {cell["id"]: cell for cell in json.loads(report)["cells"]}
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 60) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()

@@ -22,7 +22,7 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate import drift
 from trtllm_pipeline.stages.asking import protocol_for
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 
 ROWS = """{"id": "fr", "input": "The capital of France is", "output": "Paris"}
 {"id": "it", "input": "The capital of Italy is", "output": "B", "metric": "choice", "choices": ["Paris", "Rome"]}

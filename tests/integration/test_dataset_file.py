@@ -12,8 +12,6 @@ from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.hub import dataset_file, hugging_face
 from trtllm_pipeline.hub.hub_errors import OfflineError
 
-pytestmark = pytest.mark.integration
-
 ROWS = b'{"text": "Water boils at 100 degrees."}\n'
 NAME = "hub:org/rows/data/train.jsonl"
 
@@ -30,6 +28,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         yield hub
 
 
+@pytest.mark.seam
 def test_a_file_is_fetched_once_and_kept(hub: FakeHub) -> None:
     path = dataset_file.data_file(NAME, Path())
     assert path.read_bytes() == ROWS
@@ -79,6 +78,7 @@ def test_offline_mode_takes_what_is_there(hub: FakeHub, monkeypatch: pytest.Monk
         assert str(raised.value.hint).endswith("or name a file on this machine")
 
 
+@pytest.mark.seam
 def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:
     hub.faults.append(Fault("train.jsonl", "drop", after=5))
     assert dataset_file.fetch(NAME).read_bytes() == ROWS

@@ -15,8 +15,6 @@ import pytest
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.toolchains import catalog as toolchains
 
-pytestmark = pytest.mark.integration
-
 TEXT, MAYBE_TEXT = {"type": "string", "minLength": 1}, {"type": ["string", "null"], "minLength": 1}
 
 
@@ -120,6 +118,7 @@ def document(*words: str, **env: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.seam
 def test_this_machine_has_the_promised_shape(tmp_path: Path) -> None:
     found = document("--workspace", str(tmp_path / "w"))
     assert not found["machine"]["assumed"]

@@ -40,8 +40,6 @@ def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
         walk.perform("pipeline serve stop first", tmp_path)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
 def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, clone: Path) -> None:
     pytest.importorskip("xllamacpp")
     port, performed = str(unused_ports(1)[0]), 0

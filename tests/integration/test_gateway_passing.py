@@ -17,7 +17,7 @@ import pytest
 from tests.helpers.gateways import listening
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 
 DONE = b"data: [DONE]\n\n"
 

@@ -28,8 +28,6 @@ from trtllm_pipeline.stages import perf
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams
 
-pytestmark = pytest.mark.integration
-
 ANSWER = " one two three four five six seven eight"
 PROMPTS = "".join(json.dumps({"id": f"p{number}", "input": f"count {number}"}) + "\n" for number in range(16))
 DECLARED: dict[str, Json] = {
@@ -152,6 +150,7 @@ def told(work: StageContext[Any], severity: str) -> set[str]:
     return {finding["check"] for finding in findings if finding["severity"] == severity}
 
 
+@pytest.mark.seam
 def test_nothing_is_found_on_an_honest_server(start: Start) -> None:
     work = start(Stand())
     perf.run(work)
@@ -243,6 +242,7 @@ def remembering(stand: Stand) -> None:
     stand.respond = respond
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("lie", "gate", "message"),
     [

@@ -12,8 +12,6 @@ import pytest
 
 from trtllm_pipeline.store.store import Store
 
-pytestmark = pytest.mark.integration
-
 MATRIX = """\
 name: needs
 axes:

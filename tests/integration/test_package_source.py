@@ -18,7 +18,6 @@ from trtllm_pipeline.hub.sources import fetch, resolve
 
 gguf = pytest.importorskip("gguf", reason="part of the extra [embedded], which is there up to Python 3.12")
 
-pytestmark = pytest.mark.integration
 
 HEADS, KV_HEADS, WIDTH, INNER, LAYERS = 4, 2, 64, 96, 2
 TOKENS = [
@@ -161,6 +160,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.seam
 def test_the_folder_is_a_standard_one(source: dict, tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
     from tokenizers import Tokenizer
 
@@ -193,6 +193,7 @@ def test_the_same_source_gives_the_same_bytes(source: dict, tmp_path: Path) -> N
     assert {p.name: p.read_bytes() for p in one.iterdir()} == {p.name: p.read_bytes() for p in two.iterdir()}
 
 
+@pytest.mark.seam
 def test_a_wheel_with_another_digest_is_refused(source: dict, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="served a wheel with SHA-256") as failed:
         get({**source, "sha256": "0" * 64}, tmp_path)

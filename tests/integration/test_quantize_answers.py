@@ -34,12 +34,9 @@ from trtllm_pipeline.stages.params import Selection  # noqa: E402
 from trtllm_pipeline.toolchains.embedded.reference import Reference  # noqa: E402
 from trtllm_pipeline.toolchains.model_optimizer import calibration_batches, checkpoint_writer  # noqa: E402
 
-pytestmark = pytest.mark.integration
-
 # Threads that wait for each other make tiny tensors forty times slower on a busy machine.
 torch.set_num_threads(1)
 
-SLOW = ("int4_awq", "w4a8_awq", "fp16")
 TESTED = ("bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
 
 
@@ -49,12 +46,11 @@ def cases() -> Iterator[Any]:
         family = known.model_type
         for precision in TESTED:
             if checkpoint_writer.unwritten(family, precision) is None:
-                slow = [pytest.mark.slow] if precision in SLOW else []
-                yield pytest.param(family, precision, 1, 1, marks=slow)
+                yield family, precision, 1, 1
         # Groups of 128 of AWQ are as wide as what these models have in all.
         for precision in ("bf16", "fp8"):
             if checkpoint_writer.unwritten(family, precision) is None:
-                yield pytest.param(family, precision, 2, 2, marks=[pytest.mark.slow])
+                yield family, precision, 2, 2
 
 
 MOST_NATS = 0.05

@@ -40,8 +40,6 @@ from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
     quantization_worker,
 )
 
-pytestmark = pytest.mark.integration
-
 # Threads that wait for each other make tiny tensors forty times slower on a busy machine.
 torch.set_num_threads(1)
 

@@ -16,8 +16,6 @@ import pytest
 from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.store.store import Store
 
-pytestmark = pytest.mark.integration
-
 TINY = str(matrices_folder() / "tiny.yaml")
 # Root may write anywhere; without its capabilities it is held to the modes of its files like anybody else.
 POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
@@ -112,7 +110,6 @@ WRITES = (
 )
 
 
-@pytest.mark.slow
 def test_all_of_it_can_be_looked_at_and_nothing_changes(folder: Path) -> None:
     shutil.copytree(folder / "ws", folder / "kept", symlinks=True)
     expected = [pipeline(folder, *words)[:2] for words in LOOKS]
@@ -169,6 +166,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.seam
 def test_looking_beside_one_that_writes(tmp_path: Path) -> None:
     """Each look is at one moment, never at half of a change, and never takes what is going on for damage."""
     if os.getuid() != 0:

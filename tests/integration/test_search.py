@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 MATRIX = """\
 name: search
 axes:

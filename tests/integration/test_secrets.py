@@ -14,7 +14,7 @@ from trtllm_pipeline.processes.process import Guardian
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.store import claims
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 SECRETS = {
     "HF_TOKEN": "hf_1",
     "HUGGING_FACE_HUB_TOKEN": "hf_2",

@@ -7,16 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import needed
 from tests.helpers.jobs import end, job, submit
-from tests.helpers.trtllm_runs import eventually
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.execution.cluster import ClusterExecutor
@@ -24,9 +22,7 @@ from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
 from trtllm_pipeline.serving.triton_server import unused_ports
 
 pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    needed.programs("slurmctld", "slurmd", "munged"),
+    pytest.mark.programs("slurmctld", "slurmd", "munged"),
     pytest.mark.skipif(os.getuid() != 0, reason="needs root"),
 ]
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
@@ -237,7 +233,8 @@ def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, 
     first.wait()
     second = subprocess.Popen([*pipeline, "resume", *where], stderr=subprocess.PIPE, text=True)
     try:
-        time.sleep(3.0)
+        assert second.stderr is not None
+        assert second.stderr.readline(), "it has begun"
     finally:
         tell("scontrol", "update", "partitionname=work", "state=UP")
     assert second.communicate(timeout=200)[1] is not None

@@ -22,7 +22,7 @@ from trtllm_pipeline.stages import smoke
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import SmokeParams
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 
 ANSWER = " one two three four five six"
 MAX_SEQ_LEN = 24

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.embedded_engines import END_ID, SCRIPT, random_engine, script_engine
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, RequestError, Runtime, Sampling
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 PROMPTS = [list(prompt.encode()) for prompt in ("once", "upon a time there was", "x", "a much longer prompt " * 6)]
 
 
@@ -118,9 +119,7 @@ def test_an_error_in_the_listener_ends_the_request_and_nothing_else(runtime: Run
             raise KeyError("the listener failed")
 
     runtime.submit(PROMPTS[0], 5, Sampling(), listener)
-    deadline = time.monotonic() + 5
-    while not (seen and seen[-1].finish) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    assert eventually(lambda: seen and seen[-1].finish)
     assert seen[-1].finish is Finish.ERROR
     assert "the listener failed" in str(seen[-1].error)
     assert runtime.generate(PROMPTS[0], 5)[2] is Finish.LENGTH

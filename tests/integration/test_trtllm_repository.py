@@ -39,8 +39,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.triton_repository import lint
 
-pytestmark = pytest.mark.integration
-
 
 def engine_folder(folder: Path, release: str) -> Path:
     """What `trtllm-build` leaves, as far as anybody here reads it."""
@@ -91,8 +89,8 @@ def served(folder: Path, models: Path) -> Iterator[Client]:
     "release",
     [
         "0.8.0",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("0.11.0", "0.12.0", "0.16.0", "0.19.0")),
-        "1.1.0rc6",
+        "0.16.0",
+        pytest.param("1.1.0rc6", marks=pytest.mark.seam),
     ],
 )
 def test_the_models_of_a_release_load_and_answer(tmp_path: Path, release: str) -> None:
@@ -242,9 +240,7 @@ def broken(good: Path, folder: Path, *rules: str) -> Path:
     return case.repository
 
 
-@pytest.mark.parametrize(
-    "rule", [rule if rule == "TRT302" else pytest.param(rule, marks=pytest.mark.slow) for rule in REFUSED]
-)
+@pytest.mark.parametrize("rule", REFUSED)
 def test_triton_refuses_what_the_linter_calls_an_error(good: Path, tmp_path: Path, rule: str) -> None:
     with pytest.raises(ServerError), served(tmp_path, broken(good, tmp_path, rule)):
         pass

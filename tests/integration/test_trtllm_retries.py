@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.helpers.trtllm_runs import Lane, cells, eventually
+from tests.helpers.trtllm_runs import Lane, cells
+from tests.helpers.waiting import eventually
 from tests.standins import faults
 from tests.standins.faults import Fault
 
-pytestmark = pytest.mark.integration
 WORDS = ("--set", "axes.max_batch_size=[16]", "--cells", "tiny/fp16/*", "--until", "build")
 ALLOWED = ("--set", "settings.retry.oom.max_num_tokens=halve", "--set", "settings.build.max_num_tokens=4096")
 

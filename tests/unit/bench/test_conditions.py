@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import needed
 from tests.unit.bench.test_perf_metrics import analyze, request, write
 from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import (
@@ -156,7 +155,7 @@ def test_where_the_server_is(http: str, where: str) -> None:
     assert system(dataclasses.replace(TARGET, service=dataclasses.replace(HERE, http=http)))["server_on"] == where
 
 
-@needed.programs("git")
+@pytest.mark.programs("git")
 def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "project" / "trtllm_pipeline" / "machine" / "system.py"
     package.parent.mkdir(parents=True)

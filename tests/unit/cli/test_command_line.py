@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trtllm_pipeline.config.recipes import matrices_folder
 from typer.main import get_command
 
 from trtllm_pipeline.cli import app, options
 from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.config.recipe_files import matrices_folder
 
 EIGHTEEN = (
     *("run", "plan", "status", "logs", "explain", "report", "compare", "recommend", "search", "bench", "eval"),

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
-from tests.helpers import needed
 from tests.helpers.deployments import KINDS, deployment
 from trtllm_pipeline.deploy import container_images, manifests
 from trtllm_pipeline.deploy.cell_export import check_targets
@@ -414,7 +413,7 @@ def test_compose(kind: str, tmp_path: Path) -> None:
         assert (config.models[0].name, config.models[0].url) == ("tiny", "grpc://triton:8001")
 
 
-@needed.programs("docker-compose")
+@pytest.mark.programs("docker-compose")
 def test_compose_by_docker_compose(tmp_path: Path) -> None:
     manifests.write_compose(deployment(openai=True), tmp_path)
     path = tmp_path / "compose.yaml"
@@ -425,7 +424,7 @@ def test_compose_by_docker_compose(tmp_path: Path) -> None:
     assert set(yaml.safe_load(read.stdout)["services"]) == {"triton", "gateway"}
 
 
-@needed.programs("kubectl")
+@pytest.mark.programs("kubectl")
 @pytest.mark.parametrize(("target", "of"), [CASES[1], CASES[5], CASES[8]], ids=[IDS[1], IDS[5], IDS[8]])
 def test_the_overlay_is_what_kustomize_takes(target: str, of: Deployment, tmp_path: Path) -> None:
     found = written(target, of, tmp_path)

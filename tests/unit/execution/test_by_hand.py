@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import job
+from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline.domain import Exclusive, Resources, Scope
 from trtllm_pipeline.execution import by_hand
@@ -214,10 +215,7 @@ def test_a_lease_is_held_until_the_last_process_that_uses_the_gpu_is_gone(tmp_pa
         process.wait()
         assert claims.lease_machine(("GPU-a",)) is None, "its program still runs"
         os.kill(child, signal.SIGKILL)
-        deadline = time.monotonic() + 5
-        while claims.lease_machine(("GPU-a",)) is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert eventually(lambda: claims.lease_machine(("GPU-a",)) is not None)
 
 
 def test_ranks_are_read_from_what_a_stage_is_given(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import end, job, submit
-from tests.helpers.trtllm_runs import eventually
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.domain import Resources, Scope
 from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError, UsageError
 from trtllm_pipeline.execution import agent, cluster, exchange, location

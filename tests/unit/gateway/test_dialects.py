@@ -349,6 +349,7 @@ def test_tags_are_read_by_the_schema() -> None:
     assert answer("qwen3-coder", wrong).calls == (("get_weather", {"days": "many"}),)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_long_answers_take_time_by_their_length(name: str) -> None:
     """Whatever they are: about 5 µs a token; a hundred times as much would not pass."""

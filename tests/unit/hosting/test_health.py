@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.trtllm_runs import eventually
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.hosting import health
 from trtllm_pipeline.hosting.health import Health, gateway_health, server_health

@@ -175,14 +175,14 @@ def test_a_branch_that_moved_on_moves_nothing(
     recipe = tmp_path / "home" / "recipes" / "small.yaml"
     data = yaml.safe_load(recipe.read_text())
     recipe.write_text(yaml.safe_dump({**data, "sources": [{kind: "org/small"}, {other: "org/copy"}]}))
+    for look in ("quantized", "configuration"):
+        monkeypatch.setattr(f"trtllm_pipeline.hub.peek.{look}", lambda *_source, **_how: None)
     with monkeypatch.context() as reached:
         reached.setattr("trtllm_pipeline.hub.sources.resolve", lambda *_sources, **_how: dict(pinned))
         reached.setattr("trtllm_pipeline.hub.sources.content_of", lambda *_source, **_how: files)
-        reached.setattr("trtllm_pipeline.hub.peek.quantized", lambda *_source, **_how: None)
         plan = locked(Request(path, toolchain="embedded", assume="gpus=0,cpus=8"), tmp_path / "lock")
     for hub in ("hugging_face.pin", "modelscope.pin", "sources.content_of"):
         monkeypatch.setattr(f"trtllm_pipeline.hub.{hub}", lambda *_model, **_how: pytest.fail("a hub was asked"))
-    monkeypatch.setattr("trtllm_pipeline.hub.peek.quantized", lambda *_source, **_how: None)
     there = moved(tmp_path / "lock", tmp_path)
     elsewhere = again(there, "gpus=0,cpus=8", tmp_path / "w")
     assert fingerprints(elsewhere) == fingerprints(plan)

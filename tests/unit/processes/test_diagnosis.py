@@ -80,7 +80,9 @@ WRITERS = (
 )
 
 
-@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, len(WRITERS)))])
+@pytest.mark.parametrize(
+    "turn", [0, *(pytest.param(turn, marks=pytest.mark.thorough) for turn in range(1, len(WRITERS)))]
+)
 def test_neither_what_stands_around_a_failure_nor_before_its_lines_hides_it(turn: int, tmp_path: Path) -> None:
     """Harmless lines before and after; what launchers and containers write before each; another rank between the lines."""
     every = [each for each in (*DEVELOPMENT, *HELD_OUT) if each.lines]

@@ -48,7 +48,7 @@ def write(folder: Path, *these: str) -> None:
 
 def slow_but_quick_ones(these: Iterable[str]) -> Iterator[Any]:
     """Each makes a model."""
-    yield from (pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in these)
+    yield from (pytest.param(each, marks=() if each in QUICK else pytest.mark.thorough) for each in these)
 
 
 def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement:
@@ -131,7 +131,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if WRONG[what][0] in QUICK else pytest.mark.slow) for what in WRONG]
+    "what", [pytest.param(what, marks=() if WRONG[what][0] in QUICK else pytest.mark.thorough) for what in WRONG]
 )
 def test_another_computation_is_found_at_every_precision_but_nvfp4(folder: Path, tmp_path: Path, what: str) -> None:
     family, changed = WRONG[what]

@@ -21,7 +21,6 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
-from tests.helpers import needed
 from tests.helpers.signed import publish, read_key, write_key
 from trtllm_pipeline import provenance
 from trtllm_pipeline.store.manifest import ENVELOPE
@@ -80,7 +79,7 @@ def test_in_toto_s_own_schema_accepts_statement_and_predicate(store: Store, tmp_
     assert digests["deep/weights"]["sha256"] == hashlib.sha256(b"a").hexdigest()
 
 
-@needed.programs("openssl")
+@pytest.mark.programs("openssl")
 def test_openssl_makes_keys_and_verifies_as_the_page_says(store: Store, tmp_path: Path) -> None:
     """The lines of docs/provenance.md, with nothing of this project."""
 

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -289,13 +288,11 @@ def test_markdown_escapes_and_defines() -> None:
 
 def test_of_a_thousand_rows_a_table_lists_what_people_read(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tuple(row("fp16", batch) for batch in range(1000))
-    start = time.perf_counter()
     shown = table(rows, 80, monkeypatch)
     assert shown.startswith("1000 cells: 1000 done")
     assert "bs199 " in shown
     assert "bs200 " not in shown
     assert "\nand 800 more cells: pipeline report --format csv has all\n" in shown
-    assert time.perf_counter() - start < 2.0, "well under one second; the rest is for a busy machine"
 
 
 def test_of_very_many_rows_those_are_listed_that_something_has_come_of(monkeypatch: pytest.MonkeyPatch) -> None:

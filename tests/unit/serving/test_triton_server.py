@@ -319,7 +319,7 @@ def test_ports_are_none_that_a_server_which_still_loads_will_take(monkeypatch: p
     monkeypatch.setattr(triton_server, "_not_given_away", lambda: several)
     assert triton_server.unused_ports(2) == several[:2]
     assert triton_server.unused_ports(2) == several[2:4], "nothing listens at the first two, but they are chosen"
-    program = f"from trtllm_pipeline.serving import triton; triton._not_given_away = lambda: {several}; print(*triton.unused_ports(2))"
+    program = f"from trtllm_pipeline.serving import triton_server as triton; triton._not_given_away = lambda: {several}; print(*triton.unused_ports(2))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert other.stdout.split() == [str(port) for port in several[4:]], "nor does another process choose them"
     assert triton_server.unused_ports(2) == several[4:], "which let them go when it ended"
