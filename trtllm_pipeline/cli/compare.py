@@ -77,7 +77,7 @@ def compare(
       pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
     """
     from trtllm_pipeline.report import compare_writers, gate
-    from trtllm_pipeline.report.measured import load, selected
+    from trtllm_pipeline.report.measured import load_measured, selected
 
     if (by is None) == (baseline is None):
         raise UsageError(
@@ -89,7 +89,7 @@ def compare(
     criteria, allowed = gate.Criteria.parse(metrics, fail_on), options.allowed(allow)
 
     def side(text: str) -> Side:
-        found = load(text, options.store_at(workspace), tokenizer=tokenizer, allow=allowed)
+        found = load_measured(text, options.store_at(workspace), tokenizer=tokenizer, allow=allowed)
         for each in found.left_out:
             note(f"note: {each}; left out")
         return selected(found, cells or ())

@@ -30,12 +30,12 @@ def recommend(
       pipeline recommend 20261121 --slo e2e_p95=2s --objective size
     """
     from trtllm_pipeline.report import recommendation as library
-    from trtllm_pipeline.report.measured import load
+    from trtllm_pipeline.report.measured import load_measured
 
     slos = library.parse_slo(slo) if slo else ()
     least = None if min_accuracy is None else library.parse_least(min_accuracy)
     allowed = options.allowed(allow)
-    measured = load(run, options.store_at(workspace), allow=allowed)
+    measured = load_measured(run, options.store_at(workspace), allow=allowed)
     for each in measured.left_out:
         note(f"note: {each}; left out")
     found = library.advise(measured, cells or (), slos, least, objective, allowed)

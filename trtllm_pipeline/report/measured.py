@@ -89,7 +89,7 @@ class Side:
     """Of repeats: the cells and levels that not all of them have, in words."""
 
 
-def load(
+def load_measured(
     text: str, store: Store | None, *, tokenizer: Path | None = None, allow: Collection[str] = frozenset()
 ) -> Side:
     """What `text` names, see the module's docstring. Raises UsageError, StateError or StageError.

@@ -116,7 +116,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     from trtllm_pipeline.planning.request import REQUEST_FILE, read_request
     from trtllm_pipeline.planning.runs import run_folders
     from trtllm_pipeline.report.comparison import DEFAULT, compare
-    from trtllm_pipeline.report.measured import load, with_files
+    from trtllm_pipeline.report.measured import load_measured, with_files
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
     measured = {cell.perf for cell in new.cells}
@@ -126,7 +126,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
         with suppress(PipelineError):  # one that cannot be read, or compared, is left out
             if read_request(folder / REQUEST_FILE).matrix != read_request(results.runs.newest / REQUEST_FILE).matrix:
                 continue
-            base = load(folder.name, store)
+            base = load_measured(folder.name, store)
             if any(cell.levels and cell.perf not in measured for cell in base.cells):
                 found = compare(new, base, DEFAULT)
                 if found.pairs:

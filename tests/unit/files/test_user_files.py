@@ -23,7 +23,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "questions": lambda path: questions.read_questions(path, {}, ["exact"]),
     "calibration": calibration_rows.read_rows,
     "json": user_files.read_json,
-    "baseline": lambda path: measured.load(str(path), None),
+    "baseline": lambda path: measured.load_measured(str(path), None),
 }
 
 

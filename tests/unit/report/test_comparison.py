@@ -32,7 +32,7 @@ from trtllm_pipeline.report.comparison import (
     compare_by,
 )
 from trtllm_pipeline.report.gate import Judgement, breaks, parse
-from trtllm_pipeline.report.measured import Measured, Side, load, together
+from trtllm_pipeline.report.measured import Measured, Side, load_measured, together
 from trtllm_pipeline.report.recommendation import parse_least, parse_slo, recommend
 from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
@@ -924,7 +924,7 @@ def test_a_load_run_that_failed_its_gate_has_no_figures(tmp_path: Path) -> None:
     finding = {"severity": "invalid", "check": "failures", "concurrency": 1, "message": "4 of 4 requests failed"}
     perf = {"schema": 1, "valid": False, "levels": [{"concurrency": 1}], "findings": [finding]}
     (tmp_path / "perf.json").write_text(json.dumps(perf))
-    (cell_,) = load(str(tmp_path), None).cells
+    (cell_,) = load_measured(str(tmp_path), None).cells
     assert cell_.levels == ()
     assert cell_.unfit == "the measurement is not valid: 4 of 4 requests failed"
 
@@ -953,7 +953,7 @@ def test_parts_of_a_load_run_have_their_types(
 def test_event_files_of_any_server(tmp_path: Path) -> None:
     counts = [counted(i * 100, [(i * 100 + 50, " a b", 2)], request_rate=2.5, concurrency=None) for i in range(6)]
     write(tmp_path / "vllm.jsonl", *counts)
-    (cell_,) = load(str(tmp_path / "vllm.jsonl"), None).cells
+    (cell_,) = load_measured(str(tmp_path / "vllm.jsonl"), None).cells
     (figures,) = cell_.levels
     assert figures.key == "2.5/s"
     assert figures.value("ttft_p50") == 50
@@ -961,9 +961,9 @@ def test_event_files_of_any_server(tmp_path: Path) -> None:
     silent = [request(i * 100, [(i * 100 + 50, " a b")]) for i in range(6)]
     write(tmp_path / "other.jsonl", *silent)
     with pytest.raises(UsageError, match="did not count its tokens"):
-        load(str(tmp_path / "other.jsonl"), None)
+        load_measured(str(tmp_path / "other.jsonl"), None)
     with pytest.raises(UsageError, match=r"^--tokenizer .*not-there: "):
-        load(str(tmp_path / "other.jsonl"), None, tokenizer=tmp_path / "not-there")
+        load_measured(str(tmp_path / "other.jsonl"), None, tokenizer=tmp_path / "not-there")
 
 
 def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -982,7 +982,7 @@ def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pyte
         assert records[1]["sent_ns"] == 1000 * MS
         events = write(folder / "events.jsonl", *records)
         (folder / "perf.json").write_text(json.dumps(analyze(events, Words())))
-        return load(str(folder), None, tokenizer=tmp_path / "tokenizer.json")
+        return load_measured(str(folder), None, tokenizer=tmp_path / "tokenizer.json")
 
     result = compare(
         run("after", 60),
