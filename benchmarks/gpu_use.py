@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import Param
 

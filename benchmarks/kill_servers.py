@@ -30,9 +30,9 @@ from typing import Any
 import httpx
 from kill_resume import processes
 
+from trtllm_pipeline.base.processes.guardian import process_table, with_descendants
 from trtllm_pipeline.hosting import servers
 from trtllm_pipeline.hosting.servers import State
-from trtllm_pipeline.processes.guardian import process_table, with_descendants
 from trtllm_pipeline.serving.triton_server import busy_ports
 from trtllm_pipeline.store import claims
 

@@ -42,7 +42,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId
+from trtllm_pipeline.base.domain import Exclusive, Resources, Scope, StageRunId
 from trtllm_pipeline.execution.order import favourable, play
 from trtllm_pipeline.execution.scheduler import Capacity, Scheduler, Task
 

@@ -23,13 +23,13 @@ from typing import Any, Final
 import quantize as speed
 
 from trtllm_pipeline import worker as worker_file
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.machine import gpus, memory
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.processes.process import Exited, Guardian
 from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine import gpus, memory
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes.process import Exited, Guardian
 from trtllm_pipeline.toolchains.catalog import PYTORCH
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import needs

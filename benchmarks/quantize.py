@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import worker as worker_file
-from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.model_optimizer import calibration_memory, job, quantization_worker

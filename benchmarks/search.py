@@ -24,7 +24,7 @@ from typing import cast
 
 from surfaces import SURFACES, Surface
 
-from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.report.measured import Measured
 from trtllm_pipeline.report.recommendation import Goal, at_best, cost, parse_slo
 from trtllm_pipeline.report.rows import CellResult

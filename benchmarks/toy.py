@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.cli.app import main as pipeline
-from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import ITSELF, Param
 from trtllm_pipeline.toolchains import catalog

@@ -32,14 +32,14 @@ from typing import Any, Final
 
 from gpu_use import PID, RESULT, TOGETHER_S, WINDOWS, Use
 
-from trtllm_pipeline.domain import Cell, CellId, Exclusive, Json, Resources, StageRunId
+from trtllm_pipeline.base.domain import Cell, CellId, Exclusive, Json, Resources, StageRunId
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.gpus import Device, Graphics, nvml
+from trtllm_pipeline.base.machine.model import Gpu
+from trtllm_pipeline.base.machine.placement import cpus_of
 from trtllm_pipeline.execution.executor import Executor
 from trtllm_pipeline.execution.forecast import capacity
 from trtllm_pipeline.execution.loop import Observer, execute
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.gpus import Device, Graphics, nvml
-from trtllm_pipeline.machine.model import Gpu
-from trtllm_pipeline.machine.placement import cpus_of
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.claims import lease_machine

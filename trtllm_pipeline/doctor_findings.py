@@ -18,11 +18,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.machine import assume, gpus, memory, probe
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.packages import version_of
-from trtllm_pipeline.machine.probe import Survey
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.machine import assume, gpus, memory, probe
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.machine.packages import version_of
+from trtllm_pipeline.base.machine.probe import Survey
 from trtllm_pipeline.toolchains import catalog as toolchains
 
 SCHEMA: Final = 1

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.domain import Cell, Scope
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.domain import Cell, Scope
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.planner import check_feasible, plan_cells
 from trtllm_pipeline.planning.request import REQUEST_FILE, Request, read_request

@@ -72,7 +72,7 @@ def test_help_imports_nothing_heavy_and_almost_nothing_of_ours(words: tuple[str,
     assert {name for name in modules if name.startswith("trtllm_pipeline.")} == {
         "trtllm_pipeline.cli",
         "trtllm_pipeline.cli.app",
-        "trtllm_pipeline.terminal",
+        "trtllm_pipeline.base.terminal",
     }
 
 
@@ -127,8 +127,8 @@ def test_looking_for_a_toolchain_imports_none_of_tensorrt_llm_where_that_is_not_
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from trtllm_pipeline.errors import PlanError
-from trtllm_pipeline.machine.probe import this_machine
+from trtllm_pipeline.base.errors import PlanError
+from trtllm_pipeline.base.machine.probe import this_machine
 from trtllm_pipeline.toolchains import catalog as base
 with suppress(PlanError):
     base.detect(replace(this_machine(), tensorrt_llm=None))

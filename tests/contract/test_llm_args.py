@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.trtllm_cells import PYTORCH, cell, infeasible, machine
 from tests.standins.programs import ProgramError, llm_api
 from tests.standins.refusals import holds
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains import catalog as toolchains

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import trtllm_cells
+from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.domain import CellId
-from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.toolchains.tensorrt_llm import needs
 from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token, kv_element_bytes
 
@@ -109,8 +109,8 @@ MEASURED: list[dict[str, Any]] = json.loads((FILE.parent / "quantizing.json").re
 @pytest.mark.parametrize("run", MEASURED, ids=lambda run: f"{run['model']}-{run['run']}")
 def test_quantizing_took_on_an_h200_what_is_expected(run: dict[str, Any]) -> None:
     """Measured by `benchmarks/needs.py`."""
+    from trtllm_pipeline.base.domain import Cell
     from trtllm_pipeline.config.models import Settings
-    from trtllm_pipeline.domain import Cell
 
     settings: dict[str, Any] = Settings().model_dump(mode="json")
     asked = {"samples": run["samples"], "max_length": run["max_length"]}

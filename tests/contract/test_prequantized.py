@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, infeasible, plan, stage_run, stages, values
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.files.quantization import FORMS, QuantizedWeights
 from trtllm_pipeline.hub import peek, sources
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.plan_file import axes
 from trtllm_pipeline.planning.request import Request

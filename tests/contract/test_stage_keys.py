@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import pytest
 
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.fingerprints import canonical, changes
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.fingerprint import canonical, changes
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.hub.sources import local_folder, unpinned
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.planning.request import Request

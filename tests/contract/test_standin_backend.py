@@ -12,8 +12,8 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tests.standins.triton import MODEL, install_server
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.serving import triton_server
 
 pytestmark = pytest.mark.thorough

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.helpers import trtllm_cells
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm import durations
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.version import Version
 
 from maintenance.record_release import default_of, disagreements
-from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.base.errors import PlanError
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm import program_options as options
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (

@@ -20,9 +20,9 @@ from tests.standins import releases
 from tests.standins.programs import arguments
 from tests.standins.programs.checkpoint import safetensors
 from tests.standins.triton import openai_frontend
+from trtllm_pipeline.base.domain import Scope
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.domain import Scope
 from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.toolchains import catalog as toolchains
 

@@ -18,12 +18,12 @@ from tests.helpers.trtllm_cells import cell as some_cell
 from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, build
 from tests.standins.programs.quantize import ALGORITHMS
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.execution.plan_commands import command_lines
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import make_plan
 from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains import catalog as toolchains

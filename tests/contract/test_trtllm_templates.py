@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
-from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, llmapi, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository

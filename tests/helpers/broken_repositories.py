@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.standins import templates as standin
-from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository

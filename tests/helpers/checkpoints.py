@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tests.contexts import context
 from tests.helpers.needed import quantize_package
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
 from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
 from trtllm_pipeline.toolchains.model_optimizer import quantization_worker

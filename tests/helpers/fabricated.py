@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.conftest import MACHINE
+from trtllm_pipeline.base.domain import Cell, CellId, Json, StageRunId
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId
-from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.forecast import Durations
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.store.index import Artifact

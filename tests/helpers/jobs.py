@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.base.domain import Scope, StageRunId
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.executor import Ended, Job
 from trtllm_pipeline.stages.base import JOB

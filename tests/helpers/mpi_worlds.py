@@ -16,8 +16,8 @@ import pytest
 
 from tests.helpers import needed
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.serving import mpi_server, triton_server
 from trtllm_pipeline.serving.command_lines import launcher
 

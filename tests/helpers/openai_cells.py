@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.trtllm_cells import RECIPE, settings_of
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.openai.server import argv

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from tests.helpers.fabricated import recorded
-from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.provenance import SigningKey
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact

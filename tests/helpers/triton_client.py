@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded

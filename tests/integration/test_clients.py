@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running, server_process
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.bench.load import EventFile, Level, run_level
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import OPENAI, Target
@@ -21,7 +22,6 @@ from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, GenerationRequest
 from trtllm_pipeline.client.triton import PROTOCOLS, STREAMING, Client
-from trtllm_pipeline.errors import FailureClass, ServerError
 
 TEXT = "héllo wörld again 😀 done"
 SCRIPTS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
-from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.hub import dataset_file, hugging_face
 from trtllm_pipeline.hub.hub_errors import OfflineError
 

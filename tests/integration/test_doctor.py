@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.toolchains import catalog as toolchains
 
 TEXT, MAYBE_TEXT = {"type": "string", "minLength": 1}, {"type": ["string", "null"], "minLength": 1}

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.trtllm_runs import Lane
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof import material
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.contexts import context
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
-from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.hub import hub_errors, transfer
 from trtllm_pipeline.hub.peek import quantized
 from trtllm_pipeline.hub.sources import code_of, fetch, resolve

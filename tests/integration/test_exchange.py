@@ -14,16 +14,16 @@ import pytest
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
 from tests.helpers.s3 import s3_server
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Fingerprint, Scope
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import Fingerprint, Scope
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.fingerprints import fingerprint
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution import file_views
 from trtllm_pipeline.execution.agent import folder_of
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.exchange import Exchange
 from trtllm_pipeline.execution.executor import Job, Ready
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.fingerprint import fingerprint
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Manifest
 

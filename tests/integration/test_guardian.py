@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.waiting import PATIENCE_S, eventually
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.processes.guardian import MARK
-from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.processes.guardian import MARK
+from trtllm_pipeline.base.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
 
 ROOT = Path(__file__).parents[2]
 
@@ -342,7 +342,7 @@ def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap
 CLIENT = """
 import os, select, sys
 from pathlib import Path
-from trtllm_pipeline.processes.process import Guardian
+from trtllm_pipeline.base.processes.process import Guardian
 folder, nap = Path(sys.argv[1]), sys.argv[2]
 guardian = Guardian()
 print(guardian.pid, flush=True)

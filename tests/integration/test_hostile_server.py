@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target, service_at
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.client.transport import http2
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.client.transport.timestamped_socket import TimestampedSocket
-from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
 

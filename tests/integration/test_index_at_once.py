@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.store.store import Store
 
 FORK = multiprocessing.get_context("fork")

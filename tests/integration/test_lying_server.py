@@ -20,10 +20,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, ScriptedServer, config, running
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.bench import validity
 from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.stages import perf
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams

@@ -293,7 +293,7 @@ def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
 
 @pytest.mark.seam
 def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:
-    from trtllm_pipeline.errors import ServerError
+    from trtllm_pipeline.base.errors import ServerError
 
     with pytest.raises(ServerError, match="no input min_tokens") as caught:
         measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, exact_length=True)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, STAGES, make_cell, make_toolchain
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.execution import executor as executing
 from trtllm_pipeline.execution.executor import Executor
 from trtllm_pipeline.execution.loop import Observer, Outcome, execute

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import package_index
 from trtllm_pipeline.hub.sources import fetch, resolve
 

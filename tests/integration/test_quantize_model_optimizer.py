@@ -19,7 +19,7 @@ import pytest
 from tests.helpers.checkpoints import dequantized, quantize
 from tests.helpers.needed import quantize_package
 from tests.standins.installation import install
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 
 torch = quantize_package("torch")
 quantize_package("modelopt.torch.quantization")

@@ -20,16 +20,16 @@ import pytest
 from tests.helpers import needed
 from tests.helpers.mpi_worlds import Stage, seen_over
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.processes.process import Exited, Group, Guardian, ProcessEvent
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.processes.process import Exited, Group, Guardian, ProcessEvent
 from trtllm_pipeline.serving import mpi_server, triton_server
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.stages.launch import run_ranks
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend, load

@@ -17,8 +17,8 @@ import pytest
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
 from tests.helpers.trtllm_runs import Lane
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Resources
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.domain import Resources
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone

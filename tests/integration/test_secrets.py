@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import job
+from trtllm_pipeline.base.machine.triton_installation import TritonInstallation
+from trtllm_pipeline.base.processes.process import Guardian
 from trtllm_pipeline.execution.executor import Ended, Executor
 from trtllm_pipeline.hosting import control
-from trtllm_pipeline.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.processes.process import Guardian
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.store import claims
 

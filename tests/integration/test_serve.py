@@ -25,13 +25,13 @@ from tests.helpers.embedded_engines import script_engine
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, still_running
 from tests.helpers.waiting import eventually
 from tests.unit.provenance.test_provenance import write_key
+from trtllm_pipeline.base.processes.guardian import process_table, with_descendants
 from trtllm_pipeline.hosting.servers import boot_id, folder_of, look
-from trtllm_pipeline.processes.guardian import process_table, with_descendants
 from trtllm_pipeline.serving.triton_server import busy_ports
 
 FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")
 MEASURING = """
-from trtllm_pipeline.domain import Exclusive
+from trtllm_pipeline.base.domain import Exclusive
 from trtllm_pipeline.store.claims import lease_machine
 held = lease_machine((), exclusive=Exclusive.MACHINE)
 print(held is not None, flush=True)

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, config, running
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages import accuracy, perf, score, smoke
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load

@@ -15,8 +15,8 @@ import pytest
 
 from tests.helpers.jobs import end, job, submit
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Resources
-from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.base.domain import Resources
+from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
 from trtllm_pipeline.serving.triton_server import unused_ports

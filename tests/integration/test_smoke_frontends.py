@@ -16,8 +16,8 @@ from tritonclient.grpc import model_config_pb2
 from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, running
 from tests.standins import templates
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.stages import smoke
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import SmokeParams

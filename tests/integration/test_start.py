@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline import flow
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.planning import request
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.store.store import Store

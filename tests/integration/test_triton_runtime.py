@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.embedded_engines import END_ID, SCRIPT, random_engine, script_engine
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, RequestError, Runtime, Sampling
 
 pytestmark = pytest.mark.seam

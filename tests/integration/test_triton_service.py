@@ -19,11 +19,11 @@ import pytest
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.triton_client import Client, Stream
 from tests.helpers.waiting import eventually
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.processes.guardian import proc_file, process_table
 from trtllm_pipeline.client import recognise
 from trtllm_pipeline.client import triton as asking
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.processes.guardian import proc_file, process_table
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
@@ -32,7 +32,7 @@ from trtllm_pipeline.toolchains.embedded.runtime import Limits
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.stages.launch import run
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, load

@@ -24,13 +24,13 @@ from tests.helpers.gateways import listening
 from tests.helpers.triton_client import Client
 from tests.standins import templates as standin
 from tests.standins import triton as backend
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, GenerationRequest
 from trtllm_pipeline.client.triton import Client as TritonClient
-from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.stages.asking import adapter_options
 from trtllm_pipeline.stages.lora_tensors import LoraTensors, convert

@@ -17,15 +17,15 @@ import httpx
 import pytest
 
 from tests.helpers.waiting import eventually
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import triton_server, trtllm_serve
 
 STAND_IN = [sys.executable, str(Path(__file__).resolve().parents[1] / "standins" / "serve.py"), "Qwen/Qwen3-8B"]
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.stages.launch import run_openai
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend, load

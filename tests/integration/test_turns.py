@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import Self
 
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Exclusive, Scope
+from trtllm_pipeline.base.domain import Exclusive, Scope
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.store import claims
 

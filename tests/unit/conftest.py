@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from trtllm_pipeline.domain import Cell, CellId, Exclusive, Resources, Scope
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, CellId, Exclusive, Resources, Scope
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import Param
 from trtllm_pipeline.toolchains.catalog import Toolchain

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import disk
+from trtllm_pipeline.base.processes import process
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.cli.output import explain_error
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import disk
-from trtllm_pipeline.processes import process
 from trtllm_pipeline.store.store import Store
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"

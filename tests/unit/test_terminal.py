@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.helpers import fabricated
-from trtllm_pipeline import terminal
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.domain import StageStatus
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.terminal import clean, console
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import StageStatus
-from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.terminal import clean, console
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x1b]8;;http://x/\x1b\\d\x9b31me\u202ef\x08\x7fg\x1b(0h\udce9"
 SHOWN = "abcd\\u009b31me\\u202ef\\u0008\\u007fgh\\udce9"
@@ -195,7 +195,7 @@ def test_two_streams_end_in_the_same_place_or_not(tmp_path: Path) -> None:
 
 def test_ctrl_z_gives_the_shell_its_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, stopped = io.StringIO(), list[str]()
-    monkeypatch.setattr("trtllm_pipeline.terminal.os.kill", lambda *_: stopped.append(stream.getvalue()))
+    monkeypatch.setattr("trtllm_pipeline.base.terminal.os.kill", lambda *_: stopped.append(stream.getvalue()))
     monkeypatch.setattr(terminal, "console", lambda stream: Console(file=stream, force_terminal=True))
     with terminal.screen(stream) as live:
         live.update("seen", refresh=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 
 from trtllm_pipeline import worker
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.stages.base import FAILURE_FILE, StageContext
 from trtllm_pipeline.stages.params import DownloadParams, Param
 

@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.base.files.user_files import decode
+from trtllm_pipeline.base.machine.gpus import Nvml, nvml, of_process
 from trtllm_pipeline.client.transport.http import HttpError, fetch
-from trtllm_pipeline.files.user_files import decode
-from trtllm_pipeline.machine.gpus import Nvml, nvml, of_process
 
 if TYPE_CHECKING:
     from trtllm_pipeline.bench.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, TritonRecord

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.files.user_files import fail, read_mapping
 from trtllm_pipeline.bench.result import LevelResult, LoadResult, load_words
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.files.user_files import fail, read_mapping
 
 ENGINE_REPORT_FILE: Final = "report.json"
 """In what a stage leaves."""

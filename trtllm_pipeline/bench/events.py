@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, No
 from annotated_types import Interval, MinLen
 from typing_extensions import NotRequired, TypedDict
 
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.files.reading import read_bytes
+from trtllm_pipeline.base.files.user_files import JsonError, decode_mapping
 from trtllm_pipeline.bench.prompts import opened
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.files.reading import read_bytes
-from trtllm_pipeline.files.user_files import JsonError, decode_mapping
 
 if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured
     from pydantic import TypeAdapter

@@ -25,10 +25,10 @@ from statistics import median
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.prompts import Prompt, conversations, opened, with_text
 from trtllm_pipeline.bench.windows import WAVES
 from trtllm_pipeline.client.session import Answer, GenerationRequest, Session
-from trtllm_pipeline.errors import FailureClass, StageError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.processes.process import allow_open_files
 from trtllm_pipeline.bench import conditions, counters, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Load, run_level
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
@@ -25,9 +28,6 @@ from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
 from trtllm_pipeline.bench.target import Target, adds_special_tokens
 from trtllm_pipeline.bench.workloads import Openings, Workload, made
 from trtllm_pipeline.client.triton import PERF_METRICS, Client
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.processes.process import allow_open_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
-from trtllm_pipeline.errors import UsageError
 
 PER_REQUEST: Final = ("ttft", "tpot", "e2e")
 """Latencies that every request has."""

@@ -11,10 +11,9 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.client import images
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
-from trtllm_pipeline.files import tables
-from trtllm_pipeline.files.user_files import (
+from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.base.files import tables
+from trtllm_pipeline.base.files.user_files import (
     RowError,
     check,
     decode,
@@ -22,6 +21,7 @@ from trtllm_pipeline.files.user_files import (
     read_json_lines,
     read_text,
 )
+from trtllm_pipeline.client import images
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
 OPENING_WORDS: Final = 2

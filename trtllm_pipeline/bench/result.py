@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.metric_names import LATENCIES, LATENCY_NAMES, RATES
 from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary
 from trtllm_pipeline.bench.windows import WAVES, Window
-from trtllm_pipeline.domain import Json
 
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",

@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import DownloadError
+from trtllm_pipeline.base.machine.gpus import nvml
+from trtllm_pipeline.base.machine.model import cpu_count
+from trtllm_pipeline.base.machine.speeds import sheet_bandwidth
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, num_experts
 from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
 from trtllm_pipeline.hub.other_weights import StoredTensor, gguf_files, gguf_header, torch_files, torch_tensors
 from trtllm_pipeline.hub.verify import tensors
-from trtllm_pipeline.machine.gpus import nvml
-from trtllm_pipeline.machine.model import cpu_count
-from trtllm_pipeline.machine.speeds import sheet_bandwidth
 from trtllm_pipeline.triton_repository.engine_config import speculation_of
 
 CPU_MARGIN: Final = 4.0

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
+from trtllm_pipeline.base.files.user_files import decode_yaml, read_mapping
+from trtllm_pipeline.base.processes.process import running_since
 from trtllm_pipeline.bench import counters
 from trtllm_pipeline.bench.load import EventFile
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.triton import Client
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields, find
-from trtllm_pipeline.files.user_files import decode_yaml, read_mapping
-from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine_config import Engine
 from trtllm_pipeline.triton_repository.model_names import ENGINE_MODEL

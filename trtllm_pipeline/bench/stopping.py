@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.bench.load import Level, Load
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.stats import crossing_interval, relative_half_width, share_interval
-from trtllm_pipeline.errors import UsageError
 
 LEAST_REPEATS: Final = 5
 """Before the first look at intervals: of fewer repeats some are narrow by chance."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.bench.prompts import Prompt, beside_template
 from trtllm_pipeline.client import images
 from trtllm_pipeline.client.openai import OpenAiClient
@@ -17,7 +18,6 @@ from trtllm_pipeline.client.openai import options as openai_sampling
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option
 from trtllm_pipeline.client.triton import IMAGE_INPUT, Client, sampling
-from trtllm_pipeline.errors import FailureClass, ServerError
 
 OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
     "openai_chat": ("chat", True),

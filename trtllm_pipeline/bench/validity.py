@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
+from trtllm_pipeline.base.domain import Exclusive
 from trtllm_pipeline.bench.events import ProbeRecord, RequestRecord
 from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.bench.result import MeasurementFinding
 from trtllm_pipeline.bench.roofline import CPU_MARGIN
 from trtllm_pipeline.bench.stats import percentile
-from trtllm_pipeline.domain import Exclusive
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10

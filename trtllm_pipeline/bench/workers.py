@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.bench.load import EventFile, Level, Share, Together, run_level
 from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.user_files import RowError, read_json_lines
 from trtllm_pipeline.bench.prompts import OPENING_WORDS, Prompt, conversations
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.user_files import RowError, read_json_lines
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,11 +12,11 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.terminal import raw
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages import params
-from trtllm_pipeline.terminal import raw
 
 OTHER_NAMES: Final = {
     **dict.fromkeys(("request-count", "num-requests"), "requests"),
@@ -390,12 +390,12 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
+    from trtllm_pipeline.base.files.user_files import check
     from trtllm_pipeline.bench.engine_report import Beside, EngineReport, write_dataset
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
     from trtllm_pipeline.bench.result import LoadResult
     from trtllm_pipeline.files.tokenizer import tokenizer_at
-    from trtllm_pipeline.files.user_files import check
     from trtllm_pipeline.report import load_tables
 
     check(events)

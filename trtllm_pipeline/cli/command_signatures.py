@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, get_args
 
 from typer.models import ArgumentInfo, OptionInfo
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import completion, options
-from trtllm_pipeline.errors import UsageError
 
 MATRIX_WORD: Final = "matrix_word"
 _Matrix = Annotated[

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.terminal import clean
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_rendered, explain_error, note, rendered, write_output
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.measured import Side

@@ -53,7 +53,7 @@ def runs(ctx: typer.Context) -> list[tuple[str, str]]:
 
 def cells(ctx: typer.Context) -> list[str]:
     """Ids of the cells of the matrix that was typed, or of the latest run."""
-    from trtllm_pipeline.errors import PipelineError
+    from trtllm_pipeline.base.errors import PipelineError
 
     try:
         if matrix := ctx.params.get("matrix") or ctx.params.get("matrix_word"):
@@ -82,7 +82,7 @@ def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
 
 def stages(ctx: typer.Context) -> list[str]:
     """Names of stages: of the latest run, or of all toolchains."""
-    from trtllm_pipeline.errors import PipelineError
+    from trtllm_pipeline.base.errors import PipelineError
     from trtllm_pipeline.toolchains import catalog
 
     try:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.doctor_findings import Examination
-from trtllm_pipeline.errors import UsageError
 
 
 def doctor(
@@ -75,10 +75,10 @@ def doctor(
 def _deep(
     workspace: Path, assume: str | None, toolchain: str | None, family: str | None, precision: str | None, form: str
 ) -> int:
+    from trtllm_pipeline.base.text_blocks import on_terminal
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.proof import examination
     from trtllm_pipeline.proof.findings import DeepExamination
-    from trtllm_pipeline.text_blocks import on_terminal
 
     if assume is not None:
         raise UsageError("--deep examines this machine; nothing can run on an assumed one", hint="leave out --assume")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
-from trtllm_pipeline.errors import UsageError
 
 
 def export(

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit, note
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway import run
 from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.params import to_json

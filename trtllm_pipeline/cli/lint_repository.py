@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
-from trtllm_pipeline.errors import UsageError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.triton_repository.engine_config import Engine

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import completion
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE, Request
 from trtllm_pipeline.store.store import Store, is_workspace
 
@@ -480,7 +480,7 @@ def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
 
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
     """NAME and VALUE of an option that is given several times, a value as JSON where it is any. Raises UsageError."""
-    from trtllm_pipeline.files.user_files import decode
+    from trtllm_pipeline.base.files.user_files import decode
 
     found = {}
     for text in texts or ():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from trtllm_pipeline.base.text_tables import aligned
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as
-from trtllm_pipeline.text_tables import aligned
 
 
 def list_(format: options.TextOrJson = "text") -> None:

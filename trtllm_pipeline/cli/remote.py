@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtllm_pipeline.base.domain import Json, Scope
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.wording import count, size
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.domain import Json, Scope
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.wording import count, size
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def pull(
       pipeline store pull https://engines.example/nightly build-4a46c422fbf3
     """
     from trtllm_pipeline import provenance
-    from trtllm_pipeline.machine.probe import this_machine
+    from trtllm_pipeline.base.machine.probe import this_machine
     from trtllm_pipeline.store import remote_store
 
     policy = provenance.policy(trusted_keys, required=require_signed)

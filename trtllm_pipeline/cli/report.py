@@ -6,9 +6,9 @@ import sys
 from io import StringIO
 from typing import Annotated, Literal
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, note, write_output
-from trtllm_pipeline.errors import UsageError
 
 
 def report(

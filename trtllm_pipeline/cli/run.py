@@ -9,15 +9,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trtllm_pipeline import flow, terminal
+from trtllm_pipeline import flow
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.files.collecting import uncollected
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.planning.planner import check_feasible
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.planning.selection import load
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store.store import Store
 
 
@@ -172,8 +173,8 @@ def plan(
         return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
+    from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
     from trtllm_pipeline.report.plan_difference import PlanDifference, compare_plans
-    from trtllm_pipeline.text_blocks import as_markdown, on_terminal
 
     emit_as(
         format,
@@ -187,8 +188,8 @@ def plan(
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
     """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
+    from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
     from trtllm_pipeline.report.fits import Fits, fits_of
-    from trtllm_pipeline.text_blocks import as_markdown, on_terminal
 
     found = fits_of(request, store)
     emit_as(

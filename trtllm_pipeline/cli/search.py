@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
@@ -50,11 +50,11 @@ def search(
       pipeline search my.yaml --objective latency --slo output_tps=100 --min-accuracy -1%
       pipeline search my.yaml --dry-run
     """
+    from trtllm_pipeline.base.text_blocks import on_terminal
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report import recommendation
     from trtllm_pipeline.search import driver
     from trtllm_pipeline.search.next_cell import Goals
-    from trtllm_pipeline.text_blocks import on_terminal
 
     if budget < 1:
         raise UsageError(f"--budget: expected a positive number of cells, got {budget}")

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from trtllm_pipeline import terminal
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.processes.process import allow_open_files
+from trtllm_pipeline.base.text_tables import aligned
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note, print_log, write_output
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams
 from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
-from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.params import table
-from trtllm_pipeline.text_tables import aligned
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hosting.serve_target import ServeTarget
@@ -225,8 +225,8 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
+    from trtllm_pipeline.base.machine.probe import this_machine
     from trtllm_pipeline.hosting import serve_target as target
-    from trtllm_pipeline.machine.probe import this_machine
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
     if target.is_folder(what):

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline import provenance
+from trtllm_pipeline.base.domain import Scope
+from trtllm_pipeline.base.errors import MatrixError, UsageError
+from trtllm_pipeline.base.processes.process import allow_open_files
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
-from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains import catalog as toolchains
@@ -112,7 +112,7 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    from trtllm_pipeline.machine.probe import this_machine
+    from trtllm_pipeline.base.machine.probe import this_machine
 
     known = [toolchains.load(each) for each in toolchains.names()]
     usable = [each for each in known if each.missing(this_machine()) is None]
@@ -252,7 +252,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
 
 def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     """What is missing of the inputs and files of a stage, or cannot be read."""
-    from trtllm_pipeline.files.user_files import check
+    from trtllm_pipeline.base.files.user_files import check
 
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
     wrong = [

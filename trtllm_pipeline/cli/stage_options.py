@@ -13,9 +13,9 @@ from dataclasses import MISSING, is_dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
+from trtllm_pipeline.base.domain import Json, Scope
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.domain import Json, Scope
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Objectives, ParamField, Precisions, StopMetric, load, table
@@ -300,7 +300,7 @@ def _scalar(kind: Any, text: str) -> Json:
 
 def _mapping(pairs: list[str]) -> dict[str, Any]:
     """`a.b=1` and `c=text` as a mapping; values are YAML."""
-    from trtllm_pipeline.files.user_files import decode_yaml
+    from trtllm_pipeline.base.files.user_files import decode_yaml
 
     found: dict[str, Any] = {}
     for pair in pairs:

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trtllm_pipeline import terminal
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.planner import plan_of
 from trtllm_pipeline.report import report_file
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.files.disk import folder_bytes
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.files.disk import folder_bytes
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.manifest import Discrepancy, Kind
 from trtllm_pipeline.store.store import Store
@@ -160,8 +160,8 @@ def prune(
       pipeline store prune --unused-for 30d
       pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
+    from trtllm_pipeline.base.wording import count, size
     from trtllm_pipeline.planning.unused import sort_out
-    from trtllm_pipeline.planning.wording import count, size
 
     store = options.known_store(workspace)
     roots = needed.roots(store)
@@ -223,8 +223,8 @@ def rm(
       pipeline store rm build-4a46c422fbf3 --yes
       pipeline store rm --run nightly-12 --yes
     """
+    from trtllm_pipeline.base.wording import count, size
     from trtllm_pipeline.planning import removal
-    from trtllm_pipeline.planning.wording import count, size
 
     if not names and run is None:
         raise UsageError(
@@ -304,8 +304,8 @@ def du(
     examples:
       pipeline store du
     """
+    from trtllm_pipeline.base.text_blocks import on_terminal
     from trtllm_pipeline.report.disk_use import disk_use
-    from trtllm_pipeline.text_blocks import on_terminal
 
     found = disk_use(options.known_store(workspace))
     emit_as(format, found.to_json(), text=lambda _: on_terminal(found.blocks()))

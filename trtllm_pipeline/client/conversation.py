@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.client import fields, recognise, said
 from trtllm_pipeline.client.session import ServerSentEvents
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES
 from trtllm_pipeline.client.urls import api_url
-from trtllm_pipeline.errors import FailureClass, ServerError
 
 _LOOK_S: Final = 10.0
 _SILENCE_S: Final = 300.0

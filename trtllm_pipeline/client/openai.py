@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.client import fields, recognise, said
 from trtllm_pipeline.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.urls import api_url
-from trtllm_pipeline.errors import FailureClass, ServerError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.client import fields
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http import HttpError, fetch
-from trtllm_pipeline.errors import FailureClass, ServerError
 
 Kind = Literal["grpc", "http", "metrics", "openai"]
 _NAMES: Final = {

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.client import fields
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES
-from trtllm_pipeline.errors import FailureClass, ServerError
 
 _SPARE_MESSAGES: Final = 1 << 12
 _MESSAGES_PER_TOKEN: Final = 64

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.client import fields, recognise
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import (
@@ -37,7 +38,6 @@ from trtllm_pipeline.client.session import (
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.http import fetch
 from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
-from trtllm_pipeline.errors import FailureClass, ServerError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

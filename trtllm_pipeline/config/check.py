@@ -10,9 +10,9 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import Fault
 from trtllm_pipeline.config.document import Document, KeyPath, child, nearest
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault
 
 M = TypeVar("M", bound=BaseModel)
 _SCALARS = {"bool_type", "int_type", "float_type", "string_type"}

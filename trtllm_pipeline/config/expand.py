@@ -22,6 +22,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
+from trtllm_pipeline.base.domain import ALONE, Cell, CellId, Exclusive, Json, in_order
+from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.config.document import KeyPath, nearest
 from trtllm_pipeline.config.spelling import (
     SETTINGS_PREFIX,
@@ -32,8 +34,6 @@ from trtllm_pipeline.config.spelling import (
     parse_lengths,
     parse_parallel,
 )
-from trtllm_pipeline.domain import ALONE, Cell, CellId, Exclusive, Json, in_order
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.config.document import SUFFIXES, nearest, read
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import MatrixError, UsageError
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
 """A commented matrix to start from."""

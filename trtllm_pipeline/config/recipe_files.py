@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.config.document import SUFFIXES, Document, KeyPath, Origin, nearest, read
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.config.models import Recipe

@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import Fault, UsageError
 from trtllm_pipeline.config.document import Document, KeyPath, Origin, child, key_text, nearest, parse
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault, UsageError
 
 
 @dataclass(frozen=True, slots=True)

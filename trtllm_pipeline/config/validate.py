@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.config import sets as set_arguments
 from trtllm_pipeline.config.check import check
 from trtllm_pipeline.config.document import Document, KeyPath, key_text, nearest, read
 from trtllm_pipeline.config.models import Axes, Matrix, Recipe, Settings
 from trtllm_pipeline.config.recipe_files import check_recipe, is_folder, recipe_file, recipe_of_folder
 from trtllm_pipeline.config.spelling import SETTINGS_PREFIX, nested, setting_axes
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 
 AXES: Final = tuple(Axes.model_fields)
 """Names of the axes that are no settings, in the order of a cell id's segments."""

@@ -9,10 +9,10 @@ from typing import Final
 
 import yaml
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import Fault, MatrixError
+from trtllm_pipeline.base.files import user_files
 from trtllm_pipeline.config.document import Document, KeyPath, Origin
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault, MatrixError
-from trtllm_pipeline.files import user_files
 
 MAX_DEPTH: Final = 40
 TOO_DEEP: Final = f"is nested deeper than {MAX_DEPTH} levels"

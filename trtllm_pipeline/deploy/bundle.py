@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files.digest import sha256_of_file
+from trtllm_pipeline.base.files.user_files import decode_yaml
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.deploy import card, start_script
 from trtllm_pipeline.deploy.deployment import BESIDE, Deployment
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files.digest import sha256_of_file
-from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.provenance import statement_of
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.toolchains import companions

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.deploy import bundle, manifests
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.store.store import Store
 
 TARGETS: Final = ("bundle", "compose", "kubernetes", "lws", "kserve", "hub")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import provenance
+from trtllm_pipeline.base.errors import StateError, UsageError
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.deploy import container_images, kubernetes_names
-from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.hosting.serve_target import require_text
 from trtllm_pipeline.planning.estimates import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.provenance import Policy
 from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.served_cell import ServedCell, run_command

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline import __version__
+from trtllm_pipeline.base.errors import DownloadError, UsageError
 from trtllm_pipeline.deploy.bundle import largest
-from trtllm_pipeline.errors import DownloadError, UsageError
 from trtllm_pipeline.hub.hugging_face import endpoint, errors_in_words
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.bench.stats import CONFIDENCE, MEAN_INTERVAL, Interval, mean_interval
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate.scores import NORMALISATION, Metric, Question
-from trtllm_pipeline.files.writing import write_json
 
 ANSWERS: Final = "answers.jsonl"
 ACCURACY_FILE: Final = "accuracy.json"

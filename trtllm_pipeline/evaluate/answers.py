@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.prompts import Render, chat_renderer, tokenizer_folder, unrendered
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import accuracy_result
 from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult, AnsweredQuestion
 from trtllm_pipeline.evaluate.functions import metrics_of

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final
 from annotated_types import Ge, Le
 from typing_extensions import NotRequired, TypedDict
 
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.files import user_files
+from trtllm_pipeline.base.files.reading import read_bytes
 from trtllm_pipeline.bench.events import STRICT, Count, Rate, told
 from trtllm_pipeline.bench.stats import Interval, Summary, mean_interval, summary
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.files import user_files
-from trtllm_pipeline.files.reading import read_bytes
 
 Key = tuple[Any, ...]
 """The id of an answer's question, and which of the answers to it in a load run."""

@@ -9,11 +9,11 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from trtllm_pipeline.base.errors import Fault, StageError
+from trtllm_pipeline.base.files.user_files import RowError
 from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.bench.prompts import Prompt, Render
-from trtllm_pipeline.errors import Fault, StageError
 from trtllm_pipeline.evaluate.scores import LETTERS, SCORE_METRICS, Metric, NumericTolerance, Question, normalise
-from trtllm_pipeline.files.user_files import RowError
 
 
 def read_questions(

@@ -15,8 +15,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.errors import FailureClass, StageError
 
 DRIFT: Final = {
     "agreement": "share of answers that are the same, character by character; every question counts once",

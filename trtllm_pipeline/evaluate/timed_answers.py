@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.events import level_of, read_records
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate.accuracy_result import AnsweredQuestion, Place
 from trtllm_pipeline.evaluate.scores import Question
 

@@ -25,12 +25,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline import terminal
-from trtllm_pipeline.domain import Json, Scope, StageRunId
-from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.domain import Json, Scope, StageRunId
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.files.writing import read_object, write_json
+from trtllm_pipeline.base.machine import gpus, probe
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, read_job
-from trtllm_pipeline.files.writing import read_object, write_json
-from trtllm_pipeline.machine import gpus, probe
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.claims import Claim, WaitingPlace, lease_machine
 from trtllm_pipeline.store.store import CLUSTER

@@ -20,14 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Exclusive, Scope
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.domain import Exclusive, Scope
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.gpus import MASK_VARIABLE
+from trtllm_pipeline.base.processes import out_of_memory
+from trtllm_pipeline.base.processes.secrets import without_secrets
 from trtllm_pipeline.execution.executor import Job, failure_of
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.gpus import MASK_VARIABLE
-from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
 from trtllm_pipeline.store.claims import (
     WaitingPlace,

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.domain import Scope, StageRunId
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.files.writing import read_object, write_json
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution import agent as agents
 from trtllm_pipeline.execution.exchange import Exchange
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.files.writing import read_object, write_json
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.store import LOG

@@ -35,14 +35,14 @@ from typing import Any, Final, TypeVar
 
 from blake3 import blake3
 
-from trtllm_pipeline import terminal
-from trtllm_pipeline.domain import Fingerprint, Json, StageRunId
-from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.domain import Fingerprint, Json, StageRunId
+from trtllm_pipeline.base.errors import FailureClass, RemoteError, StageError, StateError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base.files.writing import object_text, read_object, write_json
 from trtllm_pipeline.execution import agent, file_views
 from trtllm_pipeline.execution.executor import Job, Usage, read_job
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.digest import digest_file
-from trtllm_pipeline.files.writing import object_text, read_object, write_json
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.domain import Exclusive, Json, Resources, Scope, StageRunId
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.domain import Exclusive, Json, Resources, Scope, StageRunId
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.user_files import decode_mapping
+from trtllm_pipeline.base.files.writing import object_text, write_once
+from trtllm_pipeline.base.machine.gpus import GpuPeaks
+from trtllm_pipeline.base.processes import out_of_memory
+from trtllm_pipeline.base.processes.process import Exited, Guardian, Refused, Spawned
+from trtllm_pipeline.base.processes.secrets import hub_tokens
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.files.writing import object_text, write_once
-from trtllm_pipeline.machine.gpus import GpuPeaks
-from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
-from trtllm_pipeline.processes.secrets import hub_tokens
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.store import LOG

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId
+from trtllm_pipeline.base.domain import Fingerprint, Json, Resources, Scope, StageRunId
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.order import FIRST, play
 from trtllm_pipeline.hub.sources import kept_bytes
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.estimates import (
     HOST,
     SHARED,

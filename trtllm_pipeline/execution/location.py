@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.execution.forecast import capacities
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.planning.request import LOCAL, RAY, SLURM, Request
 from trtllm_pipeline.planning.selection import machine_of
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.base.machine.model import Machine
     from trtllm_pipeline.config.validate import LoadedMatrix
     from trtllm_pipeline.execution.cluster import Cluster
     from trtllm_pipeline.execution.executor import Executor
-    from trtllm_pipeline.machine.model import Machine
 
 
 @dataclass(frozen=True, slots=True)

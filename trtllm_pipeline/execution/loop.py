@@ -18,17 +18,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.domain import Cell, Exclusive, Fingerprint, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass, StageError, StateError
+from trtllm_pipeline.base.domain import Cell, Exclusive, Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.errors import FailureClass, StageError, StateError
+from trtllm_pipeline.base.files import disk
+from trtllm_pipeline.base.files.writing import read_object
+from trtllm_pipeline.base.machine.probe import cpus_near, made_by, maker
 from trtllm_pipeline.execution import file_views
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.forecast import Durations, guess_s, section, tasks
 from trtllm_pipeline.execution.order import favourable
 from trtllm_pipeline.execution.plan_commands import command_lines
-from trtllm_pipeline.files import disk
-from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.machine.probe import cpus_near, made_by, maker
 from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE

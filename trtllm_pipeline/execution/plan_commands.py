@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.domain import Scope
+from trtllm_pipeline.base.domain import Scope
 from trtllm_pipeline.planning.estimates import of_run
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.plan_file import plan_lines
@@ -15,8 +15,8 @@ from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, StageContext
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.base.machine.model import Machine
     from trtllm_pipeline.execution.forecast import Forecast
-    from trtllm_pipeline.machine.model import Machine
 
 
 def command_lines(

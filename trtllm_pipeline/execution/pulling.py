@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import provenance
-from trtllm_pipeline.domain import Fingerprint, Scope, StageRunId
-from trtllm_pipeline.errors import RemoteError
+from trtllm_pipeline.base.domain import Fingerprint, Scope, StageRunId
+from trtllm_pipeline.base.errors import RemoteError
+from trtllm_pipeline.base.wording import amount, count, size
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.planning.plan import Plan, to_run, wanted
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.wording import amount, count, size
 from trtllm_pipeline.store import remote_store
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.remote_store import BOUND, ArtifactKey, ArtifactTransfer, Progress, Remote

@@ -21,12 +21,12 @@ from ray._private import worker
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.gpus import MASK_VARIABLE
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.execution.executor import Job
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.gpus import MASK_VARIABLE
-from trtllm_pipeline.machine.model import Machine
 
 _TYPE: Final = "accelerator_type:"
 """Of a node's resources: the type of its GPUs follows."""

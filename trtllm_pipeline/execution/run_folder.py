@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.execution.plan_commands import plan_json
-from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.planning import plan_file, request, runs
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request

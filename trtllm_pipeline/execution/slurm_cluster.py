@@ -18,13 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.machine import model
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution import agent
 from trtllm_pipeline.execution.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.execution.executor import Job
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.machine import model
-from trtllm_pipeline.machine.model import Machine
 
 _POLL_S: Final = 2.0
 """Between two questions to Slurm's controller, which all users share."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.domain import Fingerprint, StageRunId
-from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.base.domain import Fingerprint, StageRunId
+from trtllm_pipeline.base.errors import PlanError
+from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.execution.forecast import Forecast, forecast
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.planning import plan as planning
@@ -18,16 +19,15 @@ from trtllm_pipeline.planning.estimates import DISK
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.planner import replanned
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.wording import size
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.base.machine.model import Machine
     from trtllm_pipeline.config.validate import LoadedMatrix
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.execution.pulling import RemoteSource
-    from trtllm_pipeline.machine.model import Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.gateway import run
 from trtllm_pipeline.gateway.config import GatewayConfig
 

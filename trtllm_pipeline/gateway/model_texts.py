@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import chat
-from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.gateway.api_error import ApiError, bad

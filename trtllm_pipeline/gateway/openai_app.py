@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from trtllm_pipeline.base.processes.process import return_free_memory
 from trtllm_pipeline.gateway.api_error import ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import PATHS, Asked, Endpoint, model_of, parse_body, read
 from trtllm_pipeline.gateway.choice import Choice
@@ -36,7 +37,6 @@ from trtllm_pipeline.gateway.prometheus_metrics import GatewayMetrics, RequestMe
 from trtllm_pipeline.gateway.served import ModelServer
 from trtllm_pipeline.gateway.stops import StopWords
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
-from trtllm_pipeline.processes.process import return_free_memory
 
 CLIENT_LEFT: Final = 499
 """Status in the metrics of a request whose client left before the answer was whole."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
+from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.gateway import openai_backend, triton_backend
 from trtllm_pipeline.gateway.admission import Admission
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable

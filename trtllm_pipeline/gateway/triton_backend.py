@@ -16,12 +16,12 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.client.fields import shortened
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import GenerationRequest, Option, Session
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
-from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
 from trtllm_pipeline.gateway.choice import Choice

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.errors import ServerError, StateError, UsageError
+from trtllm_pipeline.base.domain import Scope, StageRunId
+from trtllm_pipeline.base.errors import ServerError, StateError, UsageError
+from trtllm_pipeline.base.files import disk
+from trtllm_pipeline.base.files.writing import read_object
+from trtllm_pipeline.base.processes.guardian import kill, process_table, with_descendants
+from trtllm_pipeline.base.processes.secrets import without_secrets
 from trtllm_pipeline.execution.executor import Job, read_job
-from trtllm_pipeline.files import disk
-from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.gateway import require_packages
 from trtllm_pipeline.gateway.config import AUTO, GATEWAY_FILE, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.hosting import servers, signed
@@ -38,8 +40,6 @@ from trtllm_pipeline.hosting.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.processes.guardian import kill, process_table, with_descendants
-from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.serving.triton_server import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
 from trtllm_pipeline.stages.params import class_name, to_json

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.transport.http import HttpError, fetch
-from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.hosting.servers import gateway_url
 
 EVERY_S: Final = 2.0

@@ -26,20 +26,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline import terminal
-from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.errors import FailureClass, PipelineError, ServerError, StateError
+from trtllm_pipeline.base.files import disk
+from trtllm_pipeline.base.files.writing import read_object, write_json
+from trtllm_pipeline.base.processes import out_of_memory
+from trtllm_pipeline.base.processes.process import FIND_REASON, Exited, Guardian, Refused
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.execution.executor import Job, failure_of, read_job
-from trtllm_pipeline.files import disk
-from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.gateway.config import GATEWAY_FILE
 from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.health import Health, gateway_health, server_health
 from trtllm_pipeline.hosting.prometheus_setup import write_targets
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_LOG, LOCK, Keeper, State
-from trtllm_pipeline.planning.wording import count
-from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText
-from trtllm_pipeline.processes.process import FIND_REASON, Exited, Guardian, Refused
 from trtllm_pipeline.serving.triton_server import busy_ports
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
 from trtllm_pipeline.stages.launch import LOG_FILE, told_to_end
@@ -439,7 +439,7 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
     """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
     known: list[str] = []
     if gpus:
-        from trtllm_pipeline.machine.probe import this_machine
+        from trtllm_pipeline.base.machine.probe import this_machine
 
         known = [gpu.uuid for gpu in this_machine().gpus]
         if len(known) < gpus:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import served_cell
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import PlanError, StateError, UsageError
-from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import PlanError, StateError, UsageError
+from trtllm_pipeline.base.files.user_files import decode_yaml
+from trtllm_pipeline.base.files.writing import read_object
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.store import manifest

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.base.machine.probe import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
 from trtllm_pipeline.hosting.servers import KeptRecord
-from trtllm_pipeline.machine.probe import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
 
 PREFIX: Final = "trtllm-pipeline-"
 MARK: Final = "# Written by `pipeline serve install`; it writes this file again.\n"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.files import model_files
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import DownloadError
+from trtllm_pipeline.base.files import model_files
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.writing import write_json
 
 Progress = Callable[[float, float | None, str], None]
 """Told how much is done, of how much, in which unit."""

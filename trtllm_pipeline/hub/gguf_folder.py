@@ -19,10 +19,10 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.writing import write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

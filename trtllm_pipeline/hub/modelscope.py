@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import RemoteFile
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.files.quantization import FILES, QuantizedWeights, quantization
 
 _LONGEST: Final = 1 << 20

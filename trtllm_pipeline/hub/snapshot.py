@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope
 from trtllm_pipeline.hub.files import (

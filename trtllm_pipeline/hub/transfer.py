@@ -19,7 +19,7 @@ from typing import Final
 
 import httpx
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import Progress, RemoteFile, Sha256, mismatch, size_bytes

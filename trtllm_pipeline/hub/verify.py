@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.files import model_files
+from trtllm_pipeline.base.errors import DownloadError
+from trtllm_pipeline.base.files import model_files
+from trtllm_pipeline.base.files.user_files import decode
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.user_files import decode
 from trtllm_pipeline.hub.files import CONFIGURATION, INDEX, MODEL, TOKENIZER, described, read_index, weight_files
 
 # Source: https://github.com/huggingface/safetensors (format and limits)

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json, Needs, StageRunId
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, Json, Needs, StageRunId
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.plan import label as label_of
-from trtllm_pipeline.planning.wording import size
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.index import Peak
 

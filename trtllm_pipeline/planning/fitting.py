@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm import vision

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from trtllm_pipeline.base.domain import Cell, Json
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base.files.user_files import check
+from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.config.recipe_files import list_recipes, numbers_of, sources_of
-from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.quantization import AS_IS, QuantizedWeights
 from trtllm_pipeline.files.tokenizer import SETTINGS, TOKENIZER, has_tokenizer
-from trtllm_pipeline.files.user_files import check
-from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
 from trtllm_pipeline.hub.hub_errors import OfflineError, UnavailableError
 from trtllm_pipeline.store.store import Store

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
-from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, StageRunId
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.files.collecting import uncollected
+from trtllm_pipeline.base.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, StageRunId
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.files.collecting import uncollected
+from trtllm_pipeline.base.fingerprints import SCHEMA, canonical, fingerprint
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.files.model_parts import ModelPart, files_of
-from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.toolchains.catalog import DRAFTER, Toolchain
 

@@ -15,16 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.collecting import uncollected
+from trtllm_pipeline.base.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.collecting import uncollected
+from trtllm_pipeline.base.files.user_files import decode_mapping
+from trtllm_pipeline.base.files.writing import json_lines, write_lines
+from trtllm_pipeline.base.wording import in_flow_order
 from trtllm_pipeline.files.quantization import shown
-from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.files.writing import json_lines, write_lines
 from trtllm_pipeline.planning.estimates import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.planning.wording import in_flow_order
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"

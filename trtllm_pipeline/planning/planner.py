@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.domain import Cell, Scope
-from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.base.domain import Cell, Scope
+from trtllm_pipeline.base.errors import PlanError, UsageError
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import retries
 from trtllm_pipeline.planning.plan import Plan
@@ -26,7 +26,7 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.machine.model import Machine
+    from trtllm_pipeline.base.machine.model import Machine
     from trtllm_pipeline.planning.pins import Pins
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
         raise UsageError(
             "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
         )
-    from trtllm_pipeline.processes.process import allow_open_files  # what only plans starts nothing
+    from trtllm_pipeline.base.processes.process import allow_open_files  # what only plans starts nothing
 
     plan = plan_cells(cells, store, machine, until=until)
     check_feasible(plan)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_pipeline.domain import CellId, Fingerprint
+from trtllm_pipeline.base.domain import CellId, Fingerprint
 from trtllm_pipeline.planning import unused
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell
 from trtllm_pipeline.planning.runs import find_artifacts, find_cell, find_run, newest_cells, read_run, run_folders

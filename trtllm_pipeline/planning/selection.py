@@ -7,16 +7,16 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.domain import Cell, Scope
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.domain import Cell, Scope
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.base.machine.model import Machine
     from trtllm_pipeline.config.validate import LoadedMatrix
-    from trtllm_pipeline.machine.model import Machine
 
 
 def load(request: Request) -> LoadedMatrix:
@@ -29,10 +29,10 @@ def load(request: Request) -> LoadedMatrix:
 def machine_of(request: Request) -> Machine:
     """The machine that the request is for: an assumed one, or this one. Raises UsageError."""
     if request.assume is not None:
-        from trtllm_pipeline.machine.assume import parse
+        from trtllm_pipeline.base.machine.assume import parse
 
         return parse(request.assume)
-    from trtllm_pipeline.machine.probe import this_machine
+    from trtllm_pipeline.base.machine.probe import this_machine
 
     return this_machine()
 

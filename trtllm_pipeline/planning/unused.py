@@ -11,14 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Fingerprint
-from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.base.domain import Fingerprint
+from trtllm_pipeline.base.errors import StateError, UsageError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.user_files import decode_mapping
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.planning.plan_file import NAME, read_plan
 from trtllm_pipeline.planning.runs import find_run, run_folders
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store

@@ -11,13 +11,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.domain import Json, StageRunId, StageStatus
-from trtllm_pipeline.errors import in_brackets
+from trtllm_pipeline.base.domain import Json, StageRunId, StageStatus
+from trtllm_pipeline.base.errors import in_brackets
+from trtllm_pipeline.base.terminal import clean
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store.store import LOG, Store
-from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -121,7 +121,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     With a `height` in lines, no more than that: where not all cells fit, a line for each stage, and below it what runs
     before what failed.
     """
-    from trtllm_pipeline.planning.wording import shared_parts, shorten, without
+    from trtllm_pipeline.base.wording import shared_parts, shorten, without
     from trtllm_pipeline.progress.views import grid, infeasible, legend, retries, styled, time_left
 
     states = status.states
@@ -186,7 +186,7 @@ def _counted(
     ascii_only: bool,
 ) -> list[Text]:
     """A line for each stage, then one for each group of cells, where there are groups that fit."""
-    from trtllm_pipeline.planning.wording import groups, without
+    from trtllm_pipeline.base.wording import groups, without
     from trtllm_pipeline.progress.views import GROUPS, grid, group_line, stage_line
 
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
@@ -222,8 +222,8 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
     """What runs or failed, in words, after an empty line."""
+    from trtllm_pipeline.base.wording import duration
     from trtllm_pipeline.planning.stage_status import running_s
-    from trtllm_pipeline.planning.wording import duration
     from trtllm_pipeline.progress.views import told
 
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")

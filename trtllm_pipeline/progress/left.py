@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.store import claims
 
 NAME: Final = "left.json"

@@ -10,16 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TextIO
 
-from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.domain import Cell, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.terminal import clean
+from trtllm_pipeline.base.wording import count, duration
 from trtllm_pipeline.execution.loop import Nodes, Observer
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.planning.wording import count, duration
 from trtllm_pipeline.progress import json_events
 from trtllm_pipeline.progress.left import TimeLeft
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
 from trtllm_pipeline.progress.views import REMIND_EVERY_S, failure, infeasible, node_change, retries, told, who
-from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
 _ANNOUNCE_AFTER_S: Final = 3.0

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from trtllm_pipeline.domain import Cell, Json, StageStatus, in_words
-from trtllm_pipeline.errors import StageError, in_brackets
+from trtllm_pipeline.base.domain import Cell, Json, StageStatus, in_words
+from trtllm_pipeline.base.errors import StageError, in_brackets
+from trtllm_pipeline.base.terminal import clean, console
+from trtllm_pipeline.base.wording import amount, duration, never_works, shorten
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.plan_file import OutlineCell
 from trtllm_pipeline.planning.stage_status import StageState
-from trtllm_pipeline.planning.wording import amount, duration, never_works, shorten
-from trtllm_pipeline.terminal import clean, console
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, CellId, StageRunId
+from trtllm_pipeline.base.domain import Cell, CellId, StageRunId
 from trtllm_pipeline.execution.forecast import Forecast, capacities, simulate
 from trtllm_pipeline.planning.plan import Plan
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import flow
+from trtllm_pipeline.base.errors import PipelineError, PlanError, UsageError
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.wording import about
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.config.models import PRECISIONS
-from trtllm_pipeline.errors import PipelineError, PlanError, UsageError
 from trtllm_pipeline.evaluate.accuracy_result import ANSWERS
-from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.wording import about
 from trtllm_pipeline.proof import budget, findings, installed, material, reference_answers
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.report.forecast_check import checked
@@ -25,8 +25,8 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.base.machine.model import Machine
     from trtllm_pipeline.execution.loop import Observer, Outcome
-    from trtllm_pipeline.machine.model import Machine
     from trtllm_pipeline.planning.plan import Plan
 
 FOLDER: Final = "doctor"
@@ -53,7 +53,7 @@ def examine(
     is said to `tell` before it begins. What an earlier examination made is not made again. Raises UsageError for unknown
     names, PlanError where no toolchain can be used or no cell can work.
     """
-    from trtllm_pipeline.machine.probe import this_machine
+    from trtllm_pipeline.base.machine.probe import this_machine
 
     _check("--family", families, material.FAMILIES)
     if precisions is not None:

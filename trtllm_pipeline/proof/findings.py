@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json, layout_name
-from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, Json, layout_name
+from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine
 from trtllm_pipeline.proof.installed import InstalledComparison
 from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine
 from trtllm_pipeline.toolchains.catalog import EMBEDDED
 
 SCHEMA: Final = 1

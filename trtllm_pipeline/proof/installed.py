@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, installation, program_options, releases, templates
 
 _AT_ONCE: Final = 4

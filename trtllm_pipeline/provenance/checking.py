@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.files.digest import digest_file
-from trtllm_pipeline.fingerprint import canonical
+from trtllm_pipeline.base.errors import StateError, UsageError
+from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.provenance.dsse import (
     Envelope,
     EnvelopeError,

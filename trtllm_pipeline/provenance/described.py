@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.provenance.checking import Looked, Policy, look, read_envelope
 from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, read_bytes
 from trtllm_pipeline.provenance.signing import full_statement

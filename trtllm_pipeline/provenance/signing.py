@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.files.digest import digests_of_file
-from trtllm_pipeline.fingerprint import canonical
+from trtllm_pipeline.base.errors import StateError, UsageError
+from trtllm_pipeline.base.files.digest import digests_of_file
+from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.provenance.checking import mismatches, read_envelope
 from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, SigningKey
 from trtllm_pipeline.provenance.statement import statement_of

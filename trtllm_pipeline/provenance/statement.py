@@ -14,10 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files.digest import digest_file
-from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Manifest

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.bench import stats
 from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
 from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
 from trtllm_pipeline.bench.result import LevelResult, RepeatResult, latency_of, load_words
 from trtllm_pipeline.bench.stats import Interval, Statistic
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.measured import Measured, RequestSample, Side
 
 if TYPE_CHECKING:

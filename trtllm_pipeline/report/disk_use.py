@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.files.disk import folder_bytes
-from trtllm_pipeline.planning.wording import size
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.files.disk import folder_bytes
+from trtllm_pipeline.base.text_blocks import Block, Grid
+from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.text_blocks import Block, Grid
 
 _BESIDE: Final = {
     "work": "attempts and partial transfers (store prune)",

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from trtllm_pipeline.base.domain import Cell, CellId, Json, layout_name
+from trtllm_pipeline.base.errors import MatrixError
+from trtllm_pipeline.base.text_blocks import Block, Items, TextLine, ToPaste
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.config.expand import segment
 from trtllm_pipeline.config.spelling import SETTINGS_PREFIX
-from trtllm_pipeline.domain import Cell, CellId, Json, layout_name
-from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.planning import estimates, fitting
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.planning.selection import expanded, infeasible, lacks_gpu, load, machine_of
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.text_blocks import Block, Items, TextLine, ToPaste
 from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains import companions
 

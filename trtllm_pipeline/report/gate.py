@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import NOT_COMPARABLE, ComparisonError, UsageError
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import NOT_COMPARABLE, ComparisonError, UsageError
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.report.comparison import (
     DEFAULT,
     ChangeVerdict,

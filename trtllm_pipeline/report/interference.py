@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trtllm_pipeline.base.domain import ALONE
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.bench.result import LevelResult, load_words
-from trtllm_pipeline.domain import ALONE
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.report.rows import CellResult
 
 _MOST: Final = 0.5

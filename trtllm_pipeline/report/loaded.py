@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.domain import CellId
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellResult

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import UsageError, in_brackets
-from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.base.domain import Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.errors import UsageError, in_brackets
+from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.runs import find_cell, find_stage
 from trtllm_pipeline.planning.stage_status import failed_attempt, stage_states

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.domain import Json, StageRunId
+from trtllm_pipeline.base.domain import Json, StageRunId
+from trtllm_pipeline.base.fingerprints import changes
+from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine
+from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.execution.plan_commands import commands_of
-from trtllm_pipeline.fingerprint import changes
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.planner import plan_of
 from trtllm_pipeline.planning.reasons import in_words
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]
 """The command lines of a stage run, with the same words for folders that differ by nature, such as those of inputs."""

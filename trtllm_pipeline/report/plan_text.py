@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json, Scope, StageRunId
-from trtllm_pipeline.errors import StateError, UsageError
+from trtllm_pipeline.base.domain import Json, Scope, StageRunId
+from trtllm_pipeline.base.errors import StateError, UsageError
+from trtllm_pipeline.base.machine.probe import code_digest
+from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown
+from trtllm_pipeline.base.wording import about, count, never_works, size
 from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.files.quantization import AS_IS, shown
-from trtllm_pipeline.machine.probe import code_digest
 from trtllm_pipeline.planning.estimates import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.planning.wording import about, count, never_works, size
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.toolchains import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}

@@ -11,20 +11,20 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.text_blocks import Block, Grid, TextLine, Value, on_terminal
+from trtllm_pipeline.base.text_tables import number
+from trtllm_pipeline.base.wording import shared_parts, without
 from trtllm_pipeline.bench import objectives
 from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
 from trtllm_pipeline.bench.objectives import Objective
 from trtllm_pipeline.bench.result import LevelResult, load_words
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.wording import shared_parts, without
 from trtllm_pipeline.report.comparable_loads import Workload, shortened, words, workloads
 from trtllm_pipeline.report.comparison import ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.measured import Measured, Side, selected
 from trtllm_pipeline.report.rows import UNQUANTIZED, references
-from trtllm_pipeline.text_blocks import Block, Grid, TextLine, Value, on_terminal
-from trtllm_pipeline.text_tables import number
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -14,18 +14,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import CellId, Exclusive, Fingerprint, Json, Scope
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.base.domain import CellId, Exclusive, Fingerprint, Json, Scope
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.writing import read_object
+from trtllm_pipeline.base.terminal import clean
+from trtllm_pipeline.base.wording import shared_parts
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun, read_plan
-from trtllm_pipeline.planning.wording import shared_parts
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact, AttemptRow, RunRow
 from trtllm_pipeline.store.store import LOG, Store
-from trtllm_pipeline.terminal import clean
 
 REQUEST: Final = "request.json"
 _SERVER_LOG: Final = "server.log"

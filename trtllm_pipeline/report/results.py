@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
-from trtllm_pipeline.domain import CellId
-from trtllm_pipeline.errors import PipelineError, UsageError
+from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.base.errors import PipelineError, UsageError
+from trtllm_pipeline.base.terminal import clean
 from trtllm_pipeline.planning.runs import NewestCells, newest_cells
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
@@ -16,7 +17,6 @@ from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.rows import CellResult, rows_of
 from trtllm_pipeline.report.writers import print_report
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.comparison import Comparison

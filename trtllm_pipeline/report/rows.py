@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.base.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
+from trtllm_pipeline.base.errors import MatrixError, StageError, UsageError
+from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.engine_report import ENGINE_REPORT_FILE, Beside, EngineReport
 from trtllm_pipeline.bench.result import PERF_FILE, HighestRate, LevelResult, LoadResult, levels_of
-from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
-from trtllm_pipeline.errors import MatrixError, StageError, UsageError
 from trtllm_pipeline.evaluate.accuracy_result import ACCURACY_FILE, AccuracyResult
-from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states

@@ -7,13 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.text_tables import plain_table
+from trtllm_pipeline.base.wording import duration
 from trtllm_pipeline.planning.runs import read_run
-from trtllm_pipeline.planning.wording import duration
 from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.rows import CellStatus, rows_of
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.text_tables import plain_table
 
 
 def runs_json(store: Store) -> dict[str, Any]:

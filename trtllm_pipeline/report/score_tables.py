@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtllm_pipeline.base.text_tables import csv_table, plain_table
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
 from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
 from trtllm_pipeline.evaluate.drift import Drift
-from trtllm_pipeline.text_tables import csv_table, plain_table
 
 
 def _scores_rows(found: AccuracyResult) -> list[dict[str, object]]:

@@ -13,7 +13,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
-from trtllm_pipeline import terminal
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.domain import CellId, Json
+from trtllm_pipeline.base.errors import in_brackets
+from trtllm_pipeline.base.text_blocks import Grid, Heading, Items, TextLine, as_markdown
+from trtllm_pipeline.base.text_tables import csv_table
+from trtllm_pipeline.base.wording import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.bench.conditions import (
     FIELDS,
     UNKNOWN,
@@ -25,17 +30,12 @@ from trtllm_pipeline.bench.conditions import (
 )
 from trtllm_pipeline.bench.metric_names import LATENCIES
 from trtllm_pipeline.bench.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
-from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.errors import in_brackets
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.planning.wording import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import Column, columns
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
 from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.text_blocks import Grid, Heading, Items, TextLine, as_markdown
-from trtllm_pipeline.text_tables import csv_table
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trtllm_pipeline.base.domain import CellId, Json
+from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.base.text_tables import number
+from trtllm_pipeline.base.wording import about
 from trtllm_pipeline.bench.conditions import GROUPS
 from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER
 from trtllm_pipeline.bench.objectives import Objective
 from trtllm_pipeline.bench.result import LevelResult, load_words
-from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.planning.wording import about
 from trtllm_pipeline.report.measured import Measured
 from trtllm_pipeline.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.report.rows import references
 from trtllm_pipeline.search import surrogate
-from trtllm_pipeline.text_tables import number
 
 _BATCH: Final = "max_batch_size"
 _NOT_OF_WEIGHTS: Final = ("tp", "pp", "ep", _BATCH)

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.machine.model import Gpu, Machine
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine.model import Gpu, Machine
 from trtllm_pipeline.triton_repository.engine_config import Engine
 
 FILE: Final = "engine.json"

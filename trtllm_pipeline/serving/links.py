@@ -14,8 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.files.user_files import decode_yaml
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.files.user_files import decode_yaml
 from trtllm_pipeline.triton_repository import model_config
 
 COMPILED: Final = "__pycache__"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.processes import killed, out_of_memory
 from trtllm_pipeline.client.transport import ProtocolError
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
 

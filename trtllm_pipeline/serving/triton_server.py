@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine.packages import version_of
-from trtllm_pipeline.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine.packages import version_of
+from trtllm_pipeline.base.machine.triton_installation import TritonInstallation
+from trtllm_pipeline.base.processes import out_of_memory
+from trtllm_pipeline.base.processes.guardian import kill, look_up, proc_file, process_table
+from trtllm_pipeline.base.processes.secrets import without_secrets
 from trtllm_pipeline.processes.diagnosis import LogText
-from trtllm_pipeline.processes.guardian import kill, look_up, proc_file, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
-from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
 from trtllm_pipeline.serving.server_process import Server

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.prompts import Prompt, with_images
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER
 from trtllm_pipeline.triton_repository.engine_config import Engine
 from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import DownloadParams
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.writing import read_object, write_json
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.writing import read_object, write_json
 from trtllm_pipeline.stages.base import FAILURE_FILE
 
 

@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton_server, trtllm_serve
 from trtllm_pipeline.serving.command_lines import THREADS_VARIABLE, TRTLLM_SERVE, OpenAiWays, Ports, launcher, reachable
 from trtllm_pipeline.serving.server_process import Server, quoted

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.client.session import InputTensor
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.hub.files import CONFIGURATION
 from trtllm_pipeline.hub.tensor_values import DTYPES, read, to_bfloat16

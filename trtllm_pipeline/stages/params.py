@@ -21,8 +21,8 @@ from typing import (
     get_origin,
 )
 
+from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.client.images import ImagesAsked
-from trtllm_pipeline.domain import Json
 
 T = TypeVar("T")
 ITSELF = "."

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, LeftOut, Prompt, chat_renderer, read_prompts, unrendered
 from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.bench.workloads import MOST_MADE, Openings, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
-from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.stages.asking import (
     adapters_asked,

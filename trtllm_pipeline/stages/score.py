@@ -5,8 +5,8 @@ Leaves `answers.jsonl` (every measured answer and its scores) and `accuracy.json
 
 from __future__ import annotations
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.prompts import chat_renderer
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import accuracy_result
 from trtllm_pipeline.evaluate.answers import asked_at
 from trtllm_pipeline.evaluate.functions import metrics_of

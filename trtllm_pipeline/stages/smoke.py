@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.processes.process import running_since
 from trtllm_pipeline.bench.prompts import Prompt, with_images
 from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.images import ImagesAsked
@@ -20,10 +23,7 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.client.triton import PREPROCESSING, PROTOCOLS, Client, data_types, failure_class
-from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS

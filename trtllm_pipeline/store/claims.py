@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from trtllm_pipeline.domain import Exclusive
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import reading
+from trtllm_pipeline.base.domain import Exclusive
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import reading
 
 CLAIMS: Final = "work"
 """Folder of a workspace's claims on stage runs, and of the attempts at them."""

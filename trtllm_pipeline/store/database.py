@@ -24,8 +24,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeVar
 
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import reading
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import reading
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.errors import StageError, StateError
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.digest import stamp, stamped_digest
-from trtllm_pipeline.files.writing import write_all
-from trtllm_pipeline.fingerprint import encoding
+from trtllm_pipeline.base.domain import Fingerprint, Json
+from trtllm_pipeline.base.errors import StageError, StateError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.digest import stamp, stamped_digest
+from trtllm_pipeline.base.files.writing import write_all
+from trtllm_pipeline.base.fingerprints import encoding
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.store.manifest import Manifest

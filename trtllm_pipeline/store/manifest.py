@@ -15,12 +15,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.digest import digest_file, digest_text
-from trtllm_pipeline.files.writing import object_text, write_once
-from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.base.domain import Fingerprint, Json
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.digest import digest_file, digest_text
+from trtllm_pipeline.base.files.writing import object_text, write_once
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.stages.base import OUT
 
 SCHEMA: Final = 1

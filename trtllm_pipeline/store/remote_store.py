@@ -29,10 +29,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from blake3 import blake3
 
-from trtllm_pipeline.domain import Fingerprint
-from trtllm_pipeline.errors import PipelineError, RemoteError, StateError, UsageError
-from trtllm_pipeline.files import disk, reading
-from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.base.domain import Fingerprint
+from trtllm_pipeline.base.errors import PipelineError, RemoteError, StateError, UsageError
+from trtllm_pipeline.base.files import disk, reading
+from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest, transferable
 from trtllm_pipeline.store.manifest import Discrepancy, FileEntry, Manifest

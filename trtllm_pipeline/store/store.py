@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.errors import StageError, StateError
-from trtllm_pipeline.files import disk
-from trtllm_pipeline.files.collecting import uncollected
+from trtllm_pipeline.base.domain import Fingerprint, Json
+from trtllm_pipeline.base.errors import StageError, StateError
+from trtllm_pipeline.base.files import disk
+from trtllm_pipeline.base.files.collecting import uncollected
 from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import Artifact, AttemptRow, Index, Peak, Published

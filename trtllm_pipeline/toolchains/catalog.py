@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.errors import PlanError, UsageError
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, Json
+from trtllm_pipeline.base.errors import PlanError, UsageError
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import OPENAI_SERVERS
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base.domain import Cell, Exclusive, Json, Needs, Resources, Scope
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.bench.windows import least_requests
-from trtllm_pipeline.domain import Cell, Exclusive, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import (
     TRTLLM_SERVE,
     OpenAiWays,

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json, Needs, Resources
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import Cell, Json, Needs, Resources
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, rotary
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS, MODULES

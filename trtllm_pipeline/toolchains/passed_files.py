@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.files.model_files import copy, find
 
 BESIDE_WEIGHTS: Final = (

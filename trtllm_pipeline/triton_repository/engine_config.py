@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import FailureClass, ServerError, StageError
+from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError
 from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES
 

@@ -13,6 +13,10 @@ import pytest
 
 from tests.unit.bench.test_perf_metrics import analyze, request, write
 from trtllm_pipeline import __version__
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.gpus import Device, Graphics
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.base.machine.probe import Survey
 from trtllm_pipeline.bench.conditions import (
     FIELDS,
     LEVEL_FIELDS,
@@ -29,10 +33,6 @@ from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.gpus import Device, Graphics
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
-from trtllm_pipeline.machine.probe import Survey
 
 HERE = Service("127.0.0.1:8000", "127.0.0.1:8001", None, None, "ensemble", None)
 TARGET = Target("grpc", HERE, "ensemble", 30.0, 16)

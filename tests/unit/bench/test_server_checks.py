@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.bench.server_checks import SettingCheck, compare, read_back
-from trtllm_pipeline.domain import Json
 
 
 def written() -> Any:

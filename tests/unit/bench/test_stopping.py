@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.bench.load import Flatness, Load
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
@@ -27,7 +28,6 @@ from trtllm_pipeline.bench.stopping import (
     StopRule,
     parse_precisions,
 )
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages.params import StopMetric
 
 PROMPTS = [Prompt(str(number), f"prompt number {number}") for number in range(8)]

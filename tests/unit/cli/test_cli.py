@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import jobs
+from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError, StateError, UsageError
 from trtllm_pipeline.cli import app, execute, options, run
 from trtllm_pipeline.cli.output import write_output
-from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError, UsageError
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store.store import Store

@@ -15,12 +15,12 @@ import pytest
 from tests.helpers import trtllm_cells
 from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline import flow
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.cli import app, stage
-from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.hub import sources as hub
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import planner
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import PerfParams, Selection

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.processes.process import running_since
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, GenerationRequest, Option, ServerSentEvents, TextChunk, deltas
 from trtllm_pipeline.client.transport import ProtocolError
@@ -27,8 +29,6 @@ from trtllm_pipeline.client.triton import (
     text_output,
     token_count,
 )
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.triton_repository import model_config
 
 EVENTS = ['{"text_output": "é😀"}', "two\nlines", "", "last"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.execution import location
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.request import Request

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trtllm_pipeline.errors import MatrixError
+from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.planning import planner, selection
 from trtllm_pipeline.planning.lock_file import write_lock
 from trtllm_pipeline.planning.request import Request

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.config import document, yaml_reader
 from trtllm_pipeline.config.document import key_text, nearest, parse, read
-from trtllm_pipeline.errors import MatrixError
 
 
 def faults_of(text: str) -> list[str]:

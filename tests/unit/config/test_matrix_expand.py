@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from tests.helpers.matrix_files import RECIPE, Write
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.config.expand import expand, judged, select, with_control, written_out
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import MatrixError, UsageError
 
 
 def cells_of(path: Path, *sets: str, toolchain: str = "embedded") -> tuple[Cell, ...]:

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from tests.contexts import faults
 from tests.helpers import fabricated
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.models import Perf
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.stages.params import PerfParams, key
 from trtllm_pipeline.toolchains.common_stages import PERF
 

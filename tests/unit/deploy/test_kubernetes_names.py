@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.deploy import container_images, kubernetes_names
-from trtllm_pipeline.errors import UsageError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "images.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\d\d\.\d\d)-trtllm-python-py3` \| (\S+) \|", re.MULTILINE)

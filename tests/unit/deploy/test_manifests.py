@@ -19,10 +19,10 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from tests.helpers.deployments import KINDS, deployment
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.deploy import container_images, manifests
 from trtllm_pipeline.deploy.cell_export import check_targets
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import GatewayConfig
 
 VERSIONS = ("1.27", "1.31", "1.37")

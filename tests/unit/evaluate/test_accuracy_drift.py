@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fuzz_wire import json_text
-from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.evaluate.drift import compare, first_difference, read
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import functions
 from trtllm_pipeline.evaluate.scores import Metric, Question
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import MatrixError, StageError
+from trtllm_pipeline.base.errors import MatrixError, StageError
 from trtllm_pipeline.evaluate.answers import questions_of
 from trtllm_pipeline.evaluate.questions import read_questions, scorable
 from trtllm_pipeline.evaluate.scores import SCORE_METRICS, NumericTolerance, Question

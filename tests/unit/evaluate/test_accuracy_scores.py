@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.evaluate.scores import (
     SCORE_METRICS,
     NumericTolerance,

@@ -19,11 +19,11 @@ import pytest
 from tests.helpers.jobs import job
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, Make, make_toolchain
-from trtllm_pipeline.domain import Exclusive, Resources, Scope
+from trtllm_pipeline.base.domain import Exclusive, Resources, Scope
+from trtllm_pipeline.base.machine import model as machines
+from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.execution.executor import read_job
-from trtllm_pipeline.machine import model as machines
-from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims
 
@@ -196,9 +196,9 @@ def test_a_program_of_ours_has_them_while_it_runs(tmp_path: Path, monkeypatch: p
 
 
 HELD = """
-from trtllm_pipeline.domain import Exclusive, Scope
+from trtllm_pipeline.base.domain import Exclusive, Scope
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.machine import model, probe
+from trtllm_pipeline.base.machine import model, probe
 gpu = model.Gpu(0, "GPU-a", "GPU", 1 << 30, 90)
 probe.this_machine = lambda: model.Machine(1, "", (gpu,))
 with by_hand._leased(None, "build", Scope.ARTIFACT, Exclusive.NONE, {}) as (_, held):

@@ -19,14 +19,14 @@ import pytest
 
 from tests.helpers.jobs import end, job, submit
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Resources, Scope
-from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError, UsageError
+from trtllm_pipeline.base.domain import Resources, Scope
+from trtllm_pipeline.base.errors import FailureClass, RemoteError, StageError, StateError, UsageError
+from trtllm_pipeline.base.files.writing import read_object, write_json
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, from_json
 from trtllm_pipeline.execution import agent, cluster, exchange, location
 from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, KnownNodes, chosen, in_common, machine_of
 from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.files.writing import read_object, write_json
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.request import SLURM, Request
 from trtllm_pipeline.stages import failure

@@ -21,18 +21,18 @@ from tests.helpers import fabricated
 from tests.helpers.fabricated import recorded
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.domain import Exclusive, Fingerprint, Json, Needs, Resources, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import Exclusive, Fingerprint, Json, Needs, Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.machine import model as machines
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.gpus import Device, Graphics
+from trtllm_pipeline.base.machine.probe import Survey
 from trtllm_pipeline.execution import forecast as forecasting
 from trtllm_pipeline.execution import loop
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import least_s, simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
 from trtllm_pipeline.execution.scheduler import Capacity, Scheduler
-from trtllm_pipeline.machine import model as machines
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.gpus import Device, Graphics
-from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims, manifest

@@ -9,16 +9,16 @@ import pytest
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.conftest import MACHINE
+from trtllm_pipeline.base.domain import Cell, Json
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.machine.speeds import speeds
+from trtllm_pipeline.base.wording import about, size
 from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s
 from trtllm_pipeline.execution.forecast import durations as durations_of
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.speeds import speeds
 from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.wording import about, size
 from trtllm_pipeline.store.index import Peak
 from trtllm_pipeline.toolchains import time_estimates as durations
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from trtllm_pipeline.domain import Exclusive
+from trtllm_pipeline.base.domain import Exclusive
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_pipeline.domain import Exclusive, Resources, StageRunId
+from trtllm_pipeline.base.domain import Exclusive, Resources, StageRunId
 from trtllm_pipeline.execution.order import favourable, play
 from trtllm_pipeline.execution.scheduler import Capacity, Scheduler, Task
 

@@ -14,9 +14,9 @@ import pytest
 from tests.helpers import fabricated
 from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
+from trtllm_pipeline.base.domain import Cell, Fingerprint, Scope
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Cell, Fingerprint, Scope
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution import plan_commands
 from trtllm_pipeline.execution.forecast import forecast
 from trtllm_pipeline.execution.loop import Observer

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.execution.scheduler import (
     ENDED,

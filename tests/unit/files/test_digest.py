@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from trtllm_pipeline.files.digest import digest_file, digests_of_file
+from trtllm_pipeline.base.files.digest import digest_file, digests_of_file
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, 3_000_001])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.files import disk
+from trtllm_pipeline.base.files import disk
 
 
 def test_what_is_removed_while_a_folder_is_counted_counts_nothing(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.files import model_files
-from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base.files import model_files
+from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.hub import local
 from trtllm_pipeline.toolchains import passed_files

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trtllm_pipeline.files.writing import object_text, write_once
+from trtllm_pipeline.base.files.writing import object_text, write_once
 
 
 def test_parts_and_items_of_lists_have_lines_of_their_own() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers.signed import publish
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base.files.digest import digest_file, sha256_of_file
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.digest import digest_file, sha256_of_file
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Store
 

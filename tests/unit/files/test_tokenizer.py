@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import DownloadError, UsageError
+from trtllm_pipeline.base.errors import DownloadError, UsageError
 from trtllm_pipeline.files.model_files import names
 from trtllm_pipeline.files.tokenizer import has_tokenizer, read_tokenizer, tokenizer_at
 

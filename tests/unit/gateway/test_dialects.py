@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.gateway import dialects
 from trtllm_pipeline.gateway.dialects import (
     CallArguments,

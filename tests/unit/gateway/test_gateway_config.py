@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline import gateway
-from trtllm_pipeline.errors import PipelineError, UsageError
+from trtllm_pipeline.base.errors import PipelineError, UsageError
 from trtllm_pipeline.gateway import gateway_server as server
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys

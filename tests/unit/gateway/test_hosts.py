@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.gateway_server import _for_trusted_hosts
 

@@ -15,7 +15,7 @@ pytest.importorskip("gguf")
 
 import gguf
 
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.hub.gguf_folder import write_folder
 
 TOKENS = ["<unk>", "<s>", "</s>", *"abcdefgh", "ab", "cd"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.hub import hugging_face, modelscope
 
 COMMIT = "c" * 40

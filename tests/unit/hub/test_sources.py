@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.files import model_files
+from trtllm_pipeline.base.errors import DownloadError
+from trtllm_pipeline.base.files import model_files
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope, peek
 from trtllm_pipeline.hub.files import description_files
 from trtllm_pipeline.hub.sources import code_of, fetch, kind_of, local_folder, resolve

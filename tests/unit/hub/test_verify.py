@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.hub.verify import check_folder, tensors
 
 GOOD = {

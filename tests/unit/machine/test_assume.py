@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.machine.assume import ASSUMED, KEYS, describe, parse
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.machine.assume import ASSUMED, KEYS, describe, parse
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
 
 LINE = "tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
 
@@ -183,7 +183,7 @@ def test_here_is_this_machine_with_changes(monkeypatch: pytest.MonkeyPatch) -> N
         triton=TritonServer("/opt/tritonserver/bin/tritonserver", "2.62.0", ("python", "tensorrtllm")),
         model_optimizer="0.33.0",
     )
-    monkeypatch.setattr("trtllm_pipeline.machine.probe.this_machine", lambda: found)
+    monkeypatch.setattr("trtllm_pipeline.base.machine.probe.this_machine", lambda: found)
     assert parse("here") == parse(describe(found))
     newer = parse("here, tensorrt-llm == 1.3.0")
     assert newer.gpus == parse("here").gpus

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.machine import gpus
-from trtllm_pipeline.machine.gpus import Device, Graphics, look, visible
-from trtllm_pipeline.machine.model import Gpu
+from trtllm_pipeline.base.machine import gpus
+from trtllm_pipeline.base.machine.gpus import Device, Graphics, look, visible
+from trtllm_pipeline.base.machine.model import Gpu
 
 GIB = 2**30
 

@@ -11,15 +11,15 @@ import pytest
 from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline import flow
+from trtllm_pipeline.base.domain import Cell, Resources
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, PlanError, UsageError
+from trtllm_pipeline.base.machine.model import Gpu, Machine
 from trtllm_pipeline.cli import app
-from trtllm_pipeline.domain import Cell, Resources
-from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.execution.forecast import capacity, forecast, simulate
 from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.files.quantization import QuantizedWeights
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub import sources as hub
-from trtllm_pipeline.machine.model import Gpu, Machine
 from trtllm_pipeline.planning import planner, request
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.planning.request import Request, read_request

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtllm_pipeline.machine.gpus import Device
-from trtllm_pipeline.machine.model import Gpu
-from trtllm_pipeline.machine.placement import cpus_of
+from trtllm_pipeline.base.machine.gpus import Device
+from trtllm_pipeline.base.machine.model import Gpu
+from trtllm_pipeline.base.machine.placement import cpus_of
 
 BUSES = ("0000:1b:00.0", "0000:3b:00.0", "0000:9b:00.0", "0000:bb:00.0")
 

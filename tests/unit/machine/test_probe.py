@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.machine import probe, triton_installation
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
-from trtllm_pipeline.machine.probe import identity, survey
+from trtllm_pipeline.base.machine import probe, triton_installation
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.base.machine.probe import identity, survey
 
 OLD, NEW = "llama/convert_checkpoint.py", "models/core/llama/convert_checkpoint.py"
 TEMPLATE = "inflight_batcher_llm/tensorrt_llm/config.pbtxt"
@@ -287,7 +287,7 @@ def test_identity_of_a_machine_with_nothing_is_all_none() -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="where there is a GPU, NVML's package decides")
 def test_probing_imports_nothing_heavy() -> None:
-    code = "import sys; from trtllm_pipeline.machine import probe; probe.this_machine(); print(*sys.modules)"
+    code = "import sys; from trtllm_pipeline.base.machine import probe; probe.this_machine(); print(*sys.modules)"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}  # it imports much
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     shown = ran.stdout.split()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.request import Request
 

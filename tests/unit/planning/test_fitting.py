@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import trtllm_cells
-from trtllm_pipeline.domain import Cell, CellId, Json
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, CellId, Json
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.text_blocks import as_markdown
 from trtllm_pipeline.planning import estimates, fitting, planner
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report import fits
 from trtllm_pipeline.report.fits import Fits
-from trtllm_pipeline.text_blocks import as_markdown
 from trtllm_pipeline.toolchains import catalog as toolchains
 
 MACHINES = {

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline import flow
-from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.base.errors import MatrixError, UsageError
+from trtllm_pipeline.base.machine.assume import describe, parse
+from trtllm_pipeline.base.machine.model import Gpu, Machine
 from trtllm_pipeline.execution import plan_commands
 from trtllm_pipeline.execution.forecast import capacities, forecast
-from trtllm_pipeline.machine.assume import describe, parse
-from trtllm_pipeline.machine.model import Gpu, Machine
 from trtllm_pipeline.planning import estimates, planner, selection
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request

@@ -10,13 +10,13 @@ import pytest
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
 from trtllm_pipeline import flow
-from trtllm_pipeline.domain import Cell, Needs
-from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.base.domain import Cell, Needs
+from trtllm_pipeline.base.errors import PlanError
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution.forecast import capacities, forecast, simulate, tasks
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.hub import sources
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
 from trtllm_pipeline.planning.plan import Plan

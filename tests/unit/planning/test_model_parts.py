@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, RECIPE, cell, machine, plan
-from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.files.model_parts import ModelPart, files_of, part_of
 from trtllm_pipeline.hub.files import description_files, is_licence
 from trtllm_pipeline.planning.plan import Plan, part

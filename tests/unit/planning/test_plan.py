@@ -6,10 +6,10 @@ import pytest
 
 from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.domain import Cell, CellId, Json, Scope
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.fingerprint import canonical, fingerprint
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, CellId, Json, Scope
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan, make_plan, to_run, wanted
 from trtllm_pipeline.planning.planner import exposed
 from trtllm_pipeline.stages.params import Param

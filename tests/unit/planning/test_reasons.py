@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.helpers import fabricated
 from tests.helpers.trtllm_cells import cell, plan, stage_run
-from trtllm_pipeline.fingerprint import canonical, changes
+from trtllm_pipeline.base.fingerprints import canonical, changes
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.reasons import in_words, reasons
 from trtllm_pipeline.store.store import Store

@@ -10,11 +10,11 @@ import pytest
 
 from tests.helpers import trtllm_cells
 from tests.helpers.trtllm_cells import cell, infeasible, plan
+from trtllm_pipeline.base.domain import Cell, Fingerprint, in_words
+from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.models import OutOfMemory
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.domain import Cell, Fingerprint, in_words
-from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.planning.plan import Plan, part
 from trtllm_pipeline.planning.plan_file import read_plan, write_plan
 from trtllm_pipeline.planning.retries import SECTIONS, followed, newly_planned

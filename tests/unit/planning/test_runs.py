@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import fabricated
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import StageError, UsageError
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import StageError, UsageError
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.planning.request import REQUEST_FILE, Request

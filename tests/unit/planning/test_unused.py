@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import fabricated
+from trtllm_pipeline.base.domain import Fingerprint
+from trtllm_pipeline.base.errors import StateError, UsageError
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Fingerprint
-from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.planning.unused import KEPT, Roots, sort_out

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import fabricated
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.planning.plan_file import outline
 from trtllm_pipeline.progress import cell_status
 from trtllm_pipeline.progress.cell_status import status_of, to_text

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import fabricated, trtllm_cells
-from trtllm_pipeline.domain import StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import StageRunId, StageStatus
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.wording import duration
 from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
 from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.execution.scheduler import Capacity, Event, Instruction, Scheduler
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.planning.wording import duration
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
 from trtllm_pipeline.progress.live import LiveObserver, Picture
@@ -573,7 +573,7 @@ def test_ctrl_z_gives_the_shell_its_cursor(monkeypatch: pytest.MonkeyPatch) -> N
         assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
         stopped.append((pid, number, terminal.getvalue()))
 
-    monkeypatch.setattr("trtllm_pipeline.terminal.os.kill", stop)
+    monkeypatch.setattr("trtllm_pipeline.base.terminal.os.kill", stop)
     live.tick({})
     live.tick({})
     ((pid, number, text),) = stopped

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.domain import CellId, Fingerprint, Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.domain import CellId, Fingerprint, Scope, StageRunId, StageStatus
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState
 from trtllm_pipeline.progress import watching

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline import flow
+from trtllm_pipeline.base.domain import Scope
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.machine import assume
 from trtllm_pipeline.config.models import PRECISIONS
-from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast
-from trtllm_pipeline.machine import assume
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.proof import budget, examination, material

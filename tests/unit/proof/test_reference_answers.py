@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.base.errors import MatrixError
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.domain import CellId
-from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.files.tokenizer import read_tokenizer
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof import examination, families, material, reference_answers
 from trtllm_pipeline.proof.findings import FindingStatus
 from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats

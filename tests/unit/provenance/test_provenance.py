@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.helpers.fabricated import recorded
 from tests.helpers.signed import key_text, publish, read_key, write_key
 from trtllm_pipeline import provenance
-from trtllm_pipeline.errors import PipelineError, StateError, UsageError
-from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.base.errors import PipelineError, StateError, UsageError
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.provenance import Policy, SigningKey
 from trtllm_pipeline.provenance.checking import mismatches
 from trtllm_pipeline.provenance.described import Described

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import fabricated
 from tests.unit.execution.test_forecast import cell
 from tests.unit.report.test_writers import row
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.execution.forecast import forecast
 from trtllm_pipeline.planning.estimates import GPU, HOST, TIME
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast, checked

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from tests.helpers import trtllm_cells
+from trtllm_pipeline.base.text_blocks import as_markdown
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report import plan_difference
 from trtllm_pipeline.report.plan_difference import PlanDifference, StageCount
-from trtllm_pipeline.text_blocks import as_markdown
 
 MATRIX = matrices_folder() / "tiny.yaml"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import fabricated
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.report.record import Ending, StageRecord, read_record
 from trtllm_pipeline.stages.base import JOB

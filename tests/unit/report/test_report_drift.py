@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import fabricated
-from trtllm_pipeline.domain import CellId, Json
+from trtllm_pipeline.base.domain import CellId, Json
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.rows import CellResult, drifts_of, references, rows
 from trtllm_pipeline.report.writers import to_csv

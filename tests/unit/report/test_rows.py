@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import fabricated
+from trtllm_pipeline.base.domain import CellId, SettingChange, StageRunId, StageStatus
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.bench.result import Goodput, levels_of
-from trtllm_pipeline.domain import CellId, SettingChange, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.loop import Outcome
 from trtllm_pipeline.planning.estimates import Estimate
 from trtllm_pipeline.planning.plan import Plan

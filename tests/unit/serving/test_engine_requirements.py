@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.serving import engine_requirements
 
 H100 = Gpu(0, "GPU-0", "NVIDIA H100 80GB HBM3", 80 << 30, 90)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import command_lines, mpi_server
 from trtllm_pipeline.serving.server_process import Ports
 

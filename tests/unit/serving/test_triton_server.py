@@ -16,9 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.serving.server_process import quoted
@@ -71,7 +71,7 @@ def test_the_wheel_is_found_without_importing_it() -> None:
     pytest.importorskip("tritonclient")
     if importlib.util.find_spec("pytriton") is None:
         pytest.skip("nvidia-pytriton is not installed")
-    code = "import sys; from trtllm_pipeline.machine import triton_installation; triton_installation.find(); print('pytriton' in sys.modules)"
+    code = "import sys; from trtllm_pipeline.base.machine import triton_installation; triton_installation.find(); print('pytriton' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
-from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.calibration_rows import MOST, Row, choose, default_set, read_rows, with_true_samples
 from trtllm_pipeline.stages.params import Selection

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from tests.contexts import context
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.files.writing import read_object
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.processes import out_of_memory
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.params import LaunchEmbedded

@@ -11,8 +11,8 @@ import pytest
 
 from tests.contexts import context
 from trtllm_pipeline import worker
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.stages import score
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import ScoreParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.stages import smoke
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from trtllm_pipeline.files import digest
+from trtllm_pipeline.base.files import digest
 from trtllm_pipeline.store.store import Store
 
 ONE = blake3(b"one").hexdigest()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.signed import publish
-from trtllm_pipeline.domain import Fingerprint
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.base.domain import Fingerprint
+from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.store.store import Store
 
 _HEADER_BYTES, _FRAME_BYTES = 32, 24 + 4096

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.domain import Exclusive
+from trtllm_pipeline.base.domain import Exclusive
 from trtllm_pipeline.store import claims
 
 HOLD = """

@@ -22,10 +22,10 @@ from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from tests.helpers.signed import publish, read_key, write_key
 from trtllm_pipeline import provenance
+from trtllm_pipeline.base.domain import Fingerprint
+from trtllm_pipeline.base.errors import RemoteError, StateError
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Fingerprint
-from trtllm_pipeline.errors import RemoteError, StateError
-from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store import remote_store

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fabricated import recorded
-from trtllm_pipeline.domain import Exclusive, Fingerprint
-from trtllm_pipeline.errors import StageError, StateError
-from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.base.domain import Exclusive, Fingerprint
+from trtllm_pipeline.base.errors import StageError, StateError
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import claims, index, manifest
 from trtllm_pipeline.store import store as store_module

@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 from tests.helpers.signed import publish
-from trtllm_pipeline.errors import RemoteError
+from trtllm_pipeline.base.errors import RemoteError
 from trtllm_pipeline.store import remote_store
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, NotTransferableError, Progress, Remote

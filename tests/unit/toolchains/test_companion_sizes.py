@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
+from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.config.recipe_files import load_recipe, recipe_of_folder, recipes_folder
-from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.common_stages import DOWNLOAD
 from trtllm_pipeline.toolchains.tensorrt_llm import needs, vision

@@ -12,8 +12,8 @@ import pytest
 from tests.helpers.adapters import random_pairs, write_adapter, write_tensors
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.triton_repository import model_config

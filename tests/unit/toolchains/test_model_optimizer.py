@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.contexts import context
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
-from trtllm_pipeline.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, MatrixError, StageError
+from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import FAILURE_FILE, Stage
 from trtllm_pipeline.stages.calibration_rows import Row, choose, read_rows
 from trtllm_pipeline.stages.params import Selection

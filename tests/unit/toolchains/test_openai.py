@@ -11,10 +11,10 @@ import pytest
 
 from tests.helpers.openai_cells import H100S, PORTS, cell, started
 from tests.helpers.trtllm_cells import RECIPE
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.fingerprint import canonical
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.fingerprints import canonical
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.params import LaunchOpenAi
 from trtllm_pipeline.toolchains import catalog as toolchains

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.config.test_perf_levels import cells, matrix
-from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.toolchains.common_stages import PERF
 
 

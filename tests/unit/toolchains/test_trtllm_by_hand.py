@@ -11,10 +11,10 @@ import pytest
 from tests.contexts import context
 from tests.helpers.trtllm_cells import machine
 from tests.unit.toolchains.test_trtllm_checkpoint import CONFIG, safetensors
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.cli import app
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
 from trtllm_pipeline.toolchains.tensorrt_llm import dataset, engine_backend
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild

@@ -14,10 +14,10 @@ import pytest
 from tests.contexts import context
 from tests.standins.programs import quantize
 from trtllm_pipeline import worker
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, MatrixError, ServerError, StageError
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, MatrixError, ServerError, StageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import Selection

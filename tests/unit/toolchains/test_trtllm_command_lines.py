@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.base.errors import PlanError
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (

@@ -6,9 +6,9 @@ import pytest
 
 from tests.helpers import trtllm_cells
 from tests.helpers.trtllm_cells import settings_of
-from trtllm_pipeline.domain import Cell, CellId, Json
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.base.domain import Cell, CellId, Json
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
 from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import infeasible

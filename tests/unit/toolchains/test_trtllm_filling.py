@@ -12,8 +12,8 @@ import yaml
 from tests.contexts import context, faults
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import load, table
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS

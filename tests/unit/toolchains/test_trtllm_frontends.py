@@ -17,9 +17,9 @@ from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from tests.standins.programs import ProgramError, llm_api
 from tests.standins.triton import openai_frontend
-from trtllm_pipeline.errors import FailureClass, PlanError, StageError
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.base.errors import FailureClass, PlanError, StageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM, TritonServer
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.serving.command_lines import Ports, openai_argv
 from trtllm_pipeline.stages import launch

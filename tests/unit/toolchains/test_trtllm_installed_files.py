@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.trtllm_cells import machine
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, installation
 
 

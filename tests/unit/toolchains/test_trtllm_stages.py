@@ -23,12 +23,12 @@ from tests.helpers.trtllm_cells import (
     values,
 )
 from tests.standins import templates
-from trtllm_pipeline.domain import Cell, Exclusive, Json, Resources
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import Cell, Exclusive, Json, Resources
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution.forecast import section
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.stages.params import key
 from trtllm_pipeline.toolchains import catalog as toolchains

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.trtllm_cells import cell, plan
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.base.domain import Json
 
 
 @pytest.mark.parametrize(

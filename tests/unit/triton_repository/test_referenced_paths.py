@@ -11,9 +11,9 @@ import pytest
 
 from tests.contexts import context
 from tests.helpers.trtllm_cells import machine
-from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.hosting.serve_target import ServeTarget
-from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchParams

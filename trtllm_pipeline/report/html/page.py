@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
+from trtllm_pipeline.base.domain import CellId, Scope
+from trtllm_pipeline.base.fingerprints import fingerprint
+from trtllm_pipeline.base.text_blocks import as_html
+from trtllm_pipeline.base.wording import count, duration, shared_parts, without
 from trtllm_pipeline.bench.conditions import FIELDS
 from trtllm_pipeline.bench.result import TRITON_GAUGES, LevelResult, MetricDefinition, TritonUse, load_words
-from trtllm_pipeline.domain import CellId, Scope
 from trtllm_pipeline.evaluate.drift import Drift
-from trtllm_pipeline.fingerprint import fingerprint
-from trtllm_pipeline.planning.wording import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.report.compare_writers import of_page
@@ -47,7 +48,6 @@ from trtllm_pipeline.report.writers import (
     notes_of,
     summary_of,
 )
-from trtllm_pipeline.text_blocks import as_html
 
 NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.toolchains.embedded.params import ARCHITECTURES
 

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import USUAL_NUM_TOKENS
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.machine.memory import physical_bytes
+from trtllm_pipeline.base.machine.packages import version_of
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine.memory import physical_bytes
-from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.toolchains.embedded.needs import weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
 from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape

@@ -19,10 +19,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.tokenizer import read_tokenizer as load_tokenizer
-from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.architecture import (
     EMBEDDING,

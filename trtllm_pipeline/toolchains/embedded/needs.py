@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Needs
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, Needs
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP
 from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.models import tensors
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline import chat
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.stages.calibration_rows import Messages, Row, Tokens
 from trtllm_pipeline.stages.params import Selection
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.files.model_files import Fields, named_alike, num_experts, rotary
-from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.toolchains import tiles
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.stages.calibration_rows import Tokens
 from trtllm_pipeline.toolchains.model_optimizer import calibration_memory
 from trtllm_pipeline.toolchains.model_optimizer.calibration_batches import batches

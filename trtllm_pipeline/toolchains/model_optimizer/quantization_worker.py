@@ -15,11 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files import model_files
-from trtllm_pipeline.files.collecting import uncollected
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files import model_files
+from trtllm_pipeline.base.files.collecting import uncollected
+from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import Tokens, choose, default_set, read_rows
 from trtllm_pipeline.stages.params import Selection
@@ -337,6 +337,6 @@ def _synchronize() -> None:
 def _device_name() -> str:
     import torch
 
-    from trtllm_pipeline.machine.model import cpu_name
+    from trtllm_pipeline.base.machine.model import cpu_name
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.files.digest import digest_file
-from trtllm_pipeline.machine import probe
+from trtllm_pipeline.base.domain import Cell, Json
+from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.stages.params import OPENAI_SERVERS
 
 MODEL: Final = "model"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.processes.process import Group
+from trtllm_pipeline.base.processes.secrets import without_secrets
 from trtllm_pipeline.client.urls import server_url
-from trtllm_pipeline.errors import FailureClass, ServerError, StageError
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.processes.process import Group
-from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.server_process import Server
 from trtllm_pipeline.serving.triton_server import reached_at

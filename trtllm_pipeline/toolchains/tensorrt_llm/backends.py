@@ -8,13 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json, Needs, Resources
-from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.base.domain import Cell, Json, Needs, Resources
+from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
+from trtllm_pipeline.base.machine import probe, triton_installation
+from trtllm_pipeline.base.machine.assume import ASSUMED
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.fingerprint import canonical, fingerprint
-from trtllm_pipeline.machine import probe, triton_installation
-from trtllm_pipeline.machine.assume import ASSUMED
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import nested
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import layout_name
-from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.base.domain import layout_name
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.quantization import FILES, quantization
 from trtllm_pipeline.hub.verify import check_folder, tensors

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Json
-from trtllm_pipeline.errors import FailureClass, PlanError, StageError
+from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS, Json
+from trtllm_pipeline.base.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.serving.command_lines import MPIRUN
 from trtllm_pipeline.stages.calibration_rows import MOST

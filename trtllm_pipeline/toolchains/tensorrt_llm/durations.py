@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.speeds import speeds
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.machine.speeds import speeds
 from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.model_optimizer.calibration_memory import SATURATING_TOKENS
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision

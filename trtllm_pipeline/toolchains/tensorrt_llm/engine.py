@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.companions import ADAPTER

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import USUAL_KV_SHARE, Cell
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.toolchains.catalog import DRAFTER, VISUAL

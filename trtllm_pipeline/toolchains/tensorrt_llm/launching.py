@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.triton_installation import OPENAI_PROGRAM
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.triton_installation import OPENAI_PROGRAM
 from trtllm_pipeline.serving import command_lines, engine_requirements
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.files.user_files import decode_yaml
+from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.lora import check_weights
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.stages.lora import check_weights, number_of_values
 from trtllm_pipeline.toolchains.companions import read_adapter
 from trtllm_pipeline.toolchains.tensorrt_llm.needs import ADAPTER_CACHE

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json, Needs
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Cell, Json, Needs
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import IMAGE_POOL
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.toolchains import companions

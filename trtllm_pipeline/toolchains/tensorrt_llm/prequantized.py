@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.base.domain import Cell, Json
+from trtllm_pipeline.base.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse

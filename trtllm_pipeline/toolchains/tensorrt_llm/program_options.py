@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
 Tool = str

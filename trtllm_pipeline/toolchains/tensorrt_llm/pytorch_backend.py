@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, load, table

@@ -18,8 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.stages.params import Scalar
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS, Setting
 from trtllm_pipeline.toolchains.tensorrt_llm import vision

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL
 

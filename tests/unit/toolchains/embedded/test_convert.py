@@ -16,7 +16,7 @@ import gguf
 
 from benchmarks.fidelity import unpermute
 from tests.contexts import context, faults
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.toolchains.embedded import build, gguf_file, random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.errors import DownloadError, ServerError
-from trtllm_pipeline.machine import model
+from trtllm_pipeline.base.errors import DownloadError, ServerError
+from trtllm_pipeline.base.machine import model
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text, byte_level_alphabet
 from trtllm_pipeline.toolchains.embedded.runtime import (
     Event,

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.hub import local
 from trtllm_pipeline.toolchains.embedded import gguf_file, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import read_config

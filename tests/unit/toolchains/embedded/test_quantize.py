@@ -10,7 +10,7 @@ pytest.importorskip("xllamacpp")
 
 import gguf
 
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, encode
 
 KINDS = gguf.GGMLQuantizationType

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contexts import context, faults
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.stages.params import table as table_of
 from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded

@@ -13,7 +13,7 @@ pytest.importorskip("gguf")
 
 from tokenizers import Tokenizer
 
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.toolchains.embedded.reference import Reference
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import PACKAGE, __version__
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import gpus, memory, placement, triton_installation
-from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
-from trtllm_pipeline.machine.packages import version_of
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import gpus, memory, placement, triton_installation
+from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
+from trtllm_pipeline.base.machine.packages import version_of
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution

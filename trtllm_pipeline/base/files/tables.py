@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
 
 T = TypeVar("T")
 Columns = Callable[[Sequence[str]], Sequence[str]]

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.files.reading import open_fd
+from trtllm_pipeline.base.files.reading import open_fd
 
 _POLL_S: Final = 0.2
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.base.domain import CellId
 
 MAX_REASONS: Final = 10
 MAX_CELLS: Final = 3

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault, MatrixError
-from trtllm_pipeline.files.reading import KINDS, open_file
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import Fault, MatrixError
+from trtllm_pipeline.base.files.reading import KINDS, open_file
 
 T = TypeVar("T")
 _FIRST_BYTES: Final = 1 << 20

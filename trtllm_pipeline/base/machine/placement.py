@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.machine.gpus import Device
+from trtllm_pipeline.base.machine.gpus import Device
 
 _SYSFS: Final = Path("/sys")
 

@@ -10,9 +10,9 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.files.reading import open_file, read_bytes
-from trtllm_pipeline.fingerprint import encoding
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.files.reading import open_file, read_bytes
+from trtllm_pipeline.base.fingerprints import encoding
 
 _encode: Final = encoding(json.JSONEncoder(ensure_ascii=False))
 _CONSTANTS: Final = {None: "null", True: "true", False: "false"}

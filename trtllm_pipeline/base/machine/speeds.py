@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from trtllm_pipeline.machine.model import Gpu, Machine
+from trtllm_pipeline.base.machine.model import Gpu, Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import difflib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -219,7 +219,7 @@ class _AssumedValues:
 
 def _here(changes: str) -> str:
     """The line of this machine, changed. What follows from a value that is changed is that of a usual machine."""
-    from trtllm_pipeline.machine.probe import this_machine
+    from trtllm_pipeline.base.machine.probe import this_machine
 
     own = dict(part.split("=", 1) for part in describe(this_machine()).split(","))
     given = {part.partition("=")[0].strip().lower().replace("-", "_") for part in changes.split(",")}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine.packages import version_of
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine.packages import version_of
 
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 OPENAI_PROGRAM: Final = Path("python/openai/openai_frontend/main.py")

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from trtllm_pipeline.files.writing import csv_value
+from trtllm_pipeline.base.files.writing import csv_value
 
 
 def aligned(names: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.files.reading import open_fd
+from trtllm_pipeline.base.files.reading import open_fd
 
 _SMALL_BYTES: Final = 1 << 20
 # A file changed this shortly before it was read could change again without its times showing it: file systems stamp

@@ -123,7 +123,7 @@ class _Stdout(_Stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         if isinstance(error, BrokenPipeError):
             raise error
-        from trtllm_pipeline.errors import PipelineError
+        from trtllm_pipeline.base.errors import PipelineError
 
         raise PipelineError(
             f"stdout cannot be written: {error.strerror}", hint="check its redirection, then try again"

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from trtllm_pipeline.machine.memory import physical_bytes
-from trtllm_pipeline.machine.model import Gpu
+from trtllm_pipeline.base.machine.memory import physical_bytes
+from trtllm_pipeline.base.machine.model import Gpu
 
 MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _MASK: Final = f"{MASK_VARIABLE}=".encode()

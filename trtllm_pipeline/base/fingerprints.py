@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from json import encoder
 from typing import Final
 
-from trtllm_pipeline.domain import Fingerprint, Json
+from trtllm_pipeline.base.domain import Fingerprint, Json
 
 SCHEMA: Final = 1
 """Part of every key; raised when the form of keys changes, which makes every older artifact unreachable."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
-from trtllm_pipeline.fingerprint import encoding
-from trtllm_pipeline.processes.secrets import without_secrets
+from trtllm_pipeline.base.errors import FailureClass, PipelineError, ServerError, StateError
+from trtllm_pipeline.base.fingerprints import encoding
+from trtllm_pipeline.base.processes.secrets import without_secrets
 
 _PACKET_BYTES: Final = 65536
 _encode: Final = encoding(json.JSONEncoder())
@@ -72,7 +72,7 @@ def allow_open_files(connections: int = 0) -> None:
 
 def running_since(pid: int) -> int | None:
     """Start of process `pid` in clock ticks since boot, which identifies a reused pid. None if it does not run."""
-    from trtllm_pipeline.processes.guardian import look_up
+    from trtllm_pipeline.base.processes.guardian import look_up
 
     process = look_up(pid)
     return None if process is None or process.zombie else process.start_time
@@ -285,7 +285,7 @@ class Guardian:
 
     def _lost(self, how: str) -> None:
         """Kill the processes that the guardian has left behind, as far as they can be recognised; raise PipelineError."""
-        from trtllm_pipeline.processes.guardian import is_marked, kill, process_table, with_descendants
+        from trtllm_pipeline.base.processes.guardian import is_marked, kill, process_table, with_descendants
 
         running = os.pread(self._table, os.fstat(self._table).st_size, 0).partition(b"\n")[0]
         sessions = set(map(int, running.split()))
