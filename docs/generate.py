@@ -31,6 +31,7 @@ from trtllm_pipeline.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.config.matrices import summary
 from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
 from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.models.triton_repository.lint import RULES
 from trtllm_pipeline.processes.signatures import Weight, signatures
 from trtllm_pipeline.stages.params import MOST_TOKENS
 from trtllm_pipeline.toolchains import catalog as toolchains
@@ -38,7 +39,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
 from trtllm_pipeline.toolchains.tensorrt_llm.templates import FIXED, PLACEHOLDERS
-from trtllm_pipeline.triton_repository.lint import RULES
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)

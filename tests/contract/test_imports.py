@@ -168,7 +168,7 @@ def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: s
 def test_messages_of_triton_come_without_its_clients_and_are_theirs_when_these_come() -> None:
     code = """
 import sys
-from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2, service_pb2
+from trtllm_pipeline.models.triton_repository.triton_messages import model_config_pb2, service_pb2
 print(*sys.modules)
 import tritonclient.grpc
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -184,7 +184,7 @@ assert ModelConfig is model_config_pb2.ModelConfig
 def test_messages_of_triton_are_those_of_its_clients_that_came_before() -> None:
     code = """
 import tritonclient.grpc
-from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
+from trtllm_pipeline.models.triton_repository.triton_messages import model_config_pb2
 assert tritonclient.grpc.model_config_pb2 is model_config_pb2
 assert tritonclient.grpc.InferenceServerClient
 """

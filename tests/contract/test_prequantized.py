@@ -16,8 +16,8 @@ from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.files.quantization import FORMS, QuantizedWeights
-from trtllm_pipeline.hub import peek, sources
+from trtllm_pipeline.models.files.quantization import FORMS, QuantizedWeights
+from trtllm_pipeline.models.hub import peek, sources
 from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.plan_file import axes
 from trtllm_pipeline.planning.request import Request

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.files.quantization import quantization
+from trtllm_pipeline.models.files.quantization import quantization
 from trtllm_pipeline.toolchains import tiles
 
 QWEN2_72B: Final[dict[str, Any]] = {

@@ -13,10 +13,10 @@ from typing import Any
 
 from tests.standins import templates as standin
 from trtllm_pipeline.base.machine.model import TensorRTLLM
+from trtllm_pipeline.models.triton_repository import lint, model_config
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
-from trtllm_pipeline.triton_repository import lint, model_config
 
 RELEASE = "0.16.0"
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.hub import dataset_file, hugging_face
-from trtllm_pipeline.hub.hub_errors import OfflineError
+from trtllm_pipeline.models.hub import dataset_file, hugging_face
+from trtllm_pipeline.models.hub.hub_errors import OfflineError
 
 ROWS = b'{"text": "Water boils at 100 degrees."}\n'
 NAME = "hub:org/rows/data/train.jsonl"

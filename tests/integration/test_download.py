@@ -21,9 +21,9 @@ import pytest
 from tests.contexts import context
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
-from trtllm_pipeline.hub import hub_errors, transfer
-from trtllm_pipeline.hub.peek import quantized
-from trtllm_pipeline.hub.sources import code_of, fetch, resolve
+from trtllm_pipeline.models.hub import hub_errors, transfer
+from trtllm_pipeline.models.hub.peek import quantized
+from trtllm_pipeline.models.hub.sources import code_of, fetch, resolve
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.stages.download import run
 from trtllm_pipeline.stages.params import DownloadParams
@@ -323,7 +323,7 @@ def test_a_killed_process_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Pa
     hub.faults = [Fault(f"tiny/{BIG}", "drop", after=2_000_000), Fault(f"tiny/{BIG}", "slow", delay_s=20.0)]
     (tmp_path / "killed").mkdir()
     program = (
-        "import sys, json; from pathlib import Path; from trtllm_pipeline.hub.sources import fetch;"
+        "import sys, json; from pathlib import Path; from trtllm_pipeline.models.hub.sources import fetch;"
         "fetch(json.loads(sys.argv[1]), Path(sys.argv[2]), progress=lambda *_: None, partial=Path(sys.argv[3]))"
     )
     arguments = [json.dumps(pinned), str(tmp_path / "killed"), str(tmp_path / "partial")]

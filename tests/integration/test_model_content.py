@@ -20,7 +20,7 @@ from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
 from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.config.recipe_files import recipes_folder
-from trtllm_pipeline.hub.sources import content_of, fetch, resolve
+from trtllm_pipeline.models.hub.sources import content_of, fetch, resolve
 from trtllm_pipeline.toolchains.embedded import random_model
 
 HUGGING_FACE, MODELSCOPE = "org/tiny", "other/tiny-copy"
@@ -352,7 +352,7 @@ COPY = {"modelscope": MODELSCOPE}
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.hub.hub_errors.BACKOFF_S", 0.001)
+    monkeypatch.setattr("trtllm_pipeline.models.hub.hub_errors.BACKOFF_S", 0.001)
 
 
 @pytest.mark.parametrize(

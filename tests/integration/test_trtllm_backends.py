@@ -32,8 +32,8 @@ from tests.helpers.waiting import eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.config.recipe_files import recipes_folder
+from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.triton_repository import model_config
 
 RELEASES = ("0.8.0", "0.16.0", "1.2.0")
 """The first and the last with engines and servers as recorded, and one between; contract tests have them all."""

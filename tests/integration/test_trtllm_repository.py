@@ -31,13 +31,13 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, GenerationRequest
 from trtllm_pipeline.client.triton import Client as TritonClient
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
+from trtllm_pipeline.models.triton_repository import lint
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.stages.asking import adapter_options
 from trtllm_pipeline.stages.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
-from trtllm_pipeline.triton_repository import lint
 
 
 def engine_folder(folder: Path, release: str) -> Path:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.machine.probe import here
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.models.files.model_files import Fields
 
 if TYPE_CHECKING:  # a report knows conditions, and no client
     from trtllm_pipeline.bench.load import Level

@@ -472,7 +472,7 @@ def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -
     the template writes first are left out, so that they are there once. The server is asked with the first message.
     """
     from trtllm_pipeline import chat
-    from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
+    from trtllm_pipeline.models.files.tokenizer import added_prefix, read_tokenizer
 
     template = None if model is None else chat.read(model)
     if model is None or template is None:

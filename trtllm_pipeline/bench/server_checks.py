@@ -23,10 +23,10 @@ from trtllm_pipeline.bench.load import EventFile
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.triton import Client
-from trtllm_pipeline.files.model_files import Fields, find
-from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine_config import Engine
-from trtllm_pipeline.triton_repository.model_names import ENGINE_MODEL
+from trtllm_pipeline.models.files.model_files import Fields, find
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository.engine_config import Engine
+from trtllm_pipeline.models.triton_repository.model_names import ENGINE_MODEL
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields, read_text
+from trtllm_pipeline.models.files.model_files import Fields, read_text
 
 if TYPE_CHECKING:
     import subprocess

@@ -279,8 +279,8 @@ def load(
     from trtllm_pipeline.bench.stopping import StopRule, parse_precisions
     from trtllm_pipeline.bench.target import Target
     from trtllm_pipeline.bench.workloads import Workload, read_lengths
-    from trtllm_pipeline.files.tokenizer import tokenizer_at
-    from trtllm_pipeline.hub.dataset_file import data_file
+    from trtllm_pipeline.models.files.tokenizer import tokenizer_at
+    from trtllm_pipeline.models.hub.dataset_file import data_file
     from trtllm_pipeline.report import load_tables
 
     objectives = of_load(slo)
@@ -395,7 +395,7 @@ def analyze(
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
     from trtllm_pipeline.bench.result import LoadResult
-    from trtllm_pipeline.files.tokenizer import tokenizer_at
+    from trtllm_pipeline.models.files.tokenizer import tokenizer_at
     from trtllm_pipeline.report import load_tables
 
     check(events)

@@ -67,7 +67,7 @@ def answers(
     from trtllm_pipeline.bench.target import Target
     from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
     from trtllm_pipeline.evaluate.answers import score_url
-    from trtllm_pipeline.hub.dataset_file import data_file
+    from trtllm_pipeline.models.hub.dataset_file import data_file
     from trtllm_pipeline.report import score_tables
 
     target = Target.at(

@@ -202,8 +202,8 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     """The source of a model as people name it, its revision resolved, for the stage `name`."""
     from trtllm_pipeline.config.recipe_files import sources_of
-    from trtllm_pipeline.hub.files import MODEL
-    from trtllm_pipeline.hub.sources import local_folder, resolve
+    from trtllm_pipeline.models.hub.files import MODEL
+    from trtllm_pipeline.models.hub.sources import local_folder, resolve
 
     if model is None:
         raise UsageError(f"pipeline stage {name}: which model?", hint=f"pipeline stage {_EXAMPLES[name][0]}")
@@ -297,7 +297,7 @@ def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
 def _file(stage: Stage, name: str, given: str | None) -> str | None:
     """Path of a file: what was typed, a `builtin:NAME`, or else what a matrix would take."""
     from trtllm_pipeline.config.models import Settings
-    from trtllm_pipeline.hub.dataset_file import data_file
+    from trtllm_pipeline.models.hub.dataset_file import data_file
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
     given = given or getattr(defaults, name, None)

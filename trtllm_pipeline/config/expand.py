@@ -34,7 +34,7 @@ from trtllm_pipeline.config.spelling import (
     parse_lengths,
     parse_parallel,
 )
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
 
 if TYPE_CHECKING:
     from trtllm_pipeline.config.validate import LoadedMatrix

@@ -41,9 +41,9 @@ from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.config.spelling import PARALLEL, canonical_lengths, canonical_parallel
 from trtllm_pipeline.evaluate.scores import SCORE_METRICS
-from trtllm_pipeline.files.quantization import Form
 from trtllm_pipeline.gateway.config import GatewayParams
-from trtllm_pipeline.hub import dataset_file
+from trtllm_pipeline.models.files.quantization import Form
+from trtllm_pipeline.models.hub import dataset_file
 from trtllm_pipeline.stages import params
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.lora import NO_ADAPTER

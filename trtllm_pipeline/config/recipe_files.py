@@ -48,7 +48,7 @@ def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, 
     if recipe is not None and path is not None and recipe.name != path.stem:
         faults.append(document.fault(("name",), f"must be {path.stem!r}, as the file is called"))
     if recipe is not None and recipe.code_files:
-        from trtllm_pipeline.hub.hugging_face import COMMIT
+        from trtllm_pipeline.models.hub.hugging_face import COMMIT
 
         if not COMMIT.fullmatch(getattr(recipe.sources[0], "revision", "")):
             message = "needs a first source on a hub with a commit as its revision"
@@ -159,7 +159,7 @@ def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> M
 
 def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str, Json]:
     """The data of a recipe without sources."""
-    from trtllm_pipeline.files.model_files import named_alike, num_experts, rotary
+    from trtllm_pipeline.models.files.model_files import named_alike, num_experts, rotary
 
     data: dict[str, Json] = named_alike(config)
     if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too

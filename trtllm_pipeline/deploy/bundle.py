@@ -34,13 +34,13 @@ from trtllm_pipeline.base.files.user_files import decode_yaml
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.deploy import card, start_script
 from trtllm_pipeline.deploy.deployment import BESIDE, Deployment
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.provenance import statement_of
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.catalog import DRAFTER
 from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
-from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine_config import Engine
 
 SCHEMA: Final = 1
 FILE: Final = "bundle.json"

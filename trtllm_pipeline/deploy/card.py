@@ -13,7 +13,7 @@ from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.client.triton import IMAGE_INPUT
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.files.quantization import AS_IS, shown
+from trtllm_pipeline.models.files.quantization import AS_IS, shown
 from trtllm_pipeline.report.rows import UNQUANTIZED
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact

@@ -13,6 +13,7 @@ from trtllm_pipeline.base.errors import StateError, UsageError
 from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.deploy import container_images, kubernetes_names
 from trtllm_pipeline.hosting.serve_target import require_text
+from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, ENSEMBLE
 from trtllm_pipeline.planning.estimates import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.provenance import Policy
@@ -25,7 +26,6 @@ from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.catalog import DRAFTER, EMBEDDED, SERVERS, VISUAL
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
 from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
-from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, ENSEMBLE
 
 DEFAULT_LOAD_S: Final = 200.0
 """Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""

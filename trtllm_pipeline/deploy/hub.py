@@ -9,7 +9,7 @@ from typing import Any
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base.errors import DownloadError, UsageError
 from trtllm_pipeline.deploy.bundle import largest
-from trtllm_pipeline.hub.hugging_face import endpoint, errors_in_words
+from trtllm_pipeline.models.hub.hugging_face import endpoint, errors_in_words
 
 
 def check_repository(name: str | None) -> None:

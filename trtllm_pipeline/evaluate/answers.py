@@ -15,7 +15,7 @@ from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult, AnsweredQue
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read_questions, scorable
 from trtllm_pipeline.evaluate.scores import Metric, Question
-from trtllm_pipeline.files.tokenizer import tokenizer_at
+from trtllm_pipeline.models.files.tokenizer import tokenizer_at
 
 if TYPE_CHECKING:
     from trtllm_pipeline.bench.target import Target

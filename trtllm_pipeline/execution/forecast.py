@@ -16,7 +16,7 @@ from trtllm_pipeline.base.domain import Fingerprint, Json, Resources, Scope, Sta
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.order import FIRST, play
-from trtllm_pipeline.hub.sources import kept_bytes
+from trtllm_pipeline.models.hub.sources import kept_bytes
 from trtllm_pipeline.planning.estimates import (
     HOST,
     SHARED,

@@ -12,10 +12,10 @@ from typing import Final
 
 from trtllm_pipeline import chat
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.gateway.api_error import ApiError, bad
-from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
+from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.models.files.tokenizer import added_prefix, read_tokenizer
+from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
 
 _SHORT: Final = 2_000
 """Characters that are tokenized in less time than a thread takes to begin."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.config.expand import written_out
-from trtllm_pipeline.hub.hugging_face import COMMIT
+from trtllm_pipeline.models.hub.hugging_face import COMMIT
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.toolchains import companions

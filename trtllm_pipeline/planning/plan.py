@@ -17,7 +17,7 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.files.collecting import uncollected
 from trtllm_pipeline.base.fingerprints import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.files.model_parts import ModelPart, files_of
+from trtllm_pipeline.models.files.model_parts import ModelPart, files_of
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.toolchains.catalog import DRAFTER, Toolchain
 

@@ -22,7 +22,7 @@ from trtllm_pipeline.base.files.collecting import uncollected
 from trtllm_pipeline.base.files.user_files import decode_mapping
 from trtllm_pipeline.base.files.writing import json_lines, write_lines
 from trtllm_pipeline.base.wording import in_flow_order
-from trtllm_pipeline.files.quantization import shown
+from trtllm_pipeline.models.files.quantization import shown
 from trtllm_pipeline.planning.estimates import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
 

@@ -12,7 +12,7 @@ from typing import Final
 from trtllm_pipeline.base.domain import Fingerprint, Scope, StageRunId
 from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.base.fingerprints import Change, changes
-from trtllm_pipeline.files.model_parts import files_of
+from trtllm_pipeline.models.files.model_parts import files_of
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base.domain import Cell, Scope
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import catalog as toolchains

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.models.files.model_files import Fields
 from trtllm_pipeline.toolchains.embedded import random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import (
     EMBEDDING,

@@ -13,8 +13,8 @@ from typing import Any, Final
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.files.writing import write_json, write_lines
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.files.tokenizer import read_tokenizer
-from trtllm_pipeline.hub.dataset_file import data_file
+from trtllm_pipeline.models.files.tokenizer import read_tokenizer
+from trtllm_pipeline.models.hub.dataset_file import data_file
 from trtllm_pipeline.proof.families import FAMILIES, reference, write_model
 from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import BACKEND

@@ -24,7 +24,7 @@ from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.bench.conditions import Conditions, deciding, differences
 from trtllm_pipeline.bench.metric_names import LATENCIES, RATES
 from trtllm_pipeline.bench.result import PERF_FILE, LevelResult, LoadResult, RepeatResult, load_key, load_words
-from trtllm_pipeline.files.tokenizer import tokenizer_at
+from trtllm_pipeline.models.files.tokenizer import tokenizer_at
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import find_run, read_run
 from trtllm_pipeline.report.report_file import NAME as REPORT

@@ -13,7 +13,7 @@ from trtllm_pipeline.base.machine.probe import code_digest
 from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.base.wording import about, count, never_works, size
 from trtllm_pipeline.execution.forecast import Forecast, durations
-from trtllm_pipeline.files.quantization import AS_IS, shown
+from trtllm_pipeline.models.files.quantization import AS_IS, shown
 from trtllm_pipeline.planning.estimates import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.store import manifest

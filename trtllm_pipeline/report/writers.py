@@ -30,7 +30,7 @@ from trtllm_pipeline.bench.conditions import (
 )
 from trtllm_pipeline.bench.metric_names import LATENCIES
 from trtllm_pipeline.bench.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.report.columns import Column, columns
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference

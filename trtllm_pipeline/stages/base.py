@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from trtllm_pipeline.base.domain import Cell, Needs, Resources, Scope
 from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.files.model_parts import ModelPart
+from trtllm_pipeline.models.files.model_parts import ModelPart
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base.machine.model import Machine

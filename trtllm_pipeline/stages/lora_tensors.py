@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.client.session import InputTensor
-from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.hub.files import CONFIGURATION
-from trtllm_pipeline.hub.tensor_values import DTYPES, read, to_bfloat16
+from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.models.hub.files import CONFIGURATION
+from trtllm_pipeline.models.hub.tensor_values import DTYPES, read, to_bfloat16
 from trtllm_pipeline.stages.lora import MODULE_IDS, MODULES, tensors_of
 
 WEIGHTS_FILE: Final = "model.lora_weights.npy"

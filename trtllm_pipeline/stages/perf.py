@@ -19,8 +19,9 @@ from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, LeftOut, Prompt, cha
 from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.bench.workloads import MOST_MADE, Openings, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.files.tokenizer import read_tokenizer
-from trtllm_pipeline.hub.dataset_file import data_file
+from trtllm_pipeline.models.files.tokenizer import read_tokenizer
+from trtllm_pipeline.models.hub.dataset_file import data_file
+from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.stages.asking import (
     adapters_asked,
     chosen_adapters,
@@ -32,7 +33,6 @@ from trtllm_pipeline.stages.asking import (
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.model_inputs import model_folder
 from trtllm_pipeline.stages.params import PerfParams, to_json
-from trtllm_pipeline.triton_repository.engine_config import Engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

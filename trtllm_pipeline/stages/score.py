@@ -12,7 +12,7 @@ from trtllm_pipeline.evaluate.answers import asked_at
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read_questions, scorable
 from trtllm_pipeline.evaluate.timed_answers import timed_answers
-from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
+from trtllm_pipeline.models.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.model_inputs import encoder, model_folder
 from trtllm_pipeline.stages.params import ScoreParams, to_json

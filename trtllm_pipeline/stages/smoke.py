@@ -23,14 +23,14 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.client.triton import PREPROCESSING, PROTOCOLS, Client, data_types, failure_class
-from trtllm_pipeline.files.tokenizer import read_tokenizer
+from trtllm_pipeline.models.files.tokenizer import read_tokenizer
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters, draft_options, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.model_inputs import model_folder
 from trtllm_pipeline.stages.params import SmokeParams
-from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine_config import Engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

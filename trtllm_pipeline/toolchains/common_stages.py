@@ -17,7 +17,7 @@ from trtllm_pipeline.base.domain import Cell, Exclusive, Json, Needs, Resources,
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
 from trtllm_pipeline.bench.windows import least_requests
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.serving.command_lines import (
     TRTLLM_SERVE,
     OpenAiWays,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.base.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields, rotary
+from trtllm_pipeline.models.files.model_files import Fields, rotary
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS, MODULES
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load

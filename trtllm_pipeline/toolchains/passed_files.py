@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.files.model_files import copy, find
+from trtllm_pipeline.models.files.model_files import copy, find
 
 BESIDE_WEIGHTS: Final = (
     "tokenizer.json",

@@ -11,7 +11,7 @@ from typing import Final
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.machine.speeds import FP8, speeds
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token, weight_bits, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 

@@ -20,7 +20,7 @@ from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.hub import sources as hub
+from trtllm_pipeline.models.hub import sources as hub
 from trtllm_pipeline.planning import planner
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import PerfParams, Selection

@@ -29,7 +29,7 @@ from trtllm_pipeline.client.triton import (
     text_output,
     token_count,
 )
-from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository import model_config
 
 EVENTS = ['{"text_output": "é😀"}', "two\nlines", "", "last"]
 STREAM = "".join(

@@ -14,8 +14,8 @@ import pytest
 from trtllm_pipeline.base.errors import DownloadError, FailureClass
 from trtllm_pipeline.base.files import model_files
 from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
-from trtllm_pipeline.hub import local
+from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, find
+from trtllm_pipeline.models.hub import local
 from trtllm_pipeline.toolchains import passed_files
 
 HEADER = b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'

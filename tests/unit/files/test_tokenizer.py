@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import DownloadError, UsageError
-from trtllm_pipeline.files.model_files import names
-from trtllm_pipeline.files.tokenizer import has_tokenizer, read_tokenizer, tokenizer_at
+from trtllm_pipeline.models.files.model_files import names
+from trtllm_pipeline.models.files.tokenizer import has_tokenizer, read_tokenizer, tokenizer_at
 
 sentencepiece = pytest.importorskip("sentencepiece")
 tiktoken = pytest.importorskip("tiktoken")

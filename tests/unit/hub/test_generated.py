@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.contexts import context
-from trtllm_pipeline.hub.verify import check_folder
+from trtllm_pipeline.models.hub.verify import check_folder
 from trtllm_pipeline.stages.download import run
 from trtllm_pipeline.stages.params import DownloadParams
 

@@ -16,7 +16,7 @@ pytest.importorskip("gguf")
 import gguf
 
 from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.hub.gguf_folder import write_folder
+from trtllm_pipeline.models.hub.gguf_folder import write_folder
 
 TOKENS = ["<unk>", "<s>", "</s>", *"abcdefgh", "ab", "cd"]
 WIDTH, INNER, HEADS = 32, 64, 4

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.hub import hugging_face, modelscope
+from trtllm_pipeline.models.hub import hugging_face, modelscope
 
 COMMIT = "c" * 40
 FILE = {"rfilename": "config.json", "size": 3, "blobId": "0" * 40}

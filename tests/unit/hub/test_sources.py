@@ -12,9 +12,9 @@ import pytest
 
 from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.base.files import model_files
-from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope, peek
-from trtllm_pipeline.hub.files import description_files
-from trtllm_pipeline.hub.sources import code_of, fetch, kind_of, local_folder, resolve
+from trtllm_pipeline.models.hub import hub_errors, hugging_face, local, modelscope, peek
+from trtllm_pipeline.models.hub.files import description_files
+from trtllm_pipeline.models.hub.sources import code_of, fetch, kind_of, local_folder, resolve
 from trtllm_pipeline.store.store import Store
 
 PACKAGE = {"package_index": "model-in-a-wheel==1.0", "sha256": "0" * 64, "member": "model.gguf"}

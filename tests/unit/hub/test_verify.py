@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.hub.verify import check_folder, tensors
+from trtllm_pipeline.models.hub.verify import check_folder, tensors
 
 GOOD = {
     "a": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]},

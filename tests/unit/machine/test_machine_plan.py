@@ -17,9 +17,9 @@ from trtllm_pipeline.base.machine.model import Gpu, Machine
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.execution.forecast import capacity, forecast, simulate
 from trtllm_pipeline.execution.scheduler import Capacity
-from trtllm_pipeline.files.quantization import QuantizedWeights
-from trtllm_pipeline.hub import peek
-from trtllm_pipeline.hub import sources as hub
+from trtllm_pipeline.models.files.quantization import QuantizedWeights
+from trtllm_pipeline.models.hub import peek
+from trtllm_pipeline.models.hub import sources as hub
 from trtllm_pipeline.planning import planner, request
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.planning.request import Request, read_request

@@ -29,7 +29,7 @@ from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.config.recipe_files import numbers_of
-from trtllm_pipeline.hub.hub_errors import UnavailableError
+from trtllm_pipeline.models.hub.hub_errors import UnavailableError
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters
 from trtllm_pipeline.toolchains import companions
@@ -500,7 +500,7 @@ def test_where_its_hub_is_not_reached_a_recipe_tells_the_vocabulary_of_a_draft_m
     def unreached(*_arguments: object, **_options: object) -> None:
         raise UnavailableError("the hub does not answer")
 
-    monkeypatch.setattr("trtllm_pipeline.hub.peek.configuration", unreached)
+    monkeypatch.setattr("trtllm_pipeline.models.hub.peek.configuration", unreached)
     small = write(model.parent / "weights", SMALL)
     recipe = {**recipe_of(small), "vocab_size": 32000, "name": "small", "summary": "small", "license": "MIT"}
     recipe["max_position_embeddings"] = 4096

@@ -145,7 +145,7 @@ def test_large_data_is_named_where_it_is(tmp_path: Path, monkeypatch: pytest.Mon
 def test_data_of_a_hub_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = tmp_path / "cache.jsonl"
     fetched.write_text(json.dumps(PROMPTS[0]))
-    monkeypatch.setattr("trtllm_pipeline.hub.dataset_file.fetch", lambda _name: fetched)
+    monkeypatch.setattr("trtllm_pipeline.models.hub.dataset_file.fetch", lambda _name: fetched)
     settings = {"perf": {"input_data": "hub:org/data/rows.jsonl"}}
     request = Request(write(tmp_path / "home", settings=settings), toolchain="embedded", assume="gpus=0,cpus=8")
     plan = locked(request, tmp_path / "lock")
@@ -176,13 +176,13 @@ def test_a_branch_that_moved_on_moves_nothing(
     data = yaml.safe_load(recipe.read_text())
     recipe.write_text(yaml.safe_dump({**data, "sources": [{kind: "org/small"}, {other: "org/copy"}]}))
     for look in ("quantized", "configuration"):
-        monkeypatch.setattr(f"trtllm_pipeline.hub.peek.{look}", lambda *_source, **_how: None)
+        monkeypatch.setattr(f"trtllm_pipeline.models.hub.peek.{look}", lambda *_source, **_how: None)
     with monkeypatch.context() as reached:
-        reached.setattr("trtllm_pipeline.hub.sources.resolve", lambda *_sources, **_how: dict(pinned))
-        reached.setattr("trtllm_pipeline.hub.sources.content_of", lambda *_source, **_how: files)
+        reached.setattr("trtllm_pipeline.models.hub.sources.resolve", lambda *_sources, **_how: dict(pinned))
+        reached.setattr("trtllm_pipeline.models.hub.sources.content_of", lambda *_source, **_how: files)
         plan = locked(Request(path, toolchain="embedded", assume="gpus=0,cpus=8"), tmp_path / "lock")
     for hub in ("hugging_face.pin", "modelscope.pin", "sources.content_of"):
-        monkeypatch.setattr(f"trtllm_pipeline.hub.{hub}", lambda *_model, **_how: pytest.fail("a hub was asked"))
+        monkeypatch.setattr(f"trtllm_pipeline.models.hub.{hub}", lambda *_model, **_how: pytest.fail("a hub was asked"))
     there = moved(tmp_path / "lock", tmp_path)
     elsewhere = again(there, "gpus=0,cpus=8", tmp_path / "w")
     assert fingerprints(elsewhere) == fingerprints(plan)

@@ -16,7 +16,7 @@ from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution.forecast import capacities, forecast, simulate, tasks
 from trtllm_pipeline.execution.loop import Observer
-from trtllm_pipeline.hub import sources
+from trtllm_pipeline.models.hub import sources
 from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
 from trtllm_pipeline.planning.plan import Plan
@@ -288,7 +288,7 @@ def test_a_folder_on_the_same_disk_needs_no_room_and_no_network(
         file.truncate(70 << 20)
     (tmp_path / "config.json").write_text("{}")
     assert disk_of(fabricated.plan(hub), store) - disk_of(plan, store) == 70 << 20
-    monkeypatch.setattr("trtllm_pipeline.hub.local._COPIED_BYTES", 80 << 20)
+    monkeypatch.setattr("trtllm_pipeline.models.hub.local._COPIED_BYTES", 80 << 20)
     assert disk_of(plan, store) == disk_of(fabricated.plan(hub), store)
     took = [forecast(each, store).times for each in (plan, fabricated.plan(hub))]
     (from_folder, from_hub) = (next(times[run].value for run in times if run.startswith("download")) for times in took)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, RECIPE, cell, machine, plan
 from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.files.model_parts import ModelPart, files_of, part_of
-from trtllm_pipeline.hub.files import description_files, is_licence
+from trtllm_pipeline.models.files.model_parts import ModelPart, files_of, part_of
+from trtllm_pipeline.models.hub.files import description_files, is_licence
 from trtllm_pipeline.planning.plan import Plan, part
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.catalog import EMBEDDED

@@ -20,7 +20,7 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.files.tokenizer import read_tokenizer
+from trtllm_pipeline.models.files.tokenizer import read_tokenizer
 from trtllm_pipeline.proof import examination, families, material, reference_answers
 from trtllm_pipeline.proof.findings import FindingStatus
 from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.serving import links
-from trtllm_pipeline.triton_repository import model_config
 
 ODD = (
     "a b",

@@ -10,9 +10,9 @@ from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.machine.model import TensorRTLLM
+from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, frontends, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, VisualBuild
-from trtllm_pipeline.triton_repository import model_config
 
 
 @pytest.mark.parametrize(

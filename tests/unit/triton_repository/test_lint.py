@@ -11,9 +11,9 @@ import pytest
 from tests.helpers.broken_repositories import BROKEN, BROKEN_LLMAPI, RELEASE, Case, copy, step, write_engine, write_good
 from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.models.triton_repository import lint
 from trtllm_pipeline.toolchains.embedded import repository as embedded
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
-from trtllm_pipeline.triton_repository import lint
 
 BY_RELEASE = {"TRT407", "TRT606"}
 

@@ -18,7 +18,7 @@ from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.machine.memory import physical_bytes
 from trtllm_pipeline.base.machine.packages import version_of
-from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
+from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.files.model_files import Fields, find
-from trtllm_pipeline.files.tokenizer import read_tokenizer as load_tokenizer
+from trtllm_pipeline.models.files.model_files import Fields, find
+from trtllm_pipeline.models.files.tokenizer import read_tokenizer as load_tokenizer
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.architecture import (
     EMBEDDING,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.machine.model import limited_by_quota
-from trtllm_pipeline.files.model_files import Fields, ModelFileError
+from trtllm_pipeline.models.files.model_files import Fields, ModelFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

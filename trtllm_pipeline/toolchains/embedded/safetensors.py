@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.files import model_files
-from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
-from trtllm_pipeline.hub.tensor_values import DTYPES, read, to_bfloat16
-from trtllm_pipeline.hub.verify import TensorEntry, tensors
+from trtllm_pipeline.models.hub.files import INDEX, SINGLE, read_index
+from trtllm_pipeline.models.hub.tensor_values import DTYPES, read, to_bfloat16
+from trtllm_pipeline.models.hub.verify import TensorEntry, tensors
 
 if TYPE_CHECKING:
     import numpy as np

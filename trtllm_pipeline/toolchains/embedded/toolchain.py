@@ -15,7 +15,7 @@ from trtllm_pipeline.base.domain import Cell, Json, Resources
 from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.machine.packages import version_of
-from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
+from trtllm_pipeline.models.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.files.model_files import Fields, named_alike, num_experts, rotary
+from trtllm_pipeline.models.files.model_files import Fields, named_alike, num_experts, rotary
 from trtllm_pipeline.toolchains import tiles
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter

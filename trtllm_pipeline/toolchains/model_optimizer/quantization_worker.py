@@ -19,7 +19,7 @@ from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.files import model_files
 from trtllm_pipeline.base.files.collecting import uncollected
 from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.models.files.model_files import Fields
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import Tokens, choose, default_set, read_rows
 from trtllm_pipeline.stages.params import Selection

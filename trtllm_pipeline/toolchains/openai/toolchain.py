@@ -20,8 +20,8 @@ from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.assume import ASSUMED
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.files.model_parts import ModelPart, part_of
-from trtllm_pipeline.files.quantization import AS_IS, shown
+from trtllm_pipeline.models.files.model_parts import ModelPart, part_of
+from trtllm_pipeline.models.files.quantization import AS_IS, shown
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import DownloadParams, LaunchOpenAi, PerfParams, SmokeParams, load
 from trtllm_pipeline.toolchains import tiles

@@ -14,7 +14,7 @@ from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.base.machine import probe, triton_installation
 from trtllm_pipeline.base.machine.assume import ASSUMED
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.models.files.model_files import Fields
 from trtllm_pipeline.serving.command_lines import nested
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.base.domain import USUAL_KV_SHARE, Cell, Json
 from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.files.quantization import AS_IS, shown
+from trtllm_pipeline.models.files.quantization import AS_IS, shown
 from trtllm_pipeline.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, prequantized, program_options, speculation, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape

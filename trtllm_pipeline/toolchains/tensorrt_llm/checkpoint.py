@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from trtllm_pipeline.base.domain import layout_name
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
-from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.files.quantization import FILES, quantization
-from trtllm_pipeline.hub.verify import check_folder, tensors
+from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.models.files.quantization import FILES, quantization
+from trtllm_pipeline.models.hub.verify import check_folder, tensors
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, kv_cache_algorithm
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, HuggingFaceCheckpoint

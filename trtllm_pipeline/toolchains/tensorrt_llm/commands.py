@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS, Json
 from trtllm_pipeline.base.errors import FailureClass, PlanError, StageError
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.serving.command_lines import MPIRUN
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, Selection

@@ -12,7 +12,8 @@ from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.companions import ADAPTER
@@ -20,7 +21,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm.installation import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck, VisualBuild
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES, UNCHECKED
-from trtllm_pipeline.triton_repository.engine_config import Engine
 
 
 def run(context: StageContext[EngineBuild]) -> None:

@@ -15,6 +15,8 @@ from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import TensorRTLLM
+from trtllm_pipeline.models.triton_repository import lint, model_config
+from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.toolchains.catalog import DRAFTER, VISUAL
@@ -28,8 +30,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     EngineRepository,
     WeightsRepository,
 )
-from trtllm_pipeline.triton_repository import lint, model_config
-from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
 
 
 def run_engine(context: StageContext[EngineRepository]) -> None:

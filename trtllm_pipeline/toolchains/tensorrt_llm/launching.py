@@ -9,6 +9,7 @@ from pathlib import Path
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.triton_installation import OPENAI_PROGRAM
+from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.serving import command_lines, engine_requirements
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
@@ -21,7 +22,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     SERVE_FILE,
     SETTINGS_FILE,
 )
-from trtllm_pipeline.triton_repository import model_config
 
 
 def launch_engine(context: StageContext[LaunchFrontend]) -> None:

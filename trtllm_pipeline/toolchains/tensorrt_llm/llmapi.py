@@ -14,6 +14,7 @@ from typing import Any, Final
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.files.user_files import decode_yaml
 from trtllm_pipeline.base.machine.model import TensorRTLLM
+from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.stages.lora import check_weights
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
@@ -22,7 +23,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm.params import SETTINGS_FILE, EngineRepository, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import LOOKAHEAD
-from trtllm_pipeline.triton_repository import model_config
 
 TEMPLATE_SET: Final = "llmapi"
 MODEL: Final = "tensorrt_llm"

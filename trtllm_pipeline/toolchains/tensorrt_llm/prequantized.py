@@ -14,7 +14,7 @@ from typing import Final
 
 from trtllm_pipeline.base.domain import Cell, Json
 from trtllm_pipeline.base.machine.assume import LAST_WITH_ENGINES
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse

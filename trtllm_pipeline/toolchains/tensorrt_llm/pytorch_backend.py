@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.files.quantization import AS_IS
+from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, load, table
@@ -25,7 +26,6 @@ from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, durations, e
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
-from trtllm_pipeline.triton_repository import model_config
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
 _SETTINGS: Final = frozenset({*(each.name for each in table(LlmApi)), "llm_args"})

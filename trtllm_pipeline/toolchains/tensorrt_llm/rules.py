@@ -19,8 +19,8 @@ from trtllm_pipeline.base.domain import Cell, Json
 from trtllm_pipeline.base.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.client.images import ImagesAsked
-from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.hub.files import trusted_code
+from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.models.hub.files import trusted_code
 from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions, tiles

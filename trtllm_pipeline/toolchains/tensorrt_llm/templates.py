@@ -20,14 +20,14 @@ from typing import Final
 
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository.engine_config import Engine
+from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.params import Scalar
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS, Setting
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, parse
-from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine_config import Engine
-from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
 WRITTEN_OUT: Final = "add_special_tokens"

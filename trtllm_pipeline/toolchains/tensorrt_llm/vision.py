@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.models.triton_repository.model_names import ENCODERS_MODEL
 from trtllm_pipeline.toolchains.catalog import ENGINES
-from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL
 
 TEMPLATE_SET: Final = "multimodal"
 """Directory of `all_models` with it, and with the ensemble that calls it."""

@@ -17,7 +17,7 @@ pytest.importorskip("gguf")
 
 from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.hub import local
+from trtllm_pipeline.models.hub import local
 from trtllm_pipeline.toolchains.embedded import gguf_file, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.models.text import Text

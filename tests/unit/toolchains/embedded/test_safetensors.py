@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("gguf")
 
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.hub.tensor_values import to_bfloat16
+from trtllm_pipeline.models.hub.tensor_values import to_bfloat16
 from trtllm_pipeline.toolchains.embedded import safetensors
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
