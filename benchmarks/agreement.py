@@ -43,10 +43,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers.scripted_server import Script, ScriptedServer, config
-from trtllm_pipeline.bench.load import Load as Levels
-from trtllm_pipeline.bench.prompts import read_prompts
-from trtllm_pipeline.bench.stats import paired_change
-from trtllm_pipeline.bench.workloads import Workload, made
+from trtllm_pipeline.measure.load.load import Load as Levels
+from trtllm_pipeline.measure.load.prompts import read_prompts
+from trtllm_pipeline.measure.load.stats import paired_change
+from trtllm_pipeline.measure.load.workloads import Workload, made
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS: Final = 64

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trtllm_pipeline.base.domain import CellId, Json
-from trtllm_pipeline.bench.result import LevelResult
+from trtllm_pipeline.measure.load.result import LevelResult
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 
 Axes = Mapping[str, Json]

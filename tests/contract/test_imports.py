@@ -119,7 +119,9 @@ def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> No
     code = "import sys; import trtllm_pipeline.report.writers; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "trtllm_pipeline.report.rows" in modules
-    assert not {"annotated_types", "trtllm_pipeline.evaluate.drift", "trtllm_pipeline.bench.events"} & set(modules)
+    assert not {"annotated_types", "trtllm_pipeline.measure.score.drift", "trtllm_pipeline.measure.load.events"} & set(
+        modules
+    )
 
 
 def test_looking_for_a_toolchain_imports_none_of_tensorrt_llm_where_that_is_not_installed() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tests.helpers.fabricated_conditions import CONDITIONS
 from trtllm_pipeline.base.domain import CellId, Fingerprint, Json, Scope, StageRunId
-from trtllm_pipeline.bench.result import LevelResult, RepeatResult
-from trtllm_pipeline.evaluate.drift import Drift, ScoreDrift
+from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
+from trtllm_pipeline.measure.score.drift import Drift, ScoreDrift
 from trtllm_pipeline.report.record import Ending, Record, StageAttempt, StageRecord
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.store.index import RunRow

@@ -15,13 +15,13 @@ import pytest
 
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running, server_process
 from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.bench.load import EventFile, Level, run_level
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.target import OPENAI, Target
-from trtllm_pipeline.client.openai import OpenAiClient
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Answer, GenerationRequest
-from trtllm_pipeline.client.triton import PROTOCOLS, STREAMING, Client
+from trtllm_pipeline.measure.client.openai import OpenAiClient
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
+from trtllm_pipeline.measure.client.triton import PROTOCOLS, STREAMING, Client
+from trtllm_pipeline.measure.load.load import EventFile, Level, run_level
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.target import OPENAI, Target
 
 TEXT = "héllo wörld again 😀 done"
 SCRIPTS = {

@@ -17,12 +17,12 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.target import Target, service_at
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.client.transport import http2
-from trtllm_pipeline.client.transport.http import HttpError
-from trtllm_pipeline.client.transport.timestamped_socket import TimestampedSocket
+from trtllm_pipeline.measure.client.transport import http2
+from trtllm_pipeline.measure.client.transport.http import HttpError
+from trtllm_pipeline.measure.client.transport.timestamped_socket import TimestampedSocket
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.target import Target, service_at
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
 
@@ -196,8 +196,8 @@ def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) ->
 
 @pytest.mark.parametrize("lie", FRAMES)
 def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
-    from trtllm_pipeline.client.session import GenerationRequest
-    from trtllm_pipeline.client.triton import Client, ServedModel, _GrpcStream, _GrpcUnary
+    from trtllm_pipeline.measure.client.session import GenerationRequest
+    from trtllm_pipeline.measure.client.triton import Client, ServedModel, _GrpcStream, _GrpcUnary
 
     async def ask(session_kind: type[_GrpcUnary]) -> str | None:
         client = Client(service_at(f"127.0.0.1:{start(FRAMES[lie]).port}", "grpc", "m"), "m", "grpc", timeout_s=LIMIT_S)

@@ -22,8 +22,8 @@ from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, ScriptedServer, config, running
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.bench import validity
-from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.measure.load import validity
+from trtllm_pipeline.measure.load.metrics import analyze
 from trtllm_pipeline.stages import perf
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import PerfParams

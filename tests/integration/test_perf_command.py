@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.scripted_server import server_process
-from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.measure.client.service import Service
 
 COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
 

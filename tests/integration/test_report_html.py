@@ -19,7 +19,7 @@ from tests.helpers import needed
 from tests.helpers.browser import Browser
 from tests.helpers.fabricated_run import HOSTILE, START_S, run
 from trtllm_pipeline.base.wording import shared_parts, without
-from trtllm_pipeline.bench.result import Goodput, GpuUse, HighestRate, TritonUse
+from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, TritonUse
 from trtllm_pipeline.report.comparable_loads import Workload
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.measured import Measured, Side

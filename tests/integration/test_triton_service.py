@@ -22,8 +22,8 @@ from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.base.processes.guardian import proc_file, process_table
-from trtllm_pipeline.client import recognise
-from trtllm_pipeline.client import triton as asking
+from trtllm_pipeline.measure.client import recognise
+from trtllm_pipeline.measure.client import triton as asking
 from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded

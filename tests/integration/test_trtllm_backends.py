@@ -567,7 +567,7 @@ def test_a_run_says_which_model_is_asked_with_text_alone(tmp_path: Path) -> None
 
 
 def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
-    from trtllm_pipeline.client.images import png
+    from trtllm_pipeline.measure.client.images import png
 
     lane = seeing(tmp_path / "lane")
     (lane.folder / "cat.png").write_bytes(png(56, 56, 1))

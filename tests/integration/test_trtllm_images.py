@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.bundles import started
 from tests.helpers.trtllm_runs import Lane, cells
-from trtllm_pipeline.client.images import png
+from trtllm_pipeline.measure.client.images import png
 
 MATRIX = """\
 name: images

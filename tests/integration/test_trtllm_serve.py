@@ -18,7 +18,7 @@ import pytest
 
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.serving import triton_server, trtllm_serve
 
 STAND_IN = [sys.executable, str(Path(__file__).resolve().parents[1] / "standins" / "serve.py"), "Qwen/Qwen3-8B"]

@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-GATES = "trtllm_pipeline.bench.validity"
+GATES = "trtllm_pipeline.measure.load.validity"
 
 
 def patient(module: ModuleType) -> None:

@@ -268,17 +268,17 @@ def load(
           --isl 512 --max-tokens 128
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
-    from trtllm_pipeline.bench.load import Load
-    from trtllm_pipeline.bench.load_run import ServerLoad
-    from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
-    from trtllm_pipeline.bench.metrics import analyze
-    from trtllm_pipeline.bench.objectives import of_load
-    from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS
-    from trtllm_pipeline.bench.result import LoadResult
-    from trtllm_pipeline.bench.server_checks import ExpectedServer
-    from trtllm_pipeline.bench.stopping import StopRule, parse_precisions
-    from trtllm_pipeline.bench.target import Target
-    from trtllm_pipeline.bench.workloads import Workload, read_lengths
+    from trtllm_pipeline.measure.load.load import Load
+    from trtllm_pipeline.measure.load.load_run import ServerLoad
+    from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
+    from trtllm_pipeline.measure.load.metrics import analyze
+    from trtllm_pipeline.measure.load.objectives import of_load
+    from trtllm_pipeline.measure.load.prompts import BUILT_IN_PROMPTS
+    from trtllm_pipeline.measure.load.result import LoadResult
+    from trtllm_pipeline.measure.load.server_checks import ExpectedServer
+    from trtllm_pipeline.measure.load.stopping import StopRule, parse_precisions
+    from trtllm_pipeline.measure.load.target import Target
+    from trtllm_pipeline.measure.load.workloads import Workload, read_lengths
     from trtllm_pipeline.models.files.tokenizer import tokenizer_at
     from trtllm_pipeline.models.hub.dataset_file import data_file
     from trtllm_pipeline.report import load_tables
@@ -391,10 +391,10 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
     from trtllm_pipeline.base.files.user_files import check
-    from trtllm_pipeline.bench.engine_report import Beside, EngineReport, write_dataset
-    from trtllm_pipeline.bench.metrics import analyze
-    from trtllm_pipeline.bench.objectives import of_load
-    from trtllm_pipeline.bench.result import LoadResult
+    from trtllm_pipeline.measure.load.engine_report import Beside, EngineReport, write_dataset
+    from trtllm_pipeline.measure.load.metrics import analyze
+    from trtllm_pipeline.measure.load.objectives import of_load
+    from trtllm_pipeline.measure.load.result import LoadResult
     from trtllm_pipeline.models.files.tokenizer import tokenizer_at
     from trtllm_pipeline.report import load_tables
 

@@ -17,9 +17,9 @@ from trtllm_pipeline.base.errors import PipelineError, ServerError, UsageError
 from trtllm_pipeline.base.terminal import raw
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import explain_error, note
-from trtllm_pipeline.client.conversation import Conversation, Reply, models
 from trtllm_pipeline.gateway.keys import read_keys
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look
+from trtllm_pipeline.measure.client.conversation import Conversation, Reply, models
 
 _ADDRESS: Final = re.compile(r"https?://|[\w.-]+:[0-9]+(/|$)")
 _KEY: Final = "OPENAI_API_KEY"

@@ -64,9 +64,9 @@ def answers(
       pipeline eval answers -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
           --input-data builtin:accuracy --format csv
     """
-    from trtllm_pipeline.bench.target import Target
-    from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
-    from trtllm_pipeline.evaluate.answers import score_url
+    from trtllm_pipeline.measure.load.target import Target
+    from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult
+    from trtllm_pipeline.measure.score.answers import score_url
     from trtllm_pipeline.models.hub.dataset_file import data_file
     from trtllm_pipeline.report import score_tables
 
@@ -110,9 +110,9 @@ def drift(
     examples:
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
     """
-    from trtllm_pipeline.bench.stats import MEAN_INTERVAL
-    from trtllm_pipeline.evaluate import drift
-    from trtllm_pipeline.evaluate.scores import DRIFT
+    from trtllm_pipeline.measure.load.stats import MEAN_INTERVAL
+    from trtllm_pipeline.measure.score import drift
+    from trtllm_pipeline.measure.score.scores import DRIFT
     from trtllm_pipeline.report import score_tables
 
     found = drift.compare(drift.read(reference), drift.read(other))
@@ -157,8 +157,8 @@ def lm_eval(
       pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50
       pipeline eval lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
-    from trtllm_pipeline.evaluate import lm_eval
-    from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
+    from trtllm_pipeline.measure.score import lm_eval
+    from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult
     from trtllm_pipeline.report import score_tables
 
     evaluation = lm_eval.Evaluation(

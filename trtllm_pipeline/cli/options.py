@@ -402,7 +402,7 @@ def known_store(workspace: str) -> Store:
 
 def allowed(text: str) -> frozenset[str]:
     """The names of `--allow`. Raises UsageError."""
-    from trtllm_pipeline.bench.conditions import GROUPS, NAMES
+    from trtllm_pipeline.measure.load.conditions import GROUPS, NAMES
 
     found = frozenset(name.strip() for name in text.split(",") if name.strip())
     unknown = sorted(found - NAMES - set(GROUPS))

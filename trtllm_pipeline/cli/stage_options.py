@@ -275,11 +275,11 @@ def _read(field: ParamField, text: Any) -> Any:
     if isinstance(text, bool):
         return text
     if field.type == Objectives:
-        from trtllm_pipeline.bench.objectives import per_request
+        from trtllm_pipeline.measure.load.objectives import per_request
 
         return {f"{name}_ms": limit for name, limit in per_request(text).items()}
     if field.type == Precisions:
-        from trtllm_pipeline.bench.stopping import parse_precisions
+        from trtllm_pipeline.measure.load.stopping import parse_precisions
 
         return parse_precisions(text, get_args(StopMetric))
     if _is_mapping(field):

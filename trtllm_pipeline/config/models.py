@@ -36,12 +36,12 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
-from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.config.spelling import PARALLEL, canonical_lengths, canonical_parallel
-from trtllm_pipeline.evaluate.scores import SCORE_METRICS
 from trtllm_pipeline.gateway.config import GatewayParams
+from trtllm_pipeline.measure.client.images import ImagesAsked
+from trtllm_pipeline.measure.score.scores import SCORE_METRICS
 from trtllm_pipeline.models.files.quantization import Form
 from trtllm_pipeline.models.hub import dataset_file
 from trtllm_pipeline.stages import params

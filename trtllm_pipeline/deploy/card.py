@@ -11,8 +11,8 @@ from typing import Any, Final
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.base.wording import size
-from trtllm_pipeline.client.triton import IMAGE_INPUT
 from trtllm_pipeline.deploy.deployment import Deployment
+from trtllm_pipeline.measure.client.triton import IMAGE_INPUT
 from trtllm_pipeline.models.files.quantization import AS_IS, shown
 from trtllm_pipeline.report.rows import UNQUANTIZED
 from trtllm_pipeline.stages.base import JOB

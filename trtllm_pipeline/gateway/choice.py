@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.client.session import Answer
 from trtllm_pipeline.gateway.api_error import ApiError
 from trtllm_pipeline.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.gateway.stops import StopWords
+from trtllm_pipeline.measure.client.session import Answer
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.dialects import AnswerParser

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
-from trtllm_pipeline.client.fields import shortened
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import GenerationRequest, Option, Session
-from trtllm_pipeline.client.transport import ProtocolError
-from trtllm_pipeline.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.config import OF_TRITON
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
+from trtllm_pipeline.measure.client.fields import shortened
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import GenerationRequest, Option, Session
+from trtllm_pipeline.measure.client.transport import ProtocolError
+from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
 from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of

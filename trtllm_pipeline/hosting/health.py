@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.hosting.servers import gateway_url
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
 
 EVERY_S: Final = 2.0
 LIMIT_S: Final = 3.0

@@ -14,7 +14,7 @@ from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.wording import about
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.config.models import PRECISIONS
-from trtllm_pipeline.evaluate.accuracy_result import ANSWERS
+from trtllm_pipeline.measure.score.accuracy_result import ANSWERS
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.proof import budget, findings, installed, material, reference_answers
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding

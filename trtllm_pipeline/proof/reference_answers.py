@@ -18,7 +18,7 @@ import numpy as np
 
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.files.user_files import RowError, read_json_lines
-from trtllm_pipeline.evaluate.accuracy_result import ANSWERS
+from trtllm_pipeline.measure.score.accuracy_result import ANSWERS
 from trtllm_pipeline.models.files.tokenizer import read_tokenizer
 from trtllm_pipeline.proof import families
 from trtllm_pipeline.proof.material import MAX_TOKENS

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.bench.result import LevelResult
+from trtllm_pipeline.measure.load.result import LevelResult
 from trtllm_pipeline.report.report_file import METRICS
 from trtllm_pipeline.report.rows import CellResult
 

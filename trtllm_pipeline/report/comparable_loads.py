@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.bench.conditions import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
+from trtllm_pipeline.measure.load.conditions import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
 from trtllm_pipeline.report.rows import CellResult
 
 _BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}

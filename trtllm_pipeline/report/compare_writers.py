@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine, Value, as_markdown, on_terminal
 from trtllm_pipeline.base.text_tables import csv_table, number
 from trtllm_pipeline.base.wording import about, shared_parts, without
-from trtllm_pipeline.bench.conditions import UNKNOWN
+from trtllm_pipeline.measure.load.conditions import UNKNOWN
 from trtllm_pipeline.report.comparison import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.report.gate import Break, Judgement
 

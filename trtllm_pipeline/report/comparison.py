@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.bench import stats
-from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
-from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
-from trtllm_pipeline.bench.result import LevelResult, RepeatResult, latency_of, load_words
-from trtllm_pipeline.bench.stats import Interval, Statistic
+from trtllm_pipeline.measure.load import stats
+from trtllm_pipeline.measure.load.conditions import Difference, deciding, differences, of_makers, of_questions
+from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
+from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult, latency_of, load_words
+from trtllm_pipeline.measure.load.stats import Interval, Statistic
 from trtllm_pipeline.report.measured import Measured, RequestSample, Side
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def compare(
     """Compare each cell of `new` with the cell of `base` that is equal on all axes both sides have.
 
     One cell without axes is the base of all. Cells that were measured under other conditions are refused, but for what
-    `allow` names: groups or fields of `bench/conditions.py`.
+    `allow` names: groups or fields of `measure/load/conditions.py`.
     """
     result = Comparison(new.name, base.name)
     if len(base.cells) == 1 and not base.cells[0].axes:
@@ -539,7 +539,7 @@ def _paired_questions(score: str, cell: Measured, other: Measured) -> Interval |
 
     Where the answers are not here any more, it is as the run itself noted it.
     """
-    from trtllm_pipeline.evaluate import drift
+    from trtllm_pipeline.measure.score import drift
 
     noted = cell.accuracy_drift if cell.accuracy_drift and cell.accuracy_drift.reference == other.id else None
     found = [] if noted is None else [noted]

@@ -13,7 +13,7 @@ from typing import Final
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import NOT_COMPARABLE, ComparisonError, UsageError
 from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
+from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
 from trtllm_pipeline.report.comparison import (
     DEFAULT,
     ChangeVerdict,

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as Xml
 
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.terminal import clean
-from trtllm_pipeline.bench.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
+from trtllm_pipeline.measure.load.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import moment

@@ -14,7 +14,7 @@ from trtllm_pipeline.planning.stage_status import failed_attempt, stage_states
 from trtllm_pipeline.store.store import LOG, Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.bench.result import LevelResult
+    from trtllm_pipeline.measure.load.result import LevelResult
 
 SERVER_LOG: Final = "server.log"
 
@@ -98,7 +98,7 @@ def measured_beside(log: Path) -> tuple[LevelResult, ...]:
     data = read_object(log.parent / "out" / "perf.json")
     if data is None:
         return ()
-    from trtllm_pipeline.bench.result import levels_of
+    from trtllm_pipeline.measure.load.result import levels_of
 
     return levels_of(data.get("levels"))
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from trtllm_pipeline.bench.metric_names import LATENCIES
-from trtllm_pipeline.bench.result import DEFINITIONS, LevelResult, TritonUse
+from trtllm_pipeline.measure.load.metric_names import LATENCIES
+from trtllm_pipeline.measure.load.result import DEFINITIONS, LevelResult, TritonUse
 from trtllm_pipeline.report.report_file import METRICS
 from trtllm_pipeline.report.rows import CellResult
 

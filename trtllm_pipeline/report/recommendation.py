@@ -16,11 +16,11 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.text_blocks import Block, Grid, TextLine, Value, on_terminal
 from trtllm_pipeline.base.text_tables import number
 from trtllm_pipeline.base.wording import shared_parts, without
-from trtllm_pipeline.bench import objectives
-from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
-from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
-from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import LevelResult, load_words
+from trtllm_pipeline.measure.load import objectives
+from trtllm_pipeline.measure.load.conditions import deciding, differences, of_questions
+from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
+from trtllm_pipeline.measure.load.objectives import Objective
+from trtllm_pipeline.measure.load.result import LevelResult, load_words
 from trtllm_pipeline.report.comparable_loads import Workload, shortened, words, workloads
 from trtllm_pipeline.report.comparison import ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.measured import Measured, Side, selected
@@ -150,7 +150,7 @@ def recommend(
 ) -> tuple[Candidate, ...]:
     """Every cell, workload by workload: those that meet all objectives from the best down, then the others in the order of
     the run. Without `least`, cells are excluded whose accuracy is significantly below that of the unquantized one. `allow`: groups or
-    fields of `bench/conditions.py` that do not tell workloads apart.
+    fields of `measure/load/conditions.py` that do not tell workloads apart.
     """
     by_id = {cell.id: cell for cell in side.cells}
     base = {cell: by_id[other] for cell, other in references({cell.id: cell.axes for cell in side.cells}).items()}

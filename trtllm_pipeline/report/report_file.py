@@ -12,9 +12,9 @@ from trtllm_pipeline.base.files import reading
 from trtllm_pipeline.base.files.collecting import uncollected
 from trtllm_pipeline.base.files.user_files import decode_mapping
 from trtllm_pipeline.base.files.writing import json_lines
-from trtllm_pipeline.bench.result import LOAD_METRICS, MetricDefinition
-from trtllm_pipeline.bench.stats import MEAN_INTERVAL
-from trtllm_pipeline.evaluate.scores import DRIFT, NORMALISATION, SCORE_METRICS
+from trtllm_pipeline.measure.load.result import LOAD_METRICS, MetricDefinition
+from trtllm_pipeline.measure.load.stats import MEAN_INTERVAL
+from trtllm_pipeline.measure.score.scores import DRIFT, NORMALISATION, SCORE_METRICS
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.rows import CellResult
 

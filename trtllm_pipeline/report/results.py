@@ -152,8 +152,8 @@ def _earlier(stage: StageRecord) -> StageRecord:
 
 def page_limits(text: str) -> dict[str, float | str]:
     """The limits of `report --slo` as the page's form has them. Raises UsageError."""
-    from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER
-    from trtllm_pipeline.bench.result import latency_of
+    from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER
+    from trtllm_pipeline.measure.load.result import latency_of
     from trtllm_pipeline.report.html.page import LIMITED
     from trtllm_pipeline.report.recommendation import parse_slo
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.base.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
 from trtllm_pipeline.base.errors import MatrixError, StageError, UsageError
 from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.engine_report import ENGINE_REPORT_FILE, Beside, EngineReport
-from trtllm_pipeline.bench.result import PERF_FILE, HighestRate, LevelResult, LoadResult, levels_of
-from trtllm_pipeline.evaluate.accuracy_result import ACCURACY_FILE, AccuracyResult
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.engine_report import ENGINE_REPORT_FILE, Beside, EngineReport
+from trtllm_pipeline.measure.load.result import PERF_FILE, HighestRate, LevelResult, LoadResult, levels_of
+from trtllm_pipeline.measure.score.accuracy_result import ACCURACY_FILE, AccuracyResult
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
@@ -31,8 +31,8 @@ from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.evaluate.drift import Drift
     from trtllm_pipeline.execution.loop import Outcome
+    from trtllm_pipeline.measure.score.drift import Drift
 
 UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
 """Precisions of a cell that quantized ones are compared with, the preferred first."""
@@ -89,7 +89,7 @@ class CellResult:
     highest_rate: HighestRate | None = None
     """That keeps the objectives, where it was looked for."""
     trtllm_bench: Mapping[str, Json] | None = None
-    """What trtllm-bench said of the engine in its own process, beside the level of the same load: `bench/engine_report.py`."""
+    """What trtllm-bench said of the engine in its own process, beside the level of the same load: `measure/load/engine_report.py`."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """Metric -> mean score, 0 to 1."""
     accuracy_total: int | None = None
@@ -157,7 +157,7 @@ class CellResult:
         fields = {name: data[name] for name in data if name in _PLAIN_FIELDS}
         drifted = data.get("accuracy_drift")
         if drifted is not None:
-            from trtllm_pipeline.evaluate.drift import Drift  # of few cells, and it reads answers with pydantic
+            from trtllm_pipeline.measure.score.drift import Drift  # of few cells, and it reads answers with pydantic
 
             drifted = Drift.from_json(drifted)
         return CellResult(
@@ -233,7 +233,7 @@ def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId
 
     A cell is left out where it or its reference has no answers, or they were not asked the same.
     """
-    from trtllm_pipeline.evaluate import drift
+    from trtllm_pipeline.measure.score import drift
 
     read = cache(drift.read)
     found = {}

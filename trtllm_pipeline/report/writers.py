@@ -19,7 +19,7 @@ from trtllm_pipeline.base.errors import in_brackets
 from trtllm_pipeline.base.text_blocks import Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.base.text_tables import csv_table
 from trtllm_pipeline.base.wording import count, path_from_here, shared_parts, shorten, without
-from trtllm_pipeline.bench.conditions import (
+from trtllm_pipeline.measure.load.conditions import (
     FIELDS,
     UNKNOWN,
     Conditions,
@@ -28,8 +28,8 @@ from trtllm_pipeline.bench.conditions import (
     version_words,
     workload_words,
 )
-from trtllm_pipeline.bench.metric_names import LATENCIES
-from trtllm_pipeline.bench.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
+from trtllm_pipeline.measure.load.metric_names import LATENCIES
+from trtllm_pipeline.measure.load.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
 from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.report.columns import Column, columns
 from trtllm_pipeline.report.forecast_check import ForecastCheck

@@ -17,10 +17,10 @@ from trtllm_pipeline.base.domain import CellId, Json
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.base.text_tables import number
 from trtllm_pipeline.base.wording import about
-from trtllm_pipeline.bench.conditions import GROUPS
-from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER
-from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import LevelResult, load_words
+from trtllm_pipeline.measure.load.conditions import GROUPS
+from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER
+from trtllm_pipeline.measure.load.objectives import Objective
+from trtllm_pipeline.measure.load.result import LevelResult, load_words
 from trtllm_pipeline.report.measured import Measured
 from trtllm_pipeline.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.report.rows import references

@@ -13,7 +13,7 @@ from pathlib import Path
 from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.processes.process import Group
 from trtllm_pipeline.base.processes.secrets import without_secrets
-from trtllm_pipeline.client.transport import ProtocolError
+from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.models.triton_repository.model_names import ENSEMBLE
 from trtllm_pipeline.serving.command_lines import LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
 from trtllm_pipeline.serving.server_process import Server

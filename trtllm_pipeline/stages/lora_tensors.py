@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.client.session import InputTensor
+from trtllm_pipeline.measure.client.session import InputTensor
 from trtllm_pipeline.models.files.model_files import Fields
 from trtllm_pipeline.models.hub.files import CONFIGURATION
 from trtllm_pipeline.models.hub.tensor_values import DTYPES, read, to_bfloat16

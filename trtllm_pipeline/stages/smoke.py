@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.processes.process import running_since
-from trtllm_pipeline.bench.prompts import Prompt, with_images
-from trtllm_pipeline.bench.target import AnyClient, Target
-from trtllm_pipeline.client.images import ImagesAsked
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Answer
-from trtllm_pipeline.client.transport.http import HttpError
-from trtllm_pipeline.client.triton import PREPROCESSING, PROTOCOLS, Client, data_types, failure_class
+from trtllm_pipeline.measure.client.images import ImagesAsked
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import Answer
+from trtllm_pipeline.measure.client.transport.http import HttpError
+from trtllm_pipeline.measure.client.triton import PREPROCESSING, PROTOCOLS, Client, data_types, failure_class
+from trtllm_pipeline.measure.load.prompts import Prompt, with_images
+from trtllm_pipeline.measure.load.target import AnyClient, Target
 from trtllm_pipeline.models.files.tokenizer import read_tokenizer
 from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.models.triton_repository.engine_config import Engine

@@ -17,7 +17,8 @@ from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.gpus import Device, Graphics
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
 from trtllm_pipeline.base.machine.probe import Survey
-from trtllm_pipeline.bench.conditions import (
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.load.conditions import (
     FIELDS,
     LEVEL_FIELDS,
     RUNTIMES,
@@ -29,10 +30,9 @@ from trtllm_pipeline.bench.conditions import (
     workload,
     workload_words,
 )
-from trtllm_pipeline.bench.load import Load
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.measure.load.load import Load
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.target import Target
 
 HERE = Service("127.0.0.1:8000", "127.0.0.1:8001", None, None, "ensemble", None)
 TARGET = Target("grpc", HERE, "ensemble", 30.0, 16)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import MatrixError, StageError
-from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.engine_report import Beside, EngineReport
-from trtllm_pipeline.bench.result import LevelResult, LoadResult
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.engine_report import Beside, EngineReport
+from trtllm_pipeline.measure.load.result import LevelResult, LoadResult
 from trtllm_pipeline.report import load_tables
 
 REPORT: dict[str, Any] = {

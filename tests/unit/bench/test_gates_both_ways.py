@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.bench.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
 from tests.unit.bench.test_validity import answer, at_once, late, probes, reported, roofline, silent
-from trtllm_pipeline.bench.validity import ENOUGH_REQUESTS, GATES
+from trtllm_pipeline.measure.load.validity import ENOUGH_REQUESTS, GATES
 
 
 @dataclass(frozen=True)

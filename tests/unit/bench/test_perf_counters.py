@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers import metrics_pages
-from trtllm_pipeline.bench import counters
-from trtllm_pipeline.bench.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, GpuSample, TritonRecord
-from trtllm_pipeline.bench.result import GpuUse, LevelResult, levels_of
+from trtllm_pipeline.measure.load import counters
+from trtllm_pipeline.measure.load.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, GpuSample, TritonRecord
+from trtllm_pipeline.measure.load.result import GpuUse, LevelResult, levels_of
 
 BEFORE = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from trtllm_pipeline.bench.load import Load, Share, warmup_prompt
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.windows import least_requests
+from trtllm_pipeline.measure.load.load import Load, Share, warmup_prompt
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.windows import least_requests
 
 
 def some(count: int) -> list[Prompt]:

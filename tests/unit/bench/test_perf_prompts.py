@@ -14,12 +14,12 @@ from tokenizers.processors import TemplateProcessing
 from tests.helpers.chat_models import write_model
 from trtllm_pipeline.base.errors import MatrixError, StageError
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.bench import prompts
-from trtllm_pipeline.bench.conditions import prompts_digest
-from trtllm_pipeline.bench.load import warmup_prompt
-from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read_prompts
-from trtllm_pipeline.bench.workloads import CORPUS, Workload, made
-from trtllm_pipeline.client import images
+from trtllm_pipeline.measure.client import images
+from trtllm_pipeline.measure.load import prompts
+from trtllm_pipeline.measure.load.conditions import prompts_digest
+from trtllm_pipeline.measure.load.load import warmup_prompt
+from trtllm_pipeline.measure.load.prompts import Prompt, chat_renderer, read_prompts
+from trtllm_pipeline.measure.load.workloads import CORPUS, Workload, made
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import PerfParams
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, PERF, SCORE

@@ -7,9 +7,9 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from trtllm_pipeline.bench import load
-from trtllm_pipeline.bench.load import Load, schedule
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.measure.load import load
+from trtllm_pipeline.measure.load.load import Load, schedule
+from trtllm_pipeline.measure.load.prompts import Prompt
 
 
 def test_a_constant_rate_is_even() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.bench import roofline
-from trtllm_pipeline.bench.roofline import bytes_per_token, cpu_bandwidth, limit
+from trtllm_pipeline.measure.load import roofline
+from trtllm_pipeline.measure.load.roofline import bytes_per_token, cpu_bandwidth, limit
 
 TIED = {"tie_word_embeddings": True, "vocab_size": 1000, "hidden_size": 100}
 

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.bench.server_checks import SettingCheck, compare, read_back
+from trtllm_pipeline.measure.load.server_checks import SettingCheck, compare, read_back
 
 
 def written() -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.bench.stats import (
+from trtllm_pipeline.measure.load.stats import (
     CONFIDENCE,
     PERCENTILES,
     RESAMPLES,

@@ -13,13 +13,13 @@ from typing import get_args
 import pytest
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.bench.load import Flatness, Load
-from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
-from trtllm_pipeline.bench.objectives import LEAST_SEARCHED
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.result import HighestRate
-from trtllm_pipeline.bench.stats import relative_half_width, share_interval
-from trtllm_pipeline.bench.stopping import (
+from trtllm_pipeline.measure.load.load import Flatness, Load
+from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
+from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.result import HighestRate
+from trtllm_pipeline.measure.load.stats import relative_half_width, share_interval
+from trtllm_pipeline.measure.load.stopping import (
     LEAST_REPEATS,
     Probe,
     RateSearch,
@@ -81,7 +81,7 @@ def test_rounds_go_on_until_every_level_is_narrow_or_the_repeats_or_the_seconds_
     assert rounds.next(Seen((narrow, wide))) == [], "six repeats are the most"
     assert Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03})).next(Seen((narrow, narrow))) == []
     now_s = 0.0
-    monkeypatch.setattr("trtllm_pipeline.bench.stopping.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("trtllm_pipeline.measure.load.stopping.time.monotonic", lambda: now_s)
     short = Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03}, budget_s=10))
     now_s = 9.0
     assert short.next(Seen((wide,)))

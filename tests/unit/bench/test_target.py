@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.bench.prompts import Prompt, with_images
-from trtllm_pipeline.bench.target import Target, service_at
-from trtllm_pipeline.client.images import ImagesAsked
+from trtllm_pipeline.measure.client.images import ImagesAsked
+from trtllm_pipeline.measure.load.prompts import Prompt, with_images
+from trtllm_pipeline.measure.load.target import Target, service_at
 from trtllm_pipeline.stages.asking import each_with_an_image
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.bench.test_perf_metrics import Words, analyze, counted, found, moved, request, write
-from trtllm_pipeline.bench.metrics import SoFar
-from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.validity import GATES
+from trtllm_pipeline.measure.load.metrics import SoFar
+from trtllm_pipeline.measure.load.objectives import Objectives
+from trtllm_pipeline.measure.load.validity import GATES
 
 
 def judged(path: Path, *records: dict[str, Any]) -> dict[str, str]:

@@ -10,10 +10,10 @@ from statistics import fmean
 import pytest
 
 from tests.helpers.simulated_engine import MS, Engine, timed
-from trtllm_pipeline.bench.load import Level, Load
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.requests import TimedRequest
-from trtllm_pipeline.bench.windows import WAVES, Window, at_full_concurrency, headline, least_requests, spans
+from trtllm_pipeline.measure.load.load import Level, Load
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.requests import TimedRequest
+from trtllm_pipeline.measure.load.windows import WAVES, Window, at_full_concurrency, headline, least_requests, spans
 
 PROMPTS = [Prompt(str(number), "text") for number in range(8)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_pipeline.bench import workers
-from trtllm_pipeline.bench.load import Load
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.measure.load import workers
+from trtllm_pipeline.measure.load.load import Load
+from trtllm_pipeline.measure.load.prompts import Prompt
 
 
 @pytest.mark.parametrize(("most", "asked", "expected"), [(3, 8, 3), (3, 2, 2), (None, 8, 8)])

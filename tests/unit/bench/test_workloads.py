@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from trtllm_pipeline.base.errors import MatrixError, StageError
-from trtllm_pipeline.bench.load import Load, warmup_prompt
-from trtllm_pipeline.bench.prompts import LeftOut, Prompt, conversations, opened, read_prompts, read_rows
-from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made, read_lengths
+from trtllm_pipeline.measure.load.load import Load, warmup_prompt
+from trtllm_pipeline.measure.load.prompts import LeftOut, Prompt, conversations, opened, read_prompts, read_rows
+from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, made, read_lengths
 
 
 @pytest.fixture(scope="module", params=["bytes", "words"])

@@ -16,9 +16,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from trtllm_pipeline import chat
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
-from trtllm_pipeline.chat import Chat, LimitError, RefusedError, Renderer, RenderLimits, Template, TemplateError
+from trtllm_pipeline.measure import chat_templates as chat
+from trtllm_pipeline.measure.chat_templates import (
+    Chat,
+    LimitError,
+    RefusedError,
+    Renderer,
+    RenderLimits,
+    Template,
+    TemplateError,
+)
 from trtllm_pipeline.toolchains.model_optimizer import calibration_batches
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

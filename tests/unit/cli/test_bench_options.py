@@ -144,7 +144,7 @@ def test_counts_have_a_limit_that_is_told(
     def runs(*_given: object, **_named: object) -> None:
         raise AssertionError("what was asked for was about to begin")
 
-    monkeypatch.setattr("trtllm_pipeline.bench.load_run.ServerLoad.record_until_interrupted", runs)
+    monkeypatch.setattr("trtllm_pipeline.measure.load.load_run.ServerLoad.record_until_interrupted", runs)
     needed = {
         "eval answers": (*SERVER, "--input-data", "builtin:accuracy"),
         "eval lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.client import images
-from trtllm_pipeline.client.images import ImagesAsked
+from trtllm_pipeline.measure.client import images
+from trtllm_pipeline.measure.client.images import ImagesAsked
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (16, 16), (17, 33), (640, 480)])

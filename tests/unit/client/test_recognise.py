@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.client import recognise
+from trtllm_pipeline.measure.client import recognise
+from trtllm_pipeline.measure.load.target import Target
 
 TRITON = b'{"name": "triton", "version": "2.51.0", "extensions": ["classification"]}'
 SETTINGS = b"\0\0\6\4\0\0\0\0\0\0\4\0\x3f\xff\xff"

@@ -16,10 +16,17 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.processes.process import running_since
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Answer, GenerationRequest, Option, ServerSentEvents, TextChunk, deltas
-from trtllm_pipeline.client.transport import ProtocolError
-from trtllm_pipeline.client.triton import (
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import (
+    Answer,
+    GenerationRequest,
+    Option,
+    ServerSentEvents,
+    TextChunk,
+    deltas,
+)
+from trtllm_pipeline.measure.client.transport import ProtocolError
+from trtllm_pipeline.measure.client.triton import (
     PERF_METRICS,
     Client,
     ServedModel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_pipeline.client.urls import api_url, server_url
+from trtllm_pipeline.measure.client.urls import api_url, server_url
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from trtllm_pipeline.client import conversation, fields, openai
-from trtllm_pipeline.client.session import Answer, ServerSentEvents
-from trtllm_pipeline.client.transport import http, http2
-from trtllm_pipeline.client.transport.http2 import Headers, Http2, Http2Error, Kind, Messages
+from trtllm_pipeline.measure.client import conversation, fields, openai
+from trtllm_pipeline.measure.client.session import Answer, ServerSentEvents
+from trtllm_pipeline.measure.client.transport import http, http2
+from trtllm_pipeline.measure.client.transport.http2 import Headers, Http2, Http2Error, Kind, Messages
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks import fuzz_wire
-from trtllm_pipeline.client.transport import ProtocolError
+from trtllm_pipeline.measure.client.transport import ProtocolError
 
 INPUTS = 400
 

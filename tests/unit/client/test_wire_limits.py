@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 from tritonclient.grpc import service_pb2
 
-from trtllm_pipeline.client import openai, session, triton
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Answer, ServerSentEvents, TextChunk, deltas
-from trtllm_pipeline.client.transport import ProtocolError, http, http2
-from trtllm_pipeline.client.transport.http2 import Http2, Messages
-from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES
+from trtllm_pipeline.measure.client import openai, session, triton
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import Answer, ServerSentEvents, TextChunk, deltas
+from trtllm_pipeline.measure.client.transport import ProtocolError, http, http2
+from trtllm_pipeline.measure.client.transport.http2 import Http2, Messages
+from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fuzz_wire import json_text
 from trtllm_pipeline.base.errors import MatrixError, UsageError
-from trtllm_pipeline.evaluate.drift import compare, first_difference, read
+from trtllm_pipeline.measure.score.drift import compare, first_difference, read
 
 
 def row(id_: str, answer: str, score: float, tokens: list[int] | None = None, **place: Any) -> dict[str, Any]:

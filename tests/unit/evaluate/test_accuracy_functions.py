@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.evaluate import functions
-from trtllm_pipeline.evaluate.scores import Metric, Question
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.score import functions
+from trtllm_pipeline.measure.score.scores import Metric, Question
 
 NUMBERS = itertools.count()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import MatrixError, StageError
-from trtllm_pipeline.evaluate.answers import questions_of
-from trtllm_pipeline.evaluate.questions import read_questions, scorable
-from trtllm_pipeline.evaluate.scores import SCORE_METRICS, NumericTolerance, Question
+from trtllm_pipeline.measure.score.answers import questions_of
+from trtllm_pipeline.measure.score.questions import read_questions, scorable
+from trtllm_pipeline.measure.score.scores import SCORE_METRICS, NumericTolerance, Question
 
 
 def read_rows(folder: Path, *rows: dict[str, Any], default: tuple[str, ...] = ("exact",)) -> tuple[Question, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.evaluate.scores import (
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.score.scores import (
     SCORE_METRICS,
     NumericTolerance,
     Question,
@@ -175,7 +175,7 @@ def test_chrf_is_what_sacrebleu_says() -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trtllm_pipeline.evaluate import scores
+    from trtllm_pipeline.measure.score import scores
 
     scores._chrf.cache_clear()
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)

@@ -10,10 +10,10 @@ import pytest
 
 from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.base.files import user_files
-from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.config import document
-from trtllm_pipeline.evaluate import questions
+from trtllm_pipeline.measure.load import prompts
+from trtllm_pipeline.measure.score import questions
 from trtllm_pipeline.report import measured
 from trtllm_pipeline.stages import calibration_rows
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.chat import Chat, Renderer, Template
 from trtllm_pipeline.gateway.dialects import (
     CallArguments,
     CallStart,
@@ -23,6 +22,7 @@ from trtllm_pipeline.gateway.dialects import (
     dialect_for,
     special_markers,
 )
+from trtllm_pipeline.measure.chat_templates import Chat, Renderer, Template
 
 TOOLS = [
     {

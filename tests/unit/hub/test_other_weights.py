@@ -21,8 +21,8 @@ pytest.importorskip("gguf")
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.bench import roofline
-from trtllm_pipeline.bench.roofline import bytes_per_token, limit
+from trtllm_pipeline.measure.load import roofline
+from trtllm_pipeline.measure.load.roofline import bytes_per_token, limit
 from trtllm_pipeline.models.hub.other_weights import gguf_files, gguf_header, torch_files, torch_tensors
 
 Save = Callable[[Path, Mapping[str, tuple[str, tuple[int, ...], str]]], None]

@@ -12,8 +12,8 @@ import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.bench.result import levels_of
 from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.measure.load.result import levels_of
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.progress.left import TimeLeft
 from trtllm_pipeline.report.report_file import report_json

@@ -16,9 +16,9 @@ from tests.helpers.fabricated_run import drift
 from tests.unit.bench.test_perf_metrics import MS, counted, request, write
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.result import LevelResult, RepeatResult
 from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
 from trtllm_pipeline.report import compare_writers as writers
 from trtllm_pipeline.report import measured
 from trtllm_pipeline.report.comparable_loads import Workload, shortened, words

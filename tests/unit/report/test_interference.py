@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from trtllm_pipeline.base.domain import ALONE, CellId
-from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.result import LevelResult
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.result import LevelResult
 from trtllm_pipeline.report.interference import interference
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import to_markdown

@@ -15,8 +15,8 @@ from typing import Any
 from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
 from trtllm_pipeline.base.wording import shared_parts, without
-from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.result import HighestRate
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.result import HighestRate
 from trtllm_pipeline.planning.estimates import HOST, TIME
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.comparison import compare

@@ -11,8 +11,8 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import CellId, SettingChange, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.bench.result import Goodput, levels_of
 from trtllm_pipeline.execution.loop import Outcome
+from trtllm_pipeline.measure.load.result import Goodput, levels_of
 from trtllm_pipeline.planning.estimates import Estimate
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan, write_plan

@@ -14,8 +14,8 @@ from tests.helpers.fabricated_run import drift
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.base.wording import amount, duration, groups, merged, shared_parts, shorten, without
-from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.result import Goodput, LevelResult
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.result import Goodput, LevelResult
 from trtllm_pipeline.progress.views import LOOKS, grid
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.report_file import read_report, report_json

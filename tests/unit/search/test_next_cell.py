@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.surfaces import SURFACES, Surface
 from trtllm_pipeline.base.domain import CellId
-from trtllm_pipeline.bench.result import LevelResult
+from trtllm_pipeline.measure.load.result import LevelResult
 from trtllm_pipeline.report.measured import Measured
 from trtllm_pipeline.report.recommendation import at_best, cost, parse_least, parse_slo
 from trtllm_pipeline.report.rows import CellStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.bench.result import MeasurementFinding
+from trtllm_pipeline.measure.load.result import MeasurementFinding
 from trtllm_pipeline.stages import perf, smoke
 
 BUSY = "the event loop was late"

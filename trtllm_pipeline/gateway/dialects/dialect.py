@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.chat import Chat
 from trtllm_pipeline.gateway.dialects.parsing import (
     AnswerParser,
     BrokenError,
@@ -18,6 +17,7 @@ from trtllm_pipeline.gateway.dialects.parsing import (
     Steps,
     call_id,
 )
+from trtllm_pipeline.measure.chat_templates import Chat
 
 Object = Mapping[str, Any]
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from trtllm_pipeline.chat import Chat
 from trtllm_pipeline.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Content, Reader, Reasoning, Steps
+from trtllm_pipeline.measure.chat_templates import Chat
 
 _BODY: Final = "<|message|>"
 _ENDS: Final = ("<|end|>", "<|return|>", "<|call|>")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from trtllm_pipeline.chat import Chat
 from trtllm_pipeline.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.gateway.dialects.parsing import Reader, Steps
+from trtllm_pipeline.measure.chat_templates import Chat
 
 
 class JsonCalls(Dialect):

@@ -7,10 +7,10 @@ import secrets
 import string
 from typing import Any, Final
 
-from trtllm_pipeline.chat import Chat
 from trtllm_pipeline.gateway.dialects.dialect import Object
 from trtllm_pipeline.gateway.dialects.json_calls import JsonCalls
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Reader, Steps
+from trtllm_pipeline.measure.chat_templates import Chat
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
 _ID_LENGTH: Final = 9

@@ -28,9 +28,9 @@ from trtllm_pipeline.base.domain import CellId, Scope
 from trtllm_pipeline.base.fingerprints import fingerprint
 from trtllm_pipeline.base.text_blocks import as_html
 from trtllm_pipeline.base.wording import count, duration, shared_parts, without
-from trtllm_pipeline.bench.conditions import FIELDS
-from trtllm_pipeline.bench.result import TRITON_GAUGES, LevelResult, MetricDefinition, TritonUse, load_words
-from trtllm_pipeline.evaluate.drift import Drift
+from trtllm_pipeline.measure.load.conditions import FIELDS
+from trtllm_pipeline.measure.load.result import TRITON_GAUGES, LevelResult, MetricDefinition, TritonUse, load_words
+from trtllm_pipeline.measure.score.drift import Drift
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.report.compare_writers import of_page

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline import chat
 from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.measure import chat_templates as chat
 from trtllm_pipeline.stages.calibration_rows import Messages, Row, Tokens
 from trtllm_pipeline.stages.params import Selection
 

@@ -13,7 +13,7 @@ from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.processes.process import Group
 from trtllm_pipeline.base.processes.secrets import without_secrets
-from trtllm_pipeline.client.urls import server_url
+from trtllm_pipeline.measure.client.urls import server_url
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.server_process import Server
 from trtllm_pipeline.serving.triton_server import reached_at
@@ -132,8 +132,8 @@ def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
     """What clients need to know of a server that is ready. Raises ServerError when it does not answer, or serves no model."""
     import asyncio  # a server is started before anything is asked
 
-    from trtllm_pipeline.bench.target import environment_key
-    from trtllm_pipeline.client.openai import OpenAiClient
+    from trtllm_pipeline.measure.client.openai import OpenAiClient
+    from trtllm_pipeline.measure.load.target import environment_key
 
     async def look() -> tuple[list[str] | None, str | None]:
         key = environment_key() if asked.url else None

@@ -71,7 +71,7 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     if told["url"]:
         if told["command"]:
             return "settings.openai.url and command are both set: one or the other"
-        from trtllm_pipeline.bench.target import service_at  # a client, which most plans do not need
+        from trtllm_pipeline.measure.load.target import service_at  # a client, which most plans do not need
 
         try:
             service_at(told["url"], "openai", cell.model)
@@ -205,8 +205,8 @@ def _running(url: str) -> str | None:
     """What a server that runs already says it is, and which models it has; None where it does not answer."""
     import asyncio  # what prints a plan or a log needs none of it
 
-    from trtllm_pipeline.bench.target import environment_key
-    from trtllm_pipeline.client.openai import OpenAiClient
+    from trtllm_pipeline.measure.client.openai import OpenAiClient
+    from trtllm_pipeline.measure.load.target import environment_key
 
     async def ask() -> str | None:
         client = OpenAiClient(url, "", "completions", stream=True, timeout_s=ASKED_FOR_S, api_key=environment_key())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.bench.prompts import Render, chat_renderer
+from trtllm_pipeline.measure.load.prompts import Render, chat_renderer
 from trtllm_pipeline.stages.base import JOB, StageContext
 from trtllm_pipeline.stages.calibration_rows import Row, choose, default_set, read_rows
 from trtllm_pipeline.stages.params import Selection

@@ -13,7 +13,7 @@ from typing import Any, Final
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import FailureClass, MatrixError, StageError
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.bench import engine_report
+from trtllm_pipeline.measure.load import engine_report
 from trtllm_pipeline.stages.base import JOB, Stage, StageContext
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.common_stages import images_asked

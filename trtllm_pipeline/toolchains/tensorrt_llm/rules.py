@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from trtllm_pipeline.base.domain import Cell, Json
 from trtllm_pipeline.base.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.client.images import ImagesAsked
+from trtllm_pipeline.measure.client.images import ImagesAsked
 from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.models.hub.files import trusted_code
 from trtllm_pipeline.stages.lora import NO_ADAPTER
