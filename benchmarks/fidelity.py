@@ -18,9 +18,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
-from trtllm_pipeline.toolchains.embedded.gguf_file import gguf_names, rotated_heads
-from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
+from trtllm_pipeline.tensorrt.embedded.architecture import ModelConfig
+from trtllm_pipeline.tensorrt.embedded.gguf_file import gguf_names, rotated_heads
+from trtllm_pipeline.tensorrt.embedded.reference import Array, Reference
 
 LIKELY: Final = 1e-3
 """Probability from which on a token's log-probability counts for `max_error`."""

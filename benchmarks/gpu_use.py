@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Param
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import Param
 
 RESULT: Final = "use.json"
 PID: Final = "pid"

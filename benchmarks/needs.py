@@ -22,7 +22,6 @@ from typing import Any, Final
 
 import quantize as speed
 
-from trtllm_pipeline import worker as worker_file
 from trtllm_pipeline.base.domain import Cell, CellId
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.machine import gpus, memory
@@ -30,9 +29,10 @@ from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.processes.process import Exited, Guardian
 from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.toolchains.catalog import PYTORCH
-from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import needs
+from trtllm_pipeline.tensorrt import worker as worker_file
+from trtllm_pipeline.tensorrt.modelopt import job
+from trtllm_pipeline.tensorrt.toolchains.catalog import PYTORCH
+from trtllm_pipeline.tensorrt.trtllm import needs
 
 _MODELS: Final = (
     "qwen2-7b=fp8,int8_sq/128,int4_awq/32,fp8@8",

@@ -32,15 +32,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline import worker as worker_file
 from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.model_optimizer import calibration_memory, job, quantization_worker
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import FAMILIES
-from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
-from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
+from trtllm_pipeline.tensorrt import worker as worker_file
+from trtllm_pipeline.tensorrt.modelopt import calibration_memory, job, quantization_worker
+from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import FAMILIES
+from trtllm_pipeline.tensorrt.modelopt.shards import ShardWriter
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import Selection
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, HuggingFaceCheckpoint
 
 _LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}
 COMMON: Final = {
@@ -421,8 +421,8 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
     from transformers import AutoModelForCausalLM
 
-    from trtllm_pipeline.stages.calibration_rows import read_rows
-    from trtllm_pipeline.toolchains.model_optimizer import formats
+    from trtllm_pipeline.tensorrt.modelopt import formats
+    from trtllm_pipeline.tensorrt.stage.calibration_rows import read_rows
 
     calibration_memory.release()
     _reset_peak()

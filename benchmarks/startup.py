@@ -50,12 +50,12 @@ def programs(workspace: Path) -> dict[str, list[str]]:
         "pipeline --version": [*ours, "--version"],
         "pipeline plan --help": [*ours, "plan", "--help"],
         PLAN: [*ours, "plan", "--matrix", matrix, "--toolchain", "embedded", "--workspace", str(workspace)],
-        "a worker, until it reads its job": [sys.executable, "-c", "import trtllm_pipeline.worker"],
+        "a worker, until it reads its job": [sys.executable, "-c", "import trtllm_pipeline.tensorrt.worker"],
         **{
             f"the program of {module.rpartition('.')[2]}, until it begins": [
                 sys.executable,
                 "-c",
-                f"import trtllm_pipeline.worker, trtllm_pipeline.{module}",
+                f"import trtllm_pipeline.tensorrt.worker, trtllm_pipeline.{module}",
             ]
             for module in _PROGRAMS
         },

@@ -18,10 +18,10 @@ from typing import Annotated, Final
 
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.cli.app import main as pipeline
-from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.params import ITSELF, Param
-from trtllm_pipeline.toolchains import catalog
-from trtllm_pipeline.toolchains.catalog import Toolchain
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.stage.params import ITSELF, Param
+from trtllm_pipeline.tensorrt.toolchains import catalog
+from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
 
 COMMAND: Final = "echo x > out/x"
 

@@ -32,13 +32,13 @@ from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_sch
 from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.measure.load.validity import GATES
 from trtllm_pipeline.models.triton_repository.lint import RULES
-from trtllm_pipeline.processes.signatures import Weight, signatures
-from trtllm_pipeline.stages.params import MOST_TOKENS
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
-from trtllm_pipeline.toolchains.tensorrt_llm.templates import FIXED, PLACEHOLDERS
+from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
+from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm import model_shape
+from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
+from trtllm_pipeline.tensorrt.trtllm.rules import RULES as REFUSALS
+from trtllm_pipeline.tensorrt.trtllm.templates import FIXED, PLACEHOLDERS
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)

@@ -22,7 +22,7 @@ from trtllm_pipeline.execution.scheduler import Event, Instruction, Scheduler
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.progress.live import Picture
 from trtllm_pipeline.progress.tracker import Tracker
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 TOOLCHAIN: Final = "tensorrt_llm"
 MACHINE: Final = "tensorrt_llm==0.20.0,sm=90,gpus=8,gpu_memory_gib=80"

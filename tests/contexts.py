@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from trtllm_pipeline.config.check import check
 from trtllm_pipeline.config.derive import model_of
 from trtllm_pipeline.config.document import Document
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import load
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import load
 
 P = TypeVar("P")
 

@@ -23,7 +23,7 @@ from trtllm_pipeline.base.machine import assume, gpus, memory, probe
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.machine.packages import version_of
 from trtllm_pipeline.base.machine.probe import Survey
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 SCHEMA: Final = 1
 _GIB: Final = 2**30

@@ -18,7 +18,7 @@ from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.planning.selection import load, machine_of, select_cells
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.rows import CellResult

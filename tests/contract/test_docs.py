@@ -26,7 +26,7 @@ from trtllm_pipeline.cli import bench
 from trtllm_pipeline.cli.app import COMMANDS, main
 from trtllm_pipeline.config.models import Settings, json_schema
 from trtllm_pipeline.config.recipe_files import matrices_folder, recipes_folder
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options as tensorrt_llm_options
+from trtllm_pipeline.tensorrt.trtllm import program_options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

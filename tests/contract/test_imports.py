@@ -87,7 +87,7 @@ def test_the_value_of_an_option_is_no_command(tmp_path: Path) -> None:
     words = ("--matrix", str(matrix), "--toolchain", "embedded", "--until", "build", "--workspace", str(tmp_path / "w"))
     modules = imported("plan", *words)
     assert "trtllm_pipeline.cli.run" in modules
-    assert not {"trtllm_pipeline.cli.stage", "trtllm_pipeline.toolchains.tensorrt_llm.backends"} & modules
+    assert not {"trtllm_pipeline.cli.stage", "trtllm_pipeline.tensorrt.trtllm.backends"} & modules
 
 
 @pytest.mark.parametrize("words", [("stage", "build", "--help"), ("--debug", "stage", "build", "--help")])
@@ -131,14 +131,14 @@ from contextlib import suppress
 from dataclasses import replace
 from trtllm_pipeline.base.errors import PlanError
 from trtllm_pipeline.base.machine.probe import this_machine
-from trtllm_pipeline.toolchains import catalog as base
+from trtllm_pipeline.tensorrt.toolchains import catalog as base
 with suppress(PlanError):
     base.detect(replace(this_machine(), tensorrt_llm=None))
 print(*sys.modules)
 """
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "trtllm_pipeline.toolchains.embedded" in modules
-    assert "trtllm_pipeline.toolchains.tensorrt_llm.backends" not in modules
+    assert "trtllm_pipeline.tensorrt.embedded" in modules
+    assert "trtllm_pipeline.tensorrt.trtllm.backends" not in modules
 
 
 EVENT_LOOP = {"asyncio", "concurrent.futures", "socket", "ssl", "subprocess"}
@@ -159,7 +159,7 @@ EVENT_LOOP = {"asyncio", "concurrent.futures", "socket", "ssl", "subprocess"}
     ],
 )
 def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: str, needed: set[str]) -> None:
-    code = f"import sys, trtllm_pipeline.worker, trtllm_pipeline.{program}; print(*sys.modules)"
+    code = f"import sys, trtllm_pipeline.tensorrt.worker, trtllm_pipeline.{program}; print(*sys.modules)"
     env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     modules = set(done.stdout.split())

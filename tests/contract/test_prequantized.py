@@ -21,9 +21,9 @@ from trtllm_pipeline.models.hub import peek, sources
 from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.plan_file import axes
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.stages.params import key
-from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, prequantized
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint
+from trtllm_pipeline.tensorrt.stage.params import key
+from trtllm_pipeline.tensorrt.trtllm import checkpoint, prequantized
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint
 
 REACHED: Final = {"hugging_face": "some/model", "revision": "a" * 40}
 
@@ -246,7 +246,7 @@ def test_without_a_hub_the_recipe_says_it(planned: Planned) -> None:
     [({}, "weights that are not quantized, expected fp8"), ({"quant_algo": "NVFP4"}, r"nvfp4 \(NVFP4 by its hf_quant")],
 )
 def test_the_download_checks_what_was_planned(tmp_path: Path, config: Mapping[str, str], said: str) -> None:
-    from trtllm_pipeline.stages import download
+    from trtllm_pipeline.tensorrt.stage import download
 
     (tmp_path / "config.json").write_text("{}")
     if config:

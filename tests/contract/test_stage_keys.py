@@ -27,8 +27,8 @@ from trtllm_pipeline.models.hub.sources import local_folder, unpinned
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import companions
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "stage_keys.json"
 CHANGED: Final[dict[tuple[str, str, str], str]] = {}

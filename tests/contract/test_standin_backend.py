@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tests.standins.triton import MODEL, install_server
 from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.machine import triton_installation
-from trtllm_pipeline.serving import triton_server
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 pytestmark = pytest.mark.thorough
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "templates.json"

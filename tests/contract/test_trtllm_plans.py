@@ -23,8 +23,8 @@ from tests.standins.triton import openai_frontend
 from trtllm_pipeline.base.domain import Scope
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.stages.params import table
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.stage.params import table
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 RELEASES: Final = (
     *("0.10.0", "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.2", "0.19.0"),
@@ -159,7 +159,7 @@ def check_workers(planned: dict[str, Any]) -> None:
     """Our own program comes last, and all that it is told are parameters that its stage has."""
     for run in planned["stage_runs"]:
         stage = toolchains.load(run["toolchain"]).stage(run["stage"])
-        assert run["argv"][-1][1:] == ["-m", "trtllm_pipeline.worker", "{attempt}/job.json"]
+        assert run["argv"][-1][1:] == ["-m", "trtllm_pipeline.tensorrt.worker", "{attempt}/job.json"]
         assert run["program"] == stage.program
         if run["stage"] == "launch":
             check_server(run)

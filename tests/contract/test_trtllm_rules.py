@@ -25,9 +25,9 @@ from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.planning.plan import make_plan
-from trtllm_pipeline.stages.calibration_rows import default_set
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, WITHOUT_OWN_LAYERS, refusal
+from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm.rules import RULES, WITHOUT_OWN_LAYERS, refusal
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}

@@ -14,9 +14,9 @@ from typing import Any
 from tests.standins import templates as standin
 from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.models.triton_repository import lint, model_config
-from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
+from trtllm_pipeline.tensorrt.stage.params import load
+from trtllm_pipeline.tensorrt.trtllm import frontends
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository, WeightsRepository
 
 RELEASE = "0.16.0"
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 from tests.contexts import context
 from tests.helpers.needed import quantize_package
 from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
-from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
-from trtllm_pipeline.toolchains.model_optimizer import quantization_worker
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
+from trtllm_pipeline.tensorrt.embedded.architecture import ModelConfig
+from trtllm_pipeline.tensorrt.embedded.reference import Array, Reference
+from trtllm_pipeline.tensorrt.modelopt import quantization_worker
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, HuggingFaceCheckpoint
 
 torch = quantize_package("torch")
 load_file, save_file = (getattr(quantize_package("safetensors.torch"), name) for name in ("load_file", "save_file"))

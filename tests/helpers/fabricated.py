@@ -17,7 +17,7 @@ from trtllm_pipeline.execution.forecast import Durations
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Attempt, Store
-from trtllm_pipeline.toolchains.embedded.toolchain import TOOLCHAIN
+from trtllm_pipeline.tensorrt.embedded.toolchain import TOOLCHAIN
 
 _TOOLCHAIN = dataclasses.replace(
     TOOLCHAIN, identity=lambda _machine: {"gguf": "1", "xllamacpp": "1", "triton": "1", "cpu": "test x 2"}

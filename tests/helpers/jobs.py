@@ -10,7 +10,7 @@ from typing import Any
 from trtllm_pipeline.base.domain import Scope, StageRunId
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.executor import Ended, Job
-from trtllm_pipeline.stages.base import JOB
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 
 def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> Job:

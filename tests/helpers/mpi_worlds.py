@@ -18,8 +18,8 @@ from tests.helpers import needed
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.machine import triton_installation
-from trtllm_pipeline.serving import mpi_server, triton_server
-from trtllm_pipeline.serving.command_lines import launcher
+from trtllm_pipeline.tensorrt.servers import mpi_server, triton_server
+from trtllm_pipeline.tensorrt.servers.command_lines import launcher
 
 STAND_IN = Path(__file__).resolve().parents[1] / "standins" / "rank.py"
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")

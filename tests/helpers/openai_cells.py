@@ -8,9 +8,9 @@ from typing import Any
 from tests.helpers.trtllm_cells import RECIPE, settings_of
 from trtllm_pipeline.base.domain import Cell, CellId
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.serving.command_lines import Ports
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.openai.server import argv
+from trtllm_pipeline.tensorrt.others.server import argv
+from trtllm_pipeline.tensorrt.servers.command_lines import Ports
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 H100S = parse("sm=90,gpus=4,gpu_memory_gib=80")
 PORTS = Ports(8000, 8001, 8002)

@@ -13,7 +13,7 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 TEXT, MAYBE_TEXT = {"type": "string", "minLength": 1}, {"type": ["string", "null"], "minLength": 1}
 

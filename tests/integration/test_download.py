@@ -24,10 +24,10 @@ from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.models.hub import hub_errors, transfer
 from trtllm_pipeline.models.hub.peek import quantized
 from trtllm_pipeline.models.hub.sources import code_of, fetch, resolve
-from trtllm_pipeline.stages.base import PROGRESS_FILE
-from trtllm_pipeline.stages.download import run
-from trtllm_pipeline.stages.params import DownloadParams
-from trtllm_pipeline.worker import run_program
+from trtllm_pipeline.tensorrt.stage.base import PROGRESS_FILE
+from trtllm_pipeline.tensorrt.stage.download import run
+from trtllm_pipeline.tensorrt.stage.params import DownloadParams
+from trtllm_pipeline.tensorrt.worker import run_program
 
 MODEL = "org/tiny"
 BIG = "model-00001-of-00002.safetensors"
@@ -601,7 +601,7 @@ def test_a_disk_that_fills_up_meanwhile(hub: FakeHub, tmp_path: Path, monkeypatc
         (small / "attempt/out").mkdir(parents=True)
         given = context(DownloadParams, asked, {}, {}, small / "attempt/out", small / "attempt")
         with pytest.raises(StageError, match="no space is left on the file system at") as failed:
-            run_program("trtllm_pipeline.stages.download:run", "download", given)
+            run_program("trtllm_pipeline.tensorrt.stage.download:run", "download", given)
         assert failed.value.failure is FailureClass.USER
         assert "--workspace" in (failed.value.hint or "")
     finally:

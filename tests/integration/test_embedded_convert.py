@@ -20,13 +20,13 @@ from tokenizers import Tokenizer
 from benchmarks import fidelity
 from benchmarks.fidelity import TOLERANCES
 from tests.contexts import context
-from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
-from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
-from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
-from trtllm_pipeline.toolchains.embedded.reference import Reference
-from trtllm_pipeline.toolchains.embedded.runtime import Event, Runtime, Sampling
-from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.tensorrt.embedded import build, convert, random_model, safetensors
+from trtllm_pipeline.tensorrt.embedded.architecture import read_config
+from trtllm_pipeline.tensorrt.embedded.params import BuildEmbedded, ConvertEmbedded
+from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS
+from trtllm_pipeline.tensorrt.embedded.reference import Reference
+from trtllm_pipeline.tensorrt.embedded.runtime import Event, Runtime, Sampling
+from trtllm_pipeline.tensorrt.embedded.safetensors import Weights
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 PROMPTS = ("Hello world", "The capital of France is", "Once upon a time, in a village by the sea, there lived a")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from trtllm_pipeline.config.recipe_files import recipes_folder
-from trtllm_pipeline.serving.triton_server import unused_ports
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"

@@ -23,8 +23,8 @@ from trtllm_pipeline.measure.client.transport.http import HttpError
 from trtllm_pipeline.measure.client.transport.timestamped_socket import TimestampedSocket
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import Target, service_at
-from trtllm_pipeline.serving.command_lines import Ports
-from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
+from trtllm_pipeline.tensorrt.servers.command_lines import Ports
+from trtllm_pipeline.tensorrt.servers.trtllm_serve import OpenAiServer
 
 LIMIT_S = 0.4
 NEVER_S = 3600.0

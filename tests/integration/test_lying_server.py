@@ -24,9 +24,9 @@ from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.measure.load import validity
 from trtllm_pipeline.measure.load.metrics import analyze
-from trtllm_pipeline.stages import perf
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import PerfParams
+from trtllm_pipeline.tensorrt.stage import perf
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import PerfParams
 
 ANSWER = " one two three four five six seven eight"
 PROMPTS = "".join(json.dumps({"id": f"p{number}", "input": f"count {number}"}) + "\n" for number in range(16))

@@ -410,7 +410,7 @@ def test_an_artifact_of_other_code_is_marked_and_stays_up_to_date(done: Path, tm
     changed = tmp_path / "changed" / "trtllm_pipeline"
     shutil.copytree(Path(trtllm_pipeline.__file__).parent, changed, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(matrices_folder().parent / "recipes", changed.parent / "recipes")
-    with (changed / "toolchains/embedded/build.py").open("a", encoding="utf-8") as file:
+    with (changed / "tensorrt/embedded/build.py").open("a", encoding="utf-8") as file:
         file.write("\n# a branch\n")
     words = ("explain", "tiny/fp16", "build", "--matrix", TINY, "--workspace", str(done / ".pipeline"))
     shown = subprocess.run(

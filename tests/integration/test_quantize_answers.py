@@ -29,10 +29,10 @@ from tests.helpers.checkpoints import dequantized_folder, quantize, read_engine_
 from trtllm_pipeline.base.machine.model import Machine  # noqa: E402
 from trtllm_pipeline.models.files.tokenizer import read_tokenizer  # noqa: E402
 from trtllm_pipeline.proof import families, material, reference_answers  # noqa: E402
-from trtllm_pipeline.stages.calibration_rows import choose, default_set, read_rows  # noqa: E402
-from trtllm_pipeline.stages.params import Selection  # noqa: E402
-from trtllm_pipeline.toolchains.embedded.reference import Reference  # noqa: E402
-from trtllm_pipeline.toolchains.model_optimizer import calibration_batches, checkpoint_writer  # noqa: E402
+from trtllm_pipeline.tensorrt.embedded.reference import Reference  # noqa: E402
+from trtllm_pipeline.tensorrt.modelopt import calibration_batches, checkpoint_writer  # noqa: E402
+from trtllm_pipeline.tensorrt.stage.calibration_rows import choose, default_set, read_rows  # noqa: E402
+from trtllm_pipeline.tensorrt.stage.params import Selection  # noqa: E402
 
 # Threads that wait for each other make tiny tensors forty times slower on a busy machine.
 torch.set_num_threads(1)

@@ -27,9 +27,7 @@ transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from trtllm_pipeline.stages.calibration_rows import Row, read_rows  # noqa: E402
-from trtllm_pipeline.stages.params import Selection  # noqa: E402
-from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
+from trtllm_pipeline.tensorrt.modelopt import (
     awq_search,
     calibration_batches,
     calibration_memory,
@@ -39,6 +37,8 @@ from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
     kernel_warmup,
     quantization_worker,
 )
+from trtllm_pipeline.tensorrt.stage.calibration_rows import Row, read_rows  # noqa: E402
+from trtllm_pipeline.tensorrt.stage.params import Selection  # noqa: E402
 
 # Threads that wait for each other make tiny tensors forty times slower on a busy machine.
 torch.set_num_threads(1)
@@ -699,7 +699,7 @@ def test_exceptions_left_out_concern_nothing(family: str, precision: str) -> Non
 def test_what_quantizing_does_not_need_is_not_imported() -> None:
     code = """
 import sys
-from trtllm_pipeline.toolchains.model_optimizer import imports
+from trtllm_pipeline.tensorrt.modelopt import imports
 imports.leave_out()
 import modelopt.torch.export, modelopt.torch.quantization, transformers
 from transformers import AutoModelForCausalLM

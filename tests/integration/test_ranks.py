@@ -23,16 +23,16 @@ from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.base.processes.process import Exited, Group, Guardian, ProcessEvent
-from trtllm_pipeline.serving import mpi_server, triton_server
+from trtllm_pipeline.tensorrt.servers import mpi_server, triton_server
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.stages.launch import run_ranks
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchFrontend, load
+from trtllm_pipeline.tensorrt.stage.launch import run_ranks
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend, load
 repository, engine, attempt = map(Path, sys.argv[1:4])
 gpus = tuple(Gpu(index, f"GPU-{index}", "stand-in", 1 << 30, 90) for index in range(2))
 machine = Machine(2, "cpu", gpus, tensorrt_llm=TensorRTLLM("0.16.0"))

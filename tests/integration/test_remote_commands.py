@@ -15,8 +15,8 @@ import pytest
 
 from tests.helpers.s3 import s3_server, server
 from tests.helpers.signed import publish
-from trtllm_pipeline.serving.triton_server import unused_ports
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 LARGE = {f"rank{number}.engine": str(number) * 12_000_000 for number in range(2)}
 SMALL = {"config.json": "{}", "rank0.engine": "weights" * 1000}

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.triton_client import Client, serve
 from trtllm_pipeline.measure.client.transport import http2
-from trtllm_pipeline.serving import triton_server
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 CODE = """
 open({owned!r}, "w").write("in")

@@ -19,9 +19,9 @@ from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.load.metrics import analyze
-from trtllm_pipeline.stages import accuracy, perf, score, smoke
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load
+from trtllm_pipeline.tensorrt.stage import accuracy, perf, score, smoke
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load
 
 ANSWER = " one two three four five six seven eight"
 MAX_INPUT_LEN = 24

@@ -19,7 +19,7 @@ from trtllm_pipeline.base.domain import Resources
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
-from trtllm_pipeline.serving.triton_server import unused_ports
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 pytestmark = [
     pytest.mark.programs("slurmctld", "slurmd", "munged"),

@@ -18,9 +18,9 @@ from tests.helpers.scripted_server import Respond, Script, running
 from tests.standins import templates
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.stages import smoke
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import SmokeParams
+from trtllm_pipeline.tensorrt.stage import smoke
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import SmokeParams
 
 pytestmark = pytest.mark.seam
 

@@ -24,18 +24,18 @@ from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.base.processes.guardian import proc_file, process_table
 from trtllm_pipeline.measure.client import recognise
 from trtllm_pipeline.measure.client import triton as asking
-from trtllm_pipeline.serving import triton_server
-from trtllm_pipeline.toolchains.embedded import repository
-from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
-from trtllm_pipeline.toolchains.embedded.runtime import Limits
+from trtllm_pipeline.tensorrt.embedded import repository
+from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.embedded.runtime import Limits
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.stages.launch import run
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchEmbedded, load
+from trtllm_pipeline.tensorrt.stage.launch import run
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded, load
 repository, attempt = map(Path, sys.argv[1:3])
 try:
     run(StageContext(load(LaunchEmbedded, json.loads(sys.argv[3]), {"restarts": 0}), {"repository": repository}, {}, attempt / "out", attempt))

@@ -32,12 +32,12 @@ from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
 from trtllm_pipeline.measure.client.triton import Client as TritonClient
 from trtllm_pipeline.models.triton_repository import lint
-from trtllm_pipeline.serving import triton_server
-from trtllm_pipeline.stages.asking import adapter_options
-from trtllm_pipeline.stages.lora_tensors import LoraTensors, convert
-from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
+from trtllm_pipeline.tensorrt.servers import triton_server
+from trtllm_pipeline.tensorrt.stage.asking import adapter_options
+from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors, convert
+from trtllm_pipeline.tensorrt.stage.params import load
+from trtllm_pipeline.tensorrt.trtllm import frontends
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository
 
 
 def engine_folder(folder: Path, release: str) -> Path:

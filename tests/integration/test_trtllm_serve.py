@@ -19,16 +19,16 @@ import pytest
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.serving import triton_server, trtllm_serve
+from trtllm_pipeline.tensorrt.servers import triton_server, trtllm_serve
 
 STAND_IN = [sys.executable, str(Path(__file__).resolve().parents[1] / "standins" / "serve.py"), "Qwen/Qwen3-8B"]
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.stages.launch import run_openai
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchFrontend, load
+from trtllm_pipeline.tensorrt.stage.launch import run_openai
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend, load
 attempt = Path(sys.argv[1])
 try:
     run_openai(StageContext(load(LaunchFrontend, json.loads(sys.argv[2]), {"restarts": 0}), {"repository": attempt}, {}, attempt, attempt), json.loads(sys.argv[3]))

@@ -10,9 +10,9 @@ import pytest
 
 from trtllm_pipeline.base.domain import Cell, CellId, Exclusive, Resources, Scope
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.params import Param
-from trtllm_pipeline.toolchains.catalog import Toolchain
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.stage.params import Param
+from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
 
 MACHINE = Machine(cpus=2, cpu="test")
 

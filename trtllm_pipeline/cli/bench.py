@@ -16,7 +16,7 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.terminal import raw
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.stages import params
+from trtllm_pipeline.tensorrt.stage import params
 
 OTHER_NAMES: Final = {
     **dict.fromkeys(("request-count", "num-requests"), "requests"),

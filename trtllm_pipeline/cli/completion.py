@@ -32,7 +32,7 @@ def matrices(incomplete: str) -> list[str]:
 
 def toolchains() -> list[str]:
     """Names of toolchains."""
-    from trtllm_pipeline.toolchains import catalog
+    from trtllm_pipeline.tensorrt.toolchains import catalog
 
     return list(catalog.every_name())
 
@@ -83,7 +83,7 @@ def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
 def stages(ctx: typer.Context) -> list[str]:
     """Names of stages: of the latest run, or of all toolchains."""
     from trtllm_pipeline.base.errors import PipelineError
-    from trtllm_pipeline.toolchains import catalog
+    from trtllm_pipeline.tensorrt.toolchains import catalog
 
     try:
         found = [stage for outline in _outlines(ctx) for stage in outline.stages]

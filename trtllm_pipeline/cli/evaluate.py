@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
-from trtllm_pipeline.stages import params
+from trtllm_pipeline.tensorrt.stage import params
 
 Concurrency = Annotated[
     int, options.option("--concurrency", "N", "Requests in flight.", min=1, max=params.MOST_IN_FLIGHT)

@@ -21,8 +21,8 @@ from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams
 from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
-from trtllm_pipeline.serving.command_lines import reachable
-from trtllm_pipeline.stages.params import table
+from trtllm_pipeline.tensorrt.servers.command_lines import reachable
+from trtllm_pipeline.tensorrt.stage.params import table
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hosting.serve_target import ServeTarget

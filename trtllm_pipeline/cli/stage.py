@@ -23,10 +23,10 @@ from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.stages.base import Stage, StageContext
-from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
+from trtllm_pipeline.tensorrt.stage.params import load
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import companions
 
 if TYPE_CHECKING:
     from trtllm_pipeline.planning.plan import Plan
@@ -244,7 +244,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
     )
     if stage.name == "perf" and typed["format"] == "text":
         from trtllm_pipeline.report.load_tables import to_text
-        from trtllm_pipeline.stages.perf import measured
+        from trtllm_pipeline.tensorrt.stage.perf import measured
 
         note(to_text(measured(context)))
     return 0

@@ -16,11 +16,11 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 from trtllm_pipeline.base.domain import Json, Scope
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.lora import ADAPTERS
-from trtllm_pipeline.stages.params import Objectives, ParamField, Precisions, StopMetric, load, table
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
+from trtllm_pipeline.tensorrt.stage.params import Objectives, ParamField, Precisions, StopMetric, load, table
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import companions
 
 T = TypeVar("T")
 _BY_HAND = "On explicit files"

@@ -597,7 +597,7 @@ class _SettingsByCell:
 
     def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
         """Raise MatrixError where settings of perf do not fit together, which only all layers together can tell."""
-        from trtllm_pipeline.stages.params import conflicts
+        from trtllm_pipeline.tensorrt.stage.params import conflicts
 
         why = next(conflicts(SimpleNamespace(**settings["perf"])), None)
         if why is None:

@@ -44,10 +44,10 @@ from trtllm_pipeline.measure.client.images import ImagesAsked
 from trtllm_pipeline.measure.score.scores import SCORE_METRICS
 from trtllm_pipeline.models.files.quantization import Form
 from trtllm_pipeline.models.hub import dataset_file
-from trtllm_pipeline.stages import params
-from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
-from trtllm_pipeline.stages.lora import NO_ADAPTER
-from trtllm_pipeline.stages.repository_settings import RepositorySettings
+from trtllm_pipeline.tensorrt.stage import params
+from trtllm_pipeline.tensorrt.stage.calibration_rows import DEFAULT_DATA
+from trtllm_pipeline.tensorrt.stage.lora import NO_ADAPTER
+from trtllm_pipeline.tensorrt.stage.repository_settings import RepositorySettings
 
 Toolchain = Literal[
     "embedded", "tensorrt_llm", "tensorrt_llm_pytorch", "openai", "vllm", "sglang", "transformers", "llama_cpp"

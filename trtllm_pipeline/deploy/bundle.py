@@ -38,9 +38,9 @@ from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.provenance import statement_of
 from trtllm_pipeline.store import manifest
-from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.catalog import DRAFTER
-from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
+from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER
+from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
 
 SCHEMA: Final = 1
 FILE: Final = "bundle.json"
@@ -103,7 +103,7 @@ def write_tensors(deployment: Deployment, folder: Path) -> None:
     adapters = companions.adapters(deployment.served.cell)
     if deployment.kind != "engine" or not adapters:
         return
-    from trtllm_pipeline.stages.lora_tensors import convert
+    from trtllm_pipeline.tensorrt.stage.lora_tensors import convert
 
     dtype = Engine.read(folder / "engine").dtype or "float16"
     for place in adapters:

@@ -15,10 +15,10 @@ from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.measure.client.triton import IMAGE_INPUT
 from trtllm_pipeline.models.files.quantization import AS_IS, shown
 from trtllm_pipeline.report.rows import UNQUANTIZED
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.catalog import EMBEDDED
+from trtllm_pipeline.tensorrt.stage.base import JOB
+from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
 
 _HUB_LICENCES: Final = {
     # as recipes say it -> as Hugging Face's model cards list it
@@ -288,7 +288,7 @@ def _commands(artifact: Artifact, artifacts: Mapping[str, Artifact]) -> list[str
     found = []
     for command in job.get("commands", ()):
         words = [str(word) for word in command]
-        if "trtllm_pipeline.worker" in words:
+        if "trtllm_pipeline.tensorrt.worker" in words:
             continue
         for folder, name in folders.items():
             words = [word.replace(folder, name) for word in words]

@@ -22,10 +22,10 @@ from trtllm_pipeline.served_cell import ServedCell, run_command
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.catalog import DRAFTER, EMBEDDED, SERVERS, VISUAL
-from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
-from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
+from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, EMBEDDED, SERVERS, VISUAL
+from trtllm_pipeline.tensorrt.trtllm.llmapi import MODEL as LLMAPI_MODEL
+from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
 
 DEFAULT_LOAD_S: Final = 200.0
 """Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""

@@ -31,9 +31,9 @@ from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.base.files.writing import read_object, write_json
 from trtllm_pipeline.base.machine import gpus, probe
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, read_job
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.claims import Claim, WaitingPlace, lease_machine
 from trtllm_pipeline.store.store import CLUSTER
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 ORDERS: Final = "orders.json"
 ANSWERS: Final = "answers.json"

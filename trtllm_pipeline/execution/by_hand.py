@@ -28,14 +28,14 @@ from trtllm_pipeline.base.machine.gpus import MASK_VARIABLE
 from trtllm_pipeline.base.processes import out_of_memory
 from trtllm_pipeline.base.processes.secrets import without_secrets
 from trtllm_pipeline.execution.executor import Job, failure_of
-from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
 from trtllm_pipeline.store.claims import (
     WaitingPlace,
     enter_standing,
     lease_machine,
     machine_users,
 )
-from trtllm_pipeline.worker import run_program, write_job
+from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
+from trtllm_pipeline.tensorrt.worker import run_program, write_job
 
 _POLL_S: Final = 0.1
 _STDERR: Final = 2

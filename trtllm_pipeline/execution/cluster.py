@@ -25,9 +25,9 @@ from trtllm_pipeline.execution import agent as agents
 from trtllm_pipeline.execution.exchange import Exchange
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.stages import failure
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.tensorrt.stage import failure
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 _POLL_S: Final = 0.2
 _CANCEL_S: Final = 15.0

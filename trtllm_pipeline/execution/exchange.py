@@ -43,13 +43,13 @@ from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.base.files.writing import object_text, read_object, write_json
 from trtllm_pipeline.execution import agent, file_views
 from trtllm_pipeline.execution.executor import Job, Usage, read_job
-from trtllm_pipeline.stages import failure
-from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.claims import Claim
 from trtllm_pipeline.store.manifest import FileEntry, Kind, Manifest
 from trtllm_pipeline.store.remote_store import NotTransferableError, Progress, Remote
 from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.tensorrt.stage import failure
+from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, PROGRESS_FILE
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

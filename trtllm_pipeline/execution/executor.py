@@ -26,10 +26,10 @@ from trtllm_pipeline.base.processes import out_of_memory
 from trtllm_pipeline.base.processes.process import Exited, Guardian, Refused, Spawned
 from trtllm_pipeline.base.processes.secrets import hub_tokens
 from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
-from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.stages import failure
-from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.stage import failure
+from trtllm_pipeline.tensorrt.stage.base import SERVICE_FILE
 
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
@@ -41,7 +41,7 @@ _FORCED_GRACE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One attempt at a stage run, as written to job.json; `trtllm_pipeline.worker` reads its own part of it."""
+    """One attempt at a stage run, as written to job.json; `trtllm_pipeline.tensorrt.worker` reads its own part of it."""
 
     id: StageRunId
     stage: str

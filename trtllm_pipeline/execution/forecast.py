@@ -31,10 +31,10 @@ from trtllm_pipeline.planning.estimates import (
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
 from trtllm_pipeline.planning.plan_file import action
 from trtllm_pipeline.planning.reasons import reasons
-from trtllm_pipeline.stages.download import PARTIAL
-from trtllm_pipeline.stages.params import DownloadParams
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.download import PARTIAL
+from trtllm_pipeline.tensorrt.stage.params import DownloadParams
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.pulling import Offers

@@ -31,12 +31,12 @@ from trtllm_pipeline.execution.order import favourable
 from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
-from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE
-from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak, Published
 from trtllm_pipeline.store.manifest import Manifest, read
 from trtllm_pipeline.store.store import Attempt, Store
+from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE
+from trtllm_pipeline.tensorrt.stage.params import class_name, to_json
 
 _POLL_S: Final = 0.2
 """How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""

@@ -11,8 +11,8 @@ from trtllm_pipeline.base.domain import Scope
 from trtllm_pipeline.planning.estimates import of_run
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, StageContext
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, SERVICE_FILE, StageContext
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base.machine.model import Machine
@@ -39,7 +39,7 @@ def command_lines(
     if run.stage.commands is not None:
         lines += run.stage.commands(context(), machine)
     if run.stage.program is not None:
-        lines.append((sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
+        lines.append((sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", f"{attempt}/{JOB}"))
     return tuple(map(tuple, lines))
 
 

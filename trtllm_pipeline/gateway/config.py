@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.files.user_files import read_mapping
 from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.stages.params import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, to_json
+from trtllm_pipeline.tensorrt.stage.params import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, to_json
 
 SCHEMA: Final = 1
 GATEWAY_FILE: Final = "gateway.json"

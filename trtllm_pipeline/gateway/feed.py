@@ -11,7 +11,7 @@ from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import Content
 from trtllm_pipeline.gateway.openai_answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.gateway.openai_backend import Passed
-from trtllm_pipeline.stages.params import MOST_TOKENS
+from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.asked import Asked

@@ -24,7 +24,7 @@ from trtllm_pipeline.base.processes.process import allow_open_files
 from trtllm_pipeline.gateway.config import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.gateway.openai_app import GatewayApp
-from trtllm_pipeline.serving.command_lines import reachable
+from trtllm_pipeline.tensorrt.servers.command_lines import reachable
 
 _BACKLOG: Final = 2048
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")

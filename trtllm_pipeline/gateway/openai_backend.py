@@ -15,7 +15,7 @@ from trtllm_pipeline.gateway.passing import AnswerCheck, StreamCutter
 from trtllm_pipeline.measure.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_STREAM_BYTES
 from trtllm_pipeline.measure.client.urls import server_url
-from trtllm_pipeline.stages.asking import lora_request, number_of
+from trtllm_pipeline.tensorrt.stage.asking import lora_request, number_of
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel

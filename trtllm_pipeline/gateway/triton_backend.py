@@ -30,7 +30,7 @@ from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
 from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
-from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of
+from trtllm_pipeline.tensorrt.stage.asking import draft_options, load_adapter, number_of
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel

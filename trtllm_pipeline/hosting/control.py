@@ -40,11 +40,11 @@ from trtllm_pipeline.hosting.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.serving.triton_server import remove_stale_leftovers
-from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
-from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.store import LOG, Store
+from trtllm_pipeline.tensorrt.servers.triton_server import remove_stale_leftovers
+from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
+from trtllm_pipeline.tensorrt.stage.params import class_name, to_json
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _POLL_S: Final = 0.1

@@ -39,12 +39,12 @@ from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.health import Health, gateway_health, server_health
 from trtllm_pipeline.hosting.prometheus_setup import write_targets
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_LOG, LOCK, Keeper, State
-from trtllm_pipeline.processes.diagnosis import LogText
-from trtllm_pipeline.serving.triton_server import busy_ports
-from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
-from trtllm_pipeline.stages.launch import LOG_FILE, told_to_end
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText
+from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
+from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
+from trtllm_pipeline.tensorrt.stage.launch import LOG_FILE, told_to_end
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
@@ -482,7 +482,7 @@ def begin_anew(log: Path, most_bytes: int) -> None:
 
 def _here(job: Job, folder: Path) -> Job:
     """The job with the paths and the interpreter of now: the workspace may have been moved."""
-    command = (sys.executable, "-m", "trtllm_pipeline.worker", str(folder / JOB))
+    command = (sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", str(folder / JOB))
     return replace(job, commands=(command,), attempt=str(folder), out=str(folder / "out"))
 
 

@@ -19,11 +19,11 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.models.triton_repository import model_config, referenced_paths
 from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
 from trtllm_pipeline.models.triton_repository.model_names import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
-from trtllm_pipeline.stages.base import OUT, Stage, StageContext
-from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.store import manifest
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.companions import adapters
+from trtllm_pipeline.tensorrt.stage.base import OUT, Stage, StageContext
+from trtllm_pipeline.tensorrt.stage.params import load
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains.companions import adapters
 
 if TYPE_CHECKING:
     from trtllm_pipeline.planning.request import Request
@@ -81,8 +81,8 @@ def require_text(inputs: Mapping[str, Path]) -> None:
 
 
 def _referenced(repository: Path) -> tuple[Path, ...]:
-    from trtllm_pipeline.toolchains.tensorrt_llm.launching import serve_command
-    from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
+    from trtllm_pipeline.tensorrt.trtllm.launching import serve_command
+    from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
 
     command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
     return referenced_paths.folders(repository, command)
@@ -137,7 +137,7 @@ def of_cell(found: served_cell.ServedCell) -> ServeTarget:
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     """What serves a folder. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
-    from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
+    from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
 
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
@@ -154,7 +154,7 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
 
 
 def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    from trtllm_pipeline.toolchains.tensorrt_llm.launching import serve_command
+    from trtllm_pipeline.tensorrt.trtllm.launching import serve_command
 
     words = serve_command(folder)
     paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
@@ -200,7 +200,7 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
         code = ""
     model = model_folder or _tokenizer_of(folder) or engine.folder
     inputs = {"repository": folder, "engine": engine.folder, "model": model}
-    if "trtllm_pipeline.toolchains.embedded" in code:
+    if "trtllm_pipeline.tensorrt.embedded" in code:
         return _of(toolchains.EMBEDDED, machine, inputs, folder, model, engine, 0)
     return _of(toolchains.ENGINES, machine, inputs, folder, model, engine, engine.world_size)
 
@@ -295,7 +295,7 @@ def write_repository(target: ServeTarget, out: Path) -> Path:
         return target.inputs["repository"]
     if "repository" not in target.launch.inputs:
         return out
-    from trtllm_pipeline.worker import run_program
+    from trtllm_pipeline.tensorrt.worker import run_program
 
     stage = toolchains.load(target.toolchain).stage("repository")
     engine = Engine.read(target.inputs["engine"])

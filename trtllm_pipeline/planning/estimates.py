@@ -15,8 +15,8 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.plan import label as label_of
-from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.index import Peak
+from trtllm_pipeline.tensorrt.stage.base import Stage
 
 HOST: Final = "host memory"
 GPU: Final = "GPU memory"

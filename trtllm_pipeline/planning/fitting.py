@@ -14,9 +14,9 @@ from typing import Final
 
 from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.catalog import ENGINES
-from trtllm_pipeline.toolchains.tensorrt_llm import vision
+from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
+from trtllm_pipeline.tensorrt.trtllm import vision
 
 _MOST_FRACTION: Final = 0.95
 _LEAST_FRACTION: Final = 0.4

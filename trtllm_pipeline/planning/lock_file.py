@@ -14,7 +14,7 @@ from trtllm_pipeline.config.expand import written_out
 from trtllm_pipeline.models.hub.hugging_face import COMMIT
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions
 
 if TYPE_CHECKING:
     from trtllm_pipeline.config.validate import LoadedMatrix

@@ -19,9 +19,9 @@ from trtllm_pipeline.models.files.tokenizer import SETTINGS, TOKENIZER, has_toke
 from trtllm_pipeline.models.hub.files import CONFIGURATION, MODEL
 from trtllm_pipeline.models.hub.hub_errors import OfflineError, UnavailableError
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.catalog import ENGINES
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import brings_code
+from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
+from trtllm_pipeline.tensorrt.trtllm.releases import brings_code
 
 logger = logging.getLogger(__name__)
 

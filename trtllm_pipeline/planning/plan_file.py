@@ -135,7 +135,7 @@ def plan_lines(
     `commands` gives a stage run's command lines, `times` its milliseconds, `needs` what it takes of memory, `pulls` the bytes of
     what is pulled; `run_id` is None when nothing was run. The plan of a run has the first three of what is to run alone.
     """
-    from trtllm_pipeline.stages.params import to_json  # who reads a plan needs none of it
+    from trtllm_pipeline.tensorrt.stage.params import to_json  # who reads a plan needs none of it
 
     whole = run_id is None
 

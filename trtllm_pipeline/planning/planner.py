@@ -21,9 +21,9 @@ from trtllm_pipeline.planning.selection import (
     memory_check,
     select_cells,
 )
-from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.servers.command_lines import reachable
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base.machine.model import Machine
@@ -74,7 +74,7 @@ def replanned(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
 def check_feasible(plan: Plan) -> None:
     """Raise PlanError when no cell can work."""
     if not plan.feasible:
-        from trtllm_pipeline.toolchains.tensorrt_llm.rules import HUB_UNASKED
+        from trtllm_pipeline.tensorrt.trtllm.rules import HUB_UNASKED
 
         reasons = sorted({str(cell.reason) for cell in plan.cells})
         fit = (

@@ -12,7 +12,7 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.models.files.quantization import AS_IS
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base.machine.model import Machine

@@ -14,10 +14,10 @@ from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.base.wording import path_from_here
 from trtllm_pipeline.planning.plan import is_result
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun
-from trtllm_pipeline.stages import failure
-from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store.index import Artifact, AttemptRow
 from trtllm_pipeline.store.store import LOG, Store
+from trtllm_pipeline.tensorrt.stage import failure
+from trtllm_pipeline.tensorrt.stage.base import PROGRESS_FILE
 
 INFEASIBLE: Final = "infeasible"
 

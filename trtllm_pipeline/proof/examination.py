@@ -20,9 +20,9 @@ from trtllm_pipeline.proof import budget, findings, installed, material, referen
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.report.forecast_check import checked
 from trtllm_pipeline.report.rows import CellResult, rows
-from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.stage.params import table
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base.machine.model import Machine

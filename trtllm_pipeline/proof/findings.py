@@ -17,7 +17,7 @@ from trtllm_pipeline.proof.installed import InstalledComparison
 from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.toolchains.catalog import EMBEDDED
+from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
 
 SCHEMA: Final = 1
 _ONE_GPU: Final = "tp1pp1"

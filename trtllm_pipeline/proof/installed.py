@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, installation, program_options, releases, templates
+from trtllm_pipeline.tensorrt.trtllm import commands, installation, program_options, releases, templates
 
 _AT_ONCE: Final = 4
 """Each imports all of TensorRT-LLM."""

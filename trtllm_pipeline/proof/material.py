@@ -16,8 +16,8 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.models.files.tokenizer import read_tokenizer
 from trtllm_pipeline.models.hub.dataset_file import data_file
 from trtllm_pipeline.proof.families import FAMILIES, reference, write_model
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm.backends import BACKEND
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm.backends import BACKEND
 
 MATRIX: Final = "matrix.yaml"
 MAX_TOKENS: Final = 24

@@ -22,9 +22,9 @@ from trtllm_pipeline.measure.score.accuracy_result import ANSWERS
 from trtllm_pipeline.models.files.tokenizer import read_tokenizer
 from trtllm_pipeline.proof import families
 from trtllm_pipeline.proof.material import MAX_TOKENS
-from trtllm_pipeline.toolchains.catalog import EMBEDDED
-from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.toolchains.embedded.reference import Reference
+from trtllm_pipeline.tensorrt.embedded import random_model
+from trtllm_pipeline.tensorrt.embedded.reference import Reference
+from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
 
 _TOLERANCES: Final = {
     **dict.fromkeys(("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq"), 0.05),

@@ -28,9 +28,9 @@ from trtllm_pipeline.provenance.statement import (
     metadata,
     subjects,
 )
-from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import ENVELOPE, Discrepancy, Kind, Manifest
+from trtllm_pipeline.tensorrt.stage.base import OUT
 
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 """As options read a variable that is a switch."""

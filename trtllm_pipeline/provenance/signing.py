@@ -14,10 +14,10 @@ from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.provenance.checking import mismatches, read_envelope
 from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, SigningKey
 from trtllm_pipeline.provenance.statement import statement_of
-from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import ENVELOPE, Manifest
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import OUT
 
 
 def full_statement(folder: Path, *, anonymous: bool = False) -> str:

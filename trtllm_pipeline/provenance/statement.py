@@ -18,9 +18,9 @@ from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Manifest
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"

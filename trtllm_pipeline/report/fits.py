@@ -20,8 +20,8 @@ from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.planning.selection import expanded, infeasible, lacks_gpu, load, machine_of
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import companions
 
 SCHEMA = 1
 _AXIS: Final = "axes."

@@ -18,7 +18,7 @@ from trtllm_pipeline.planning.estimates import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """What becomes of a stage run, as in a plan's JSON, in words."""

@@ -22,10 +22,10 @@ from trtllm_pipeline.base.terminal import clean
 from trtllm_pipeline.base.wording import shared_parts
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun, read_plan
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact, AttemptRow, RunRow
 from trtllm_pipeline.store.store import LOG, Store
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 REQUEST: Final = "request.json"
 _SERVER_LOG: Final = "server.log"

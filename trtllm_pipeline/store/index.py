@@ -26,9 +26,9 @@ from trtllm_pipeline.base.files import reading
 from trtllm_pipeline.base.files.digest import stamp, stamped_digest
 from trtllm_pipeline.base.files.writing import write_all
 from trtllm_pipeline.base.fingerprints import encoding
-from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.store.manifest import Manifest
+from trtllm_pipeline.tensorrt.stage.base import OUT
 
 HISTORY: Final = "history.jsonl"
 

@@ -21,7 +21,7 @@ from trtllm_pipeline.base.files import reading
 from trtllm_pipeline.base.files.digest import digest_file, digest_text
 from trtllm_pipeline.base.files.writing import object_text, write_once
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.stages.base import OUT
+from trtllm_pipeline.tensorrt.stage.base import OUT
 
 SCHEMA: Final = 1
 NAME: Final = "manifest.json"

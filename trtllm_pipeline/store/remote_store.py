@@ -33,10 +33,10 @@ from trtllm_pipeline.base.domain import Fingerprint
 from trtllm_pipeline.base.errors import PipelineError, RemoteError, StateError, UsageError
 from trtllm_pipeline.base.files import disk, reading
 from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest, transferable
 from trtllm_pipeline.store.manifest import Discrepancy, FileEntry, Manifest
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import OUT
 
 if TYPE_CHECKING:
     import httpx

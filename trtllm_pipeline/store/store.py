@@ -32,10 +32,10 @@ from trtllm_pipeline.base.domain import Fingerprint, Json
 from trtllm_pipeline.base.errors import StageError, StateError
 from trtllm_pipeline.base.files import disk
 from trtllm_pipeline.base.files.collecting import uncollected
-from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import Artifact, AttemptRow, Index, Peak, Published
 from trtllm_pipeline.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
+from trtllm_pipeline.tensorrt.stage.base import OUT, PROGRESS_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
-from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import FileEntry, Manifest
+from trtllm_pipeline.tensorrt.stage.base import OUT
 
 _OURS: Final = frozenset({OUT, manifest.NAME, manifest.ENVELOPE})
 """Names in an artifact's directory that no record may have."""

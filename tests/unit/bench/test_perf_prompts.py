@@ -20,9 +20,9 @@ from trtllm_pipeline.measure.load.conditions import prompts_digest
 from trtllm_pipeline.measure.load.load import warmup_prompt
 from trtllm_pipeline.measure.load.prompts import Prompt, chat_renderer, read_prompts
 from trtllm_pipeline.measure.load.workloads import CORPUS, Workload, made
-from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.params import PerfParams
-from trtllm_pipeline.toolchains.common_stages import ACCURACY, PERF, SCORE
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.stage.params import PerfParams
+from trtllm_pipeline.tensorrt.toolchains.common_stages import ACCURACY, PERF, SCORE
 
 BUILTIN = Path(__file__).parents[3] / "trtllm_pipeline" / "data" / "builtin"
 

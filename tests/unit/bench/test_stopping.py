@@ -28,7 +28,7 @@ from trtllm_pipeline.measure.load.stopping import (
     StopRule,
     parse_precisions,
 )
-from trtllm_pipeline.stages.params import StopMetric
+from trtllm_pipeline.tensorrt.stage.params import StopMetric
 
 PROMPTS = [Prompt(str(number), f"prompt number {number}") for number in range(8)]
 

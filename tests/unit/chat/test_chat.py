@@ -27,7 +27,7 @@ from trtllm_pipeline.measure.chat_templates import (
     Template,
     TemplateError,
 )
-from trtllm_pipeline.toolchains.model_optimizer import calibration_batches
+from trtllm_pipeline.tensorrt.modelopt import calibration_batches
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ASK = [{"role": "user", "content": "Why?"}]

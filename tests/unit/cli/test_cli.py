@@ -19,8 +19,8 @@ from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError, S
 from trtllm_pipeline.cli import app, execute, options, run
 from trtllm_pipeline.cli.output import write_output
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 
 @pytest.fixture

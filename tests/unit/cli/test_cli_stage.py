@@ -22,10 +22,10 @@ from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.models.hub import sources as hub
 from trtllm_pipeline.planning import planner
-from trtllm_pipeline.stages.base import Stage, StageContext
-from trtllm_pipeline.stages.params import PerfParams, Selection
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
+from trtllm_pipeline.tensorrt.stage.params import PerfParams, Selection
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 
 def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:

@@ -17,8 +17,8 @@ from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.models import Perf
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.stages.params import PerfParams, key
-from trtllm_pipeline.toolchains.common_stages import PERF
+from trtllm_pipeline.tensorrt.stage.params import PerfParams, key
+from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
 
 
 def params(**settings: Any) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from trtllm_pipeline.base.machine import model as machines
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.execution.executor import read_job
-from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims
+from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 GPUS = tuple(machines.Gpu(index, f"GPU-{name}", "GPU", 1 << 30, 90) for index, name in enumerate("ab"))
 SEES = "import os, sys; open(sys.argv[1], 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
@@ -219,7 +219,7 @@ def test_a_lease_is_held_until_the_last_process_that_uses_the_gpu_is_gone(tmp_pa
 
 
 def test_ranks_are_read_from_what_a_stage_is_given(tmp_path: Path) -> None:
-    from trtllm_pipeline.toolchains.tensorrt_llm.backends import ranks_of
+    from trtllm_pipeline.tensorrt.trtllm.backends import ranks_of
 
     for name, config in {
         "checkpoint": {"mapping": {"world_size": 4}},

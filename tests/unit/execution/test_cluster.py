@@ -29,8 +29,8 @@ from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_jo
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.request import SLURM, Request
-from trtllm_pipeline.stages import failure
 from trtllm_pipeline.store.remote_store import Remote
+from trtllm_pipeline.tensorrt.stage import failure
 
 LOST = StageError("lost with its node: gone", failure=FailureClass.LOST)
 USAGE = Usage(2.0, 1.0, 1000)

@@ -34,10 +34,10 @@ from trtllm_pipeline.execution.forecast import least_s, simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
 from trtllm_pipeline.execution.scheduler import Capacity, Scheduler
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Attempt, Store
+from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 USAGE = Usage(0.1, 0.1, 1000)
 
@@ -565,7 +565,7 @@ def test_other_programs_get_their_own_command_lines(store: Store) -> None:
     out = f"{make.attempt}/out"
     checkpoint = str(store.folder("get", Fingerprint(get.fingerprint)) / "out")
     assert make.commands[:2] == (("build", "--checkpoint", checkpoint, "--out", out), ("check", out))
-    ours = ("-m", "trtllm_pipeline.worker", f"{make.attempt}/job.json")
+    ours = ("-m", "trtllm_pipeline.tensorrt.worker", f"{make.attempt}/job.json")
     assert make.commands[2][1:] == ours, "ours looks at what they left"
     assert (make.program, make.params, make.out) == ("x:run", {"precision": "fp16", "batch": 4}, out)
     assert len(make.commands) == 3

@@ -20,7 +20,7 @@ from trtllm_pipeline.execution.forecast import durations as durations_of
 from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.store.index import Peak
-from trtllm_pipeline.toolchains import time_estimates as durations
+from trtllm_pipeline.tensorrt.toolchains import time_estimates as durations
 
 SMALL: dict[str, Json] = {
     "num_hidden_layers": 30,

@@ -16,7 +16,7 @@ from trtllm_pipeline.base.files import model_files
 from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.models.hub import local
-from trtllm_pipeline.toolchains import passed_files
+from trtllm_pipeline.tensorrt.toolchains import passed_files
 
 HEADER = b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
 CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")

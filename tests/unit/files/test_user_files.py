@@ -15,7 +15,7 @@ from trtllm_pipeline.config import document
 from trtllm_pipeline.measure.load import prompts
 from trtllm_pipeline.measure.score import questions
 from trtllm_pipeline.report import measured
-from trtllm_pipeline.stages import calibration_rows
+from trtllm_pipeline.tensorrt.stage import calibration_rows
 
 READERS: dict[str, Callable[[Path], object]] = {
     "matrix": document.read,

@@ -17,7 +17,7 @@ from trtllm_pipeline.gateway import gateway_server as server
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.served import ModelServer
-from trtllm_pipeline.stages.params import key, table
+from trtllm_pipeline.tensorrt.stage.params import key, table
 
 
 def test_an_unknown_dialect_is_refused_before_the_first_request() -> None:

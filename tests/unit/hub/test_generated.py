@@ -6,8 +6,8 @@ import pytest
 
 from tests.contexts import context
 from trtllm_pipeline.models.hub.verify import check_folder
-from trtllm_pipeline.stages.download import run
-from trtllm_pipeline.stages.params import DownloadParams
+from trtllm_pipeline.tensorrt.stage.download import run
+from trtllm_pipeline.tensorrt.stage.params import DownloadParams
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

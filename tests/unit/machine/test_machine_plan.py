@@ -23,8 +23,8 @@ from trtllm_pipeline.models.hub import sources as hub
 from trtllm_pipeline.planning import planner, request
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.planning.request import Request, read_request
-from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import Stage
 
 GPUS = tuple(Gpu(index, f"GPU-{index:x}", "test", 80 << 30, 90) for index in range(4))
 LINE = "tensorrt_llm==0.16.0,sm=90,gpus=2,gpu_memory_gib=80"

@@ -31,9 +31,9 @@ from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.models.hub.hub_errors import UnavailableError
 from trtllm_pipeline.planning.pins import Pins
-from trtllm_pipeline.stages.asking import adapter_options, chosen_adapters
-from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.tensorrt_llm import needs
+from trtllm_pipeline.tensorrt.stage.asking import adapter_options, chosen_adapters
+from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.trtllm import needs
 
 HEAD: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "draft_vocab_size": 32000}
 

@@ -16,7 +16,7 @@ from trtllm_pipeline.planning import estimates, fitting, planner
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report import fits
 from trtllm_pipeline.report.fits import Fits
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 MACHINES = {
     "H100": "sm=90,gpus=8,gpu_memory_gib=80,memory_gib=1024",

@@ -23,7 +23,7 @@ from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.index import Peak
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 H100 = parse("tensorrt_llm==1.0.0,sm=90,gpus=8,memory_gib=512")
 NO_GPU = "no GPU; no TensorRT-LLM"

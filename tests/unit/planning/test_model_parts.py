@@ -16,8 +16,8 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.models.files.model_parts import ModelPart, files_of, part_of
 from trtllm_pipeline.models.hub.files import description_files, is_licence
 from trtllm_pipeline.planning.plan import Plan, part
-from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.catalog import EMBEDDED
+from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
 
 FILES: Final = {
     ModelPart.WEIGHTS: ("model.safetensors.index.json", "model-00001-of-00002.safetensors"),
@@ -97,7 +97,7 @@ def test_keys_of_a_model_that_nobody_tells_are_made_of_its_download(wanted: Cell
 
 
 def test_a_script_of_which_nobody_knows_what_it_reads_is_given_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.toolchains.tensorrt_llm.engine_backend._LOOKED_AT", frozenset())
+    monkeypatch.setattr("trtllm_pipeline.tensorrt.trtllm.engine_backend._LOOKED_AT", frozenset())
     for precision, stage in (("fp16", "convert"), ("fp8", "quantize")):
         assert {stage, "build"} < changed(cell(precision), {**MODEL, "generation_config.json": "f" * 64})
 

@@ -12,7 +12,7 @@ from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan, make_plan, to_run, wanted
 from trtllm_pipeline.planning.planner import exposed
-from trtllm_pipeline.stages.params import Param
+from trtllm_pipeline.tensorrt.stage.params import Param
 
 
 @dataclass(frozen=True)

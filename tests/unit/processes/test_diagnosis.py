@@ -10,8 +10,8 @@ from tests.helpers.failure_logs import UNKNOWN, FailureLog, failure_logs
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.base.processes import diagnosis
 from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.processes.signatures import signatures
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
 
 DEVELOPMENT = tuple(failure_logs("development"))
 HELD_OUT = tuple(failure_logs("held-out"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.processes.diagnosis import LogText, first_cause
-from trtllm_pipeline.processes.statements import unwrapped
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause
+from trtllm_pipeline.tensorrt.diagnosis.statements import unwrapped
 
 SHAPES = {
     "asyncio": (

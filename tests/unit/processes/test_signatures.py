@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers.failure_logs import failure_logs
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.processes.diagnosis import LogText, first_cause
-from trtllm_pipeline.processes.signatures import Signature, read_signatures, signatures
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause
+from trtllm_pipeline.tensorrt.diagnosis.signatures import Signature, read_signatures, signatures
 
 INFEASIBLE, USER = FailureClass.INFEASIBLE, FailureClass.USER
 MEMORY, TRANSIENT = FailureClass.OUT_OF_MEMORY, FailureClass.TRANSIENT

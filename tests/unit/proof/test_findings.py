@@ -15,7 +15,7 @@ from trtllm_pipeline.proof.findings import DeepExamination, FindingStatus
 from trtllm_pipeline.proof.installed import InstalledComparison
 from trtllm_pipeline.proof.reference_answers import Agreement
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options
+from trtllm_pipeline.tensorrt.trtllm import program_options
 
 AXES: dict[str, Any] = {"model": "./llama", "toolchain": "tensorrt_llm", "precision": "fp8", "tp": 1, "pp": 1}
 DONE = CellResult(CellId("llama/fp8"), AXES, CellStatus.DONE, log="store/a/log")

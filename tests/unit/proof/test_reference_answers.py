@@ -25,8 +25,8 @@ from trtllm_pipeline.proof import examination, families, material, reference_ans
 from trtllm_pipeline.proof.findings import FindingStatus
 from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.toolchains.embedded.reference import Reference
+from trtllm_pipeline.tensorrt.embedded import random_model
+from trtllm_pipeline.tensorrt.embedded.reference import Reference
 
 LOOSEST = tolerance_nats("tensorrt_llm", "fp8")
 """Of what is no 4-bit arithmetic."""

@@ -25,10 +25,10 @@ from trtllm_pipeline.provenance.checking import mismatches
 from trtllm_pipeline.provenance.described import Described
 from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, EnvelopeSignature, strict_json
 from trtllm_pipeline.provenance.signing import full_statement
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.manifest import ENVELOPE, Kind, inspect, read
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 NOTHING = Policy()
 

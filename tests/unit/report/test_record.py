@@ -11,9 +11,9 @@ from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.report.record import Ending, StageRecord, read_record
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import AttemptRow
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 PLAN = fabricated.plan(DONE, FAILED, LATER)

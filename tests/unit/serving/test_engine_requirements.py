@@ -11,7 +11,7 @@ import pytest
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.serving import engine_requirements
+from trtllm_pipeline.tensorrt.servers import engine_requirements
 
 H100 = Gpu(0, "GPU-0", "NVIDIA H100 80GB HBM3", 80 << 30, 90)
 MACHINE = Machine(8, "cpu", (H100, replace(H100, index=1)), tensorrt_llm=TensorRTLLM("0.16.0"))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.serving import links
+from trtllm_pipeline.tensorrt.servers import links
 
 ODD = (
     "a b",

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import command_lines, mpi_server
-from trtllm_pipeline.serving.server_process import Ports
+from trtllm_pipeline.tensorrt.servers import command_lines, mpi_server
+from trtllm_pipeline.tensorrt.servers.server_process import Ports
 
 PORTS = Ports(8000, 8001, 8002)
 

@@ -19,10 +19,10 @@ import pytest
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.serving import triton_server
-from trtllm_pipeline.serving.command_lines import reachable
-from trtllm_pipeline.serving.server_process import quoted
-from trtllm_pipeline.toolchains.embedded import toolchain as embedded
+from trtllm_pipeline.tensorrt.embedded import toolchain as embedded
+from trtllm_pipeline.tensorrt.servers import triton_server
+from trtllm_pipeline.tensorrt.servers.command_lines import reachable
+from trtllm_pipeline.tensorrt.servers.server_process import quoted
 
 WHEEL = triton_installation.TritonInstallation(
     Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs")
@@ -319,7 +319,7 @@ def test_ports_are_none_that_a_server_which_still_loads_will_take(monkeypatch: p
     monkeypatch.setattr(triton_server, "_not_given_away", lambda: several)
     assert triton_server.unused_ports(2) == several[:2]
     assert triton_server.unused_ports(2) == several[2:4], "nothing listens at the first two, but they are chosen"
-    program = f"from trtllm_pipeline.serving import triton_server as triton; triton._not_given_away = lambda: {several}; print(*triton.unused_ports(2))"
+    program = f"from trtllm_pipeline.tensorrt.servers import triton_server as triton; triton._not_given_away = lambda: {several}; print(*triton.unused_ports(2))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert other.stdout.split() == [str(port) for port in several[4:]], "nor does another process choose them"
     assert triton_server.unused_ports(2) == several[4:], "which let them go when it ended"

@@ -14,10 +14,10 @@ import pytest
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
 from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.planning.plan import StageRun, make_plan
-from trtllm_pipeline.stages.calibration_rows import MOST, Row, choose, default_set, read_rows, with_true_samples
-from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint
+from trtllm_pipeline.tensorrt.stage.calibration_rows import MOST, Row, choose, default_set, read_rows, with_true_samples
+from trtllm_pipeline.tensorrt.stage.params import Selection
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm.params import HuggingFaceCheckpoint
 
 BUILT_IN = 64
 
@@ -214,7 +214,7 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch:
 
 
 def test_the_column_is_part_of_the_key_only_where_it_is_said() -> None:
-    from trtllm_pipeline.stages.params import key
+    from trtllm_pipeline.tensorrt.stage.params import key
 
     assert "column" not in key(Selection())
     assert key(Selection(column="article"))["column"] == "article"

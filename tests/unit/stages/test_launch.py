@@ -17,9 +17,9 @@ from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.base.processes import out_of_memory
-from trtllm_pipeline.serving import triton_server
-from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.params import LaunchEmbedded
+from trtllm_pipeline.tensorrt.servers import triton_server
+from trtllm_pipeline.tensorrt.stage import launch
+from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded
 
 
 class FakeServer:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.helpers.adapters import PEFT, random_pairs, write_adapter, write_tensors
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.stages import lora, lora_tensors
+from trtllm_pipeline.tensorrt.stage import lora, lora_tensors
 
 SIZES = {"q_proj": (16, 16), "v_proj": (16, 8), "down_proj": (40, 16), "up_proj": (16, 40)}
 

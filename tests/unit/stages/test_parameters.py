@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from trtllm_pipeline.stages import params
+from trtllm_pipeline.tensorrt.stage import params
 
 
 def test_a_class_of_parameters_is_a_frozen_dataclass_given_by_name() -> None:

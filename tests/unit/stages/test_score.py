@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.contexts import context
-from trtllm_pipeline import worker
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.stages import score
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import ScoreParams
+from trtllm_pipeline.tensorrt import worker
+from trtllm_pipeline.tensorrt.stage import score
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import ScoreParams
 
 ROWS: tuple[dict[str, Any], ...] = (
     {"id": "fr", "input": "France", "output": "Paris"},
@@ -158,7 +158,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_faulty_row_is_the_users_to_mend(tmp_path: Path) -> None:
     this = work(tmp_path, *MEASURED, rows=({"id": "fr", "input": "France", "metric": "bleu"},))
-    assert worker.main([str(worker.write_job("score", "trtllm_pipeline.stages.score:run", this))]) == 1
+    assert worker.main([str(worker.write_job("score", "trtllm_pipeline.tensorrt.stage.score:run", this))]) == 1
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["failure"] == "user"
     assert "input.jsonl:1: metric: there is no metric 'bleu'" in failure["message"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.stages import smoke
+from trtllm_pipeline.tensorrt.stage import smoke
 
 
 class Tokenizer:

@@ -6,7 +6,7 @@ import pytest
 
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.measure.load.result import MeasurementFinding
-from trtllm_pipeline.stages import perf, smoke
+from trtllm_pipeline.tensorrt.stage import perf, smoke
 
 BUSY = "the event loop was late"
 UNAVAILABLE = "2 of 8 requests failed: UNAVAILABLE: 127.0.0.1:8001: the connection was closed"

@@ -17,12 +17,12 @@ from tests.helpers.fabricated import recorded
 from trtllm_pipeline.base.domain import Exclusive, Fingerprint
 from trtllm_pipeline.base.errors import StageError, StateError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import claims, index, manifest
 from trtllm_pipeline.store import store as store_module
 from trtllm_pipeline.store.index import Artifact, Index, Peak
 from trtllm_pipeline.store.manifest import NAME, FileEntry, Kind, Manifest, inspect, read
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 
 def key(name: str) -> str:

@@ -15,8 +15,8 @@ from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
+from trtllm_pipeline.tensorrt.trtllm import frontends
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository
 
 BUILT: dict[str, Any] = {"max_lora_rank": 8, "lora_target_modules": ["attn_q", "attn_k", "attn_v"]}
 
@@ -89,7 +89,7 @@ def test_the_cache_is_as_large_as_asked_for_or_as_adapters_need(
     values = 2 * 4 * (16 + 16)
     with pytest.raises(StageError, match=rf"lora_cache_host_memory_bytes 100: the adapters have {2 * values} bytes"):
         write(tmp_path, "1.1.0rc6", engine, adapter, lora_cache_host_memory_bytes=100)
-    monkeypatch.setattr("trtllm_pipeline.toolchains.tensorrt_llm.lora_models.ADAPTER_CACHE", 3 * values)
+    monkeypatch.setattr("trtllm_pipeline.tensorrt.trtllm.lora_models.ADAPTER_CACHE", 3 * values)
     (tmp_path / "b").mkdir()
     out = write(tmp_path / "b", "1.1.0rc6", engine, adapter, lora_cache_max_adapter_size=64)
     parameters = model_config.string_parameters(model_config.read(out / "tensorrt_llm" / "config.pbtxt"))

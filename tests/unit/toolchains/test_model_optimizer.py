@@ -13,21 +13,15 @@ from tests.contexts import context
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, MatrixError, StageError
 from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.stages.base import FAILURE_FILE, Stage
-from trtllm_pipeline.stages.calibration_rows import Row, choose, read_rows
-from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.model_optimizer import (
-    calibration_batches,
-    checkpoint_writer,
-    formats,
-    job,
-    quantization_worker,
-)
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import Layout
-from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, pytorch_backend
-from trtllm_pipeline.toolchains.tensorrt_llm.checkpoint import run_hugging_face
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
-from trtllm_pipeline.worker import write_job
+from trtllm_pipeline.tensorrt.modelopt import calibration_batches, checkpoint_writer, formats, job, quantization_worker
+from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import Layout
+from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, Stage
+from trtllm_pipeline.tensorrt.stage.calibration_rows import Row, choose, read_rows
+from trtllm_pipeline.tensorrt.stage.params import Selection
+from trtllm_pipeline.tensorrt.trtllm import engine_backend, pytorch_backend
+from trtllm_pipeline.tensorrt.trtllm.checkpoint import run_hugging_face
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, HuggingFaceCheckpoint
+from trtllm_pipeline.tensorrt.worker import write_job
 
 QWEN2_7B = {
     "architectures": ["Qwen2ForCausalLM"],

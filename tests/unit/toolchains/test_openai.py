@@ -16,10 +16,10 @@ from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.planning.plan import StageRun, make_plan
-from trtllm_pipeline.stages.params import LaunchOpenAi
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.openai import command
-from trtllm_pipeline.toolchains.openai.server import argv, settled
+from trtllm_pipeline.tensorrt.others import command
+from trtllm_pipeline.tensorrt.others.server import argv, settled
+from trtllm_pipeline.tensorrt.stage.params import LaunchOpenAi
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 NO_GPU = Machine(cpus=8, cpu="some")
 

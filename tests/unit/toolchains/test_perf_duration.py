@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.config.test_perf_levels import cells, matrix
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.toolchains.common_stages import PERF
+from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
 
 
 def expected_s(folder: Path, **perf: object) -> float:

@@ -15,9 +15,9 @@ from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
-from trtllm_pipeline.toolchains.tensorrt_llm import dataset, engine_backend
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild
+from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set, read_rows
+from trtllm_pipeline.tensorrt.trtllm import dataset, engine_backend
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, EngineBuild
 
 BUILD = "build --checkpoint checkpoint --family llama --max-batch-size 4 --max-num-tokens 64"
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import PlanError
-from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.tensorrt_llm import commands
-from trtllm_pipeline.toolchains.tensorrt_llm.params import (
+from trtllm_pipeline.tensorrt.stage.params import Selection
+from trtllm_pipeline.tensorrt.trtllm import commands
+from trtllm_pipeline.tensorrt.trtllm.params import (
     Checkpoint,
     EngineBuild,
     EngineCheck,

@@ -9,9 +9,9 @@ from tests.helpers.trtllm_cells import settings_of
 from trtllm_pipeline.base.domain import Cell, CellId, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
-from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import infeasible
+from trtllm_pipeline.tensorrt.trtllm import model_shape
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.trtllm.rules import infeasible
 
 GIB = 1 << 30
 QWEN2_7B: dict[str, Json] = {

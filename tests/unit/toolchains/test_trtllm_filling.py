@@ -15,11 +15,11 @@ from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import load, table
-from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS
-from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, frontends, llmapi, templates
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import load, table
+from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS, SETTINGS
+from trtllm_pipeline.tensorrt.trtllm import engine_backend, frontends, llmapi, templates
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository, WeightsRepository
 
 RELEASE = "0.16.0"
 

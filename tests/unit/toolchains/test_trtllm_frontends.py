@@ -21,14 +21,14 @@ from trtllm_pipeline.base.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM, TritonServer
 from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.serving import engine_requirements
-from trtllm_pipeline.serving.command_lines import Ports, openai_argv
-from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL, LaunchFrontend
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends, launching, templates
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import WITHOUT_OWN_LAYERS
+from trtllm_pipeline.tensorrt.servers import engine_requirements
+from trtllm_pipeline.tensorrt.servers.command_lines import Ports, openai_argv
+from trtllm_pipeline.tensorrt.stage import launch
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL, LaunchFrontend
+from trtllm_pipeline.tensorrt.trtllm import frontends, launching, templates
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository, WeightsRepository
+from trtllm_pipeline.tensorrt.trtllm.rules import WITHOUT_OWN_LAYERS
 
 LIMITS = {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512}
 LAYOUT = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.trtllm_cells import machine
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, installation
+from trtllm_pipeline.tensorrt.trtllm import backends, installation
 
 
 def found(**changes: object) -> Machine:

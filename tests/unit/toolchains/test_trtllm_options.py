@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options
-from trtllm_pipeline.toolchains.tensorrt_llm.program_options import Installed, check_extra, known, parse_help, render
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, convert_script, parse
+from trtllm_pipeline.tensorrt.trtllm import program_options
+from trtllm_pipeline.tensorrt.trtllm.program_options import Installed, check_extra, known, parse_help, render
+from trtllm_pipeline.tensorrt.trtllm.releases import at_least, convert_script, parse
 
 BUILD = "trtllm-build"
 CONVERT = "convert_checkpoint.py:llama"

@@ -30,11 +30,11 @@ from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.execution.forecast import section
 from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.stages.params import key
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.common_stages import PERF
-from trtllm_pipeline.toolchains.tensorrt_llm import backends
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options as options
+from trtllm_pipeline.tensorrt.stage.params import key
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
+from trtllm_pipeline.tensorrt.trtllm import backends
+from trtllm_pipeline.tensorrt.trtllm import program_options as options
 
 SERVED = ["launch", "smoke", "perf", "accuracy"]
 FP8_CACHE = {"quantize.kv_cache_precision": "fp8"}
@@ -176,14 +176,14 @@ def test_what_a_machine_has_is_in_the_fingerprints_of_what_depends_on_it() -> No
 
 def test_quantizing_writes_its_rows_first_and_ours_looks_last() -> None:
     rows, quantize, ours = commands(plan(cell("fp8", tp=2, settings={"quantize.calibration.samples": 32})), "quantize")
-    helper = "trtllm_pipeline.toolchains.tensorrt_llm.dataset:run"
-    assert rows == [sys.executable, "-m", "trtllm_pipeline.worker", "/attempt/job.json", helper]
+    helper = "trtllm_pipeline.tensorrt.trtllm.dataset:run"
+    assert rows == [sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", "/attempt/job.json", helper]
     assert quantize[:2] == ["python3", "/app/examples/quantization/quantize.py"]
     given = values(quantize)
     assert given["--calib_dataset"] == "/attempt/calibration"
     assert (given["--model_dir"], given["--output_dir"]) == ("/model", "/attempt/out")
     assert (given["--calib_size"], given["--batch_size"], given["--tp_size"]) == ("32", "16", "2")
-    assert ours == [sys.executable, "-m", "trtllm_pipeline.worker", "/attempt/job.json"]
+    assert ours == [sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", "/attempt/job.json"]
 
 
 def test_the_matrix_says_how_many_rows_at_a_time() -> None:
@@ -194,7 +194,7 @@ def test_the_matrix_says_how_many_rows_at_a_time() -> None:
 def test_a_release_that_takes_no_rows_is_given_none() -> None:
     quantize, ours = commands(plan(cell("fp8"), on=machine("0.9.0")), "quantize")
     assert "--calib_dataset" not in quantize
-    assert ours[2] == "trtllm_pipeline.worker"
+    assert ours[2] == "trtllm_pipeline.tensorrt.worker"
 
 
 def test_options_of_the_matrix_reach_the_script_that_runs() -> None:
@@ -276,7 +276,7 @@ def test_the_check_starts_a_process_for_each_rank(tp: int, ranks: str | None) ->
 
 def test_without_the_scripts_an_engine_is_checked_by_its_files() -> None:
     (ours,) = commands(plan(cell(), on=machine(more=",examples=no")), "check")
-    assert ours[1:3] == ["-m", "trtllm_pipeline.worker"]
+    assert ours[1:3] == ["-m", "trtllm_pipeline.tensorrt.worker"]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_without_the_scripts_and_for_pytorch_model_optimizer_makes_the_checkpoin
     worker, ours = commands(plan(cell(precision, toolchain=toolchain), on=machine(more=more)), stage)
     assert worker[0] == "python3", "that of TensorRT-LLM, which has Model Optimizer"
     assert "model_optimizer" in worker[1]
-    assert ours[1:3] == ["-m", "trtllm_pipeline.worker"]
+    assert ours[1:3] == ["-m", "trtllm_pipeline.tensorrt.worker"]
 
 
 def test_programs_are_those_that_were_found() -> None:

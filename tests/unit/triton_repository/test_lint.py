@@ -12,8 +12,8 @@ from tests.helpers.broken_repositories import BROKEN, BROKEN_LLMAPI, RELEASE, Ca
 from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.models.triton_repository import lint
-from trtllm_pipeline.toolchains.embedded import repository as embedded
-from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.embedded import repository as embedded
+from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 
 BY_RELEASE = {"TRT407", "TRT606"}
 

@@ -15,13 +15,13 @@ from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.hosting.serve_target import ServeTarget
 from trtllm_pipeline.models.triton_repository import referenced_paths
-from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchParams
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.embedded import repository as embedded
-from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends, launching, llmapi
+from trtllm_pipeline.tensorrt.embedded import repository as embedded
+from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.stage import launch
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchParams
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm import frontends, launching, llmapi
 
 ENGINE = "store/build/4a46c422fbf3d1f0a5c3c2b1e6f7a890/out"
 REPOSITORY = "store/repository/0b46c422fbf3d1f0a5c3c2b1e6f7a890/out"

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gguf")
 
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.toolchains.embedded.architecture import Llama3Scaling, read_config
+from trtllm_pipeline.tensorrt.embedded.architecture import Llama3Scaling, read_config
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

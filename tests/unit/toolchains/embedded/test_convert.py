@@ -17,11 +17,11 @@ import gguf
 from benchmarks.fidelity import unpermute
 from tests.contexts import context, faults
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.toolchains.embedded import build, gguf_file, random_model, safetensors
-from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
-from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
-from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.tensorrt.embedded import build, gguf_file, random_model, safetensors
+from trtllm_pipeline.tensorrt.embedded.architecture import read_config
+from trtllm_pipeline.tensorrt.embedded.params import BuildEmbedded, ConvertEmbedded
+from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS
+from trtllm_pipeline.tensorrt.embedded.safetensors import Weights
 
 LIMITS = ("max_batch_size", "max_input_len", "max_seq_len")
 

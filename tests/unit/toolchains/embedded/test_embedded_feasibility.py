@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.helpers.trtllm_cells import cell, machine
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 
 def test_awq_is_infeasible_and_the_reason_names_a_4_bit_precision() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from trtllm_pipeline.base.errors import DownloadError, ServerError
 from trtllm_pipeline.base.machine import model
-from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text, byte_level_alphabet
-from trtllm_pipeline.toolchains.embedded.runtime import (
+from trtllm_pipeline.tensorrt.embedded.models.text import Characters, Text, byte_level_alphabet
+from trtllm_pipeline.tensorrt.embedded.runtime import (
     Event,
     Finish,
     Generation,
@@ -24,7 +24,7 @@ from trtllm_pipeline.toolchains.embedded.runtime import (
     physical_cores,
     sampler_settings,
 )
-from trtllm_pipeline.toolchains.embedded.runtime import _check as check_sampling
+from trtllm_pipeline.tensorrt.embedded.runtime import _check as check_sampling
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -18,11 +18,11 @@ pytest.importorskip("gguf")
 from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.models.hub import local
-from trtllm_pipeline.toolchains.embedded import gguf_file, random_model
-from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.models.text import Text
-from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
-from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.tensorrt.embedded import gguf_file, random_model
+from trtllm_pipeline.tensorrt.embedded.architecture import read_config
+from trtllm_pipeline.tensorrt.embedded.models.text import Text
+from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS
+from trtllm_pipeline.tensorrt.embedded.safetensors import Weights
 
 VALUES: list[Any] = [
     *(None, True, 0, -1, 1, 2**31, 2**63, 10**400, 1e308, float("nan"), float("inf"), 1.5),

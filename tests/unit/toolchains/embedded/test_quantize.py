@@ -11,7 +11,7 @@ pytest.importorskip("xllamacpp")
 import gguf
 
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, encode
+from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS, encode
 
 KINDS = gguf.GGMLQuantizationType
 VALUES = np.random.default_rng(0).standard_normal((300, 96)).astype(np.float32)

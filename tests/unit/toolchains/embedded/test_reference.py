@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.toolchains.embedded.reference import Reference, _rotate, log_softmax, rope
+from trtllm_pipeline.tensorrt.embedded import random_model
+from trtllm_pipeline.tensorrt.embedded.reference import Reference, _rotate, log_softmax, rope
 
 TOKENS = [int(token) for token in np.random.default_rng(1).integers(3, 1000, 40)]
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.contexts import context, faults
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.stages.params import table as table_of
-from trtllm_pipeline.toolchains.embedded import repository
-from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.embedded import repository
+from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.stage.params import table as table_of
 
 pytest.importorskip("tritonclient.grpc")
 from google.protobuf import text_format

@@ -12,8 +12,8 @@ pytest.importorskip("gguf")
 
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.models.hub.tensor_values import to_bfloat16
-from trtllm_pipeline.toolchains.embedded import safetensors
-from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.tensorrt.embedded import safetensors
+from trtllm_pipeline.tensorrt.embedded.safetensors import Weights
 
 
 def write_raw(path: Path, entries: dict[str, tuple[str, np.ndarray]], *, cut: int = 0) -> None:

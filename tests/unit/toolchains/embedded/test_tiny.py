@@ -14,9 +14,9 @@ pytest.importorskip("gguf")
 from tokenizers import Tokenizer
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.toolchains.embedded.reference import Reference
-from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.tensorrt.embedded import random_model
+from trtllm_pipeline.tensorrt.embedded.reference import Reference
+from trtllm_pipeline.tensorrt.embedded.safetensors import Weights
 
 PROMPTS = ("Hello world", "The capital of France is", "1, 2, 3")
 
