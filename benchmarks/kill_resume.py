@@ -36,7 +36,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.store.manifest import Kind, inspect
+from trtllm_pipeline.orchestrate.store.manifest import Kind, inspect
 
 HOW: Final = ("group", "pipeline", "child", "power")
 _SHUTDOWN: Final = 0x8004587D

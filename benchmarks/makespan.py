@@ -43,8 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.base.domain import Exclusive, Resources, Scope, StageRunId
-from trtllm_pipeline.execution.order import favourable, play
-from trtllm_pipeline.execution.scheduler import Capacity, Scheduler, Task
+from trtllm_pipeline.orchestrate.run.order import favourable, play
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler, Task
 
 Numbers: TypeAlias = NDArray[Any]
 

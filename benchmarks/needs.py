@@ -28,7 +28,7 @@ from trtllm_pipeline.base.machine import gpus, memory
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.processes.process import Exited, Guardian
-from trtllm_pipeline.config.models import Settings
+from trtllm_pipeline.orchestrate.matrix.models import Settings
 from trtllm_pipeline.tensorrt import worker as worker_file
 from trtllm_pipeline.tensorrt.modelopt import job
 from trtllm_pipeline.tensorrt.toolchains.catalog import PYTORCH

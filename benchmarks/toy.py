@@ -112,9 +112,9 @@ def write_matrix(cells: int, folder: Path) -> Path:
 
 def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     """Publish every artifact of the matrix through the store, as a run does; returns what that took, in microseconds."""
-    from trtllm_pipeline.planning import planner
-    from trtllm_pipeline.planning.request import Request
-    from trtllm_pipeline.store.store import Store
+    from trtllm_pipeline.orchestrate.plan import planner
+    from trtllm_pipeline.orchestrate.plan.request import Request
+    from trtllm_pipeline.orchestrate.store.store import Store
 
     store = Store(workspace)
     request = Request(matrix, toolchain=TOOLCHAIN.name)
@@ -138,7 +138,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 def main() -> int:
     catalog._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
     if sys.argv[1:2] == ["unsynced"]:
-        from trtllm_pipeline.store.store import Store
+        from trtllm_pipeline.orchestrate.store.store import Store
 
         setattr(Store, "sync", lambda _store, _artifacts: None)  # noqa: B010
         return pipeline(sys.argv[2:])

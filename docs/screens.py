@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from trtllm_pipeline.base.domain import Cell, CellId, StageRunId, StageStatus
 from trtllm_pipeline.base.machine import assume
-from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
-from trtllm_pipeline.execution.order import play
-from trtllm_pipeline.execution.scheduler import Event, Instruction, Scheduler
-from trtllm_pipeline.planning.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.matrix.models import Settings
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.run.forecast import capacities, guess_s, tasks
+from trtllm_pipeline.orchestrate.run.order import play
+from trtllm_pipeline.orchestrate.run.scheduler import Event, Instruction, Scheduler
 from trtllm_pipeline.progress.live import Picture
 from trtllm_pipeline.progress.tracker import Tracker
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains

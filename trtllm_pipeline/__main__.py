@@ -25,7 +25,7 @@ def _without_typer(words: Sequence[str]) -> int:
     import json
 
     from trtllm_pipeline import doctor_findings
-    from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE
+    from trtllm_pipeline.orchestrate.plan.request import DEFAULT_WORKSPACE
 
     if words[:1] != ["doctor"]:
         sys.stderr.write("error: the package typer is not installed\n  try: pipeline doctor, which does without\n")

@@ -24,8 +24,8 @@ import yaml
 
 from trtllm_pipeline.cli import bench
 from trtllm_pipeline.cli.app import COMMANDS, main
-from trtllm_pipeline.config.models import Settings, json_schema
-from trtllm_pipeline.config.recipe_files import matrices_folder, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.models import Settings, json_schema
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder, recipes_folder
 from trtllm_pipeline.tensorrt.trtllm import program_options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -391,8 +391,8 @@ def test_quoted_messages_are_in_the_source(page: str) -> None:
 
 
 def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
-    from trtllm_pipeline.config.expand import expand
-    from trtllm_pipeline.config.validate import load_matrix
+    from trtllm_pipeline.orchestrate.matrix.expand import expand
+    from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
     examples = [text for text in blocks(ROOT / "docs" / "matrix.md", "yaml") if text.startswith("name: ")]
     matrix, recipe = examples

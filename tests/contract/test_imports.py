@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.store.store import Store
 
 HEAVY = {
     "asyncio",
@@ -104,21 +104,21 @@ def test_planning_imports_no_server_no_model_and_no_terminal(tmp_path: Path) -> 
 def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
-    assert "trtllm_pipeline.execution.forecast" in modules
-    assert "trtllm_pipeline.execution.executor" not in modules
+    assert "trtllm_pipeline.orchestrate.run.forecast" in modules
+    assert "trtllm_pipeline.orchestrate.run.executor" not in modules
 
 
 def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
     Store(tmp_path)
     modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
-    assert "trtllm_pipeline.report.run_list" in modules
+    assert "trtllm_pipeline.orchestrate.results.run_list" in modules
     assert "pydantic" not in modules
 
 
 def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> None:
     code = "import sys; import trtllm_pipeline.report.writers; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "trtllm_pipeline.report.rows" in modules
+    assert "trtllm_pipeline.orchestrate.results.rows" in modules
     assert not {"annotated_types", "trtllm_pipeline.measure.score.drift", "trtllm_pipeline.measure.load.events"} & set(
         modules
     )
@@ -197,7 +197,7 @@ def test_reading_a_matrix_looks_for_no_plugins_and_leaves_the_environment_as_it_
     code = """
 import os
 before = dict(os.environ)
-import trtllm_pipeline.config.models
+import trtllm_pipeline.orchestrate.matrix.models
 assert dict(os.environ) == before
 from pydantic.plugin import _loader
 print(_loader._plugins)

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers import trtllm_cells
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.tensorrt.trtllm import needs
 from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token, kv_element_bytes
 
@@ -110,7 +110,7 @@ MEASURED: list[dict[str, Any]] = json.loads((FILE.parent / "quantizing.json").re
 def test_quantizing_took_on_an_h200_what_is_expected(run: dict[str, Any]) -> None:
     """Measured by `benchmarks/needs.py`."""
     from trtllm_pipeline.base.domain import Cell
-    from trtllm_pipeline.config.models import Settings
+    from trtllm_pipeline.orchestrate.matrix.models import Settings
 
     settings: dict[str, Any] = Settings().model_dump(mode="json")
     asked = {"samples": run["samples"], "max_length": run["max_length"]}

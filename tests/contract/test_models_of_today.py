@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.planning import planner
-from trtllm_pipeline.planning.lock_file import write_lock
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+from trtllm_pipeline.orchestrate.plan import planner
+from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.request import Request
 
 
 class First(NamedTuple):

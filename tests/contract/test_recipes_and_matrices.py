@@ -19,13 +19,13 @@ from tests.helpers import trtllm_cells
 from tests.standins import templates
 from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.config import matrices, recipe_files
-from trtllm_pipeline.config.document import read
-from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.matrices import TEMPLATE
-from trtllm_pipeline.config.models import Recipe, Settings, json_schema
-from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
-from trtllm_pipeline.config.validate import load_matrix
+from trtllm_pipeline.orchestrate.matrix import matrices, recipe_files
+from trtllm_pipeline.orchestrate.matrix.document import read
+from trtllm_pipeline.orchestrate.matrix.expand import expand
+from trtllm_pipeline.orchestrate.matrix.matrices import TEMPLATE
+from trtllm_pipeline.orchestrate.matrix.models import Recipe, Settings, json_schema
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 ROOT = Path(__file__).resolve().parents[2]

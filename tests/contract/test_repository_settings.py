@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.conftest import MACHINE
-from trtllm_pipeline.config.models import Repository, Section
 from trtllm_pipeline.models.triton_repository.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
+from trtllm_pipeline.orchestrate.matrix.models import Repository, Section
 from trtllm_pipeline.tensorrt.stage.params import ParamField, table
 from trtllm_pipeline.tensorrt.stage.repository_settings import (
     DEFAULTS,

@@ -21,12 +21,12 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.fingerprints import canonical, changes
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.models.hub.dataset_file import data_file
 from trtllm_pipeline.models.hub.sources import local_folder, unpinned
-from trtllm_pipeline.planning import selection
-from trtllm_pipeline.planning.plan import Plan, make_plan
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.plan import selection
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains import companions
 

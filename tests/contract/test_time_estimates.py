@@ -12,8 +12,8 @@ import pytest
 from tests.helpers import trtllm_cells
 from trtllm_pipeline.base.domain import Cell, CellId
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.models import Settings
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.trtllm import durations
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from trtllm_pipeline.deploy import container_images
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.served_cell import ServedCell
+from trtllm_pipeline.orchestrate.served_cell import ServedCell
 
 KINDS = ("embedded", "engine", "llmapi", "trtllm_serve")
 

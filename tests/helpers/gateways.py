@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.helpers import chat_models
-from trtllm_pipeline.gateway.config import GatewayConfig
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
 
 
 class Usage(NamedTuple):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.base.domain import Scope, StageRunId
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.executor import Ended, Job
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.run.executor import Ended, Job
 from trtllm_pipeline.tensorrt.stage.base import JOB
 
 

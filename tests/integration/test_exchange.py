@@ -18,14 +18,14 @@ from trtllm_pipeline.base.domain import Fingerprint, Scope
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.fingerprints import fingerprint
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.execution import file_views
-from trtllm_pipeline.execution.agent import folder_of
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.exchange import Exchange
-from trtllm_pipeline.execution.executor import Job, Ready
-from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.store import manifest
-from trtllm_pipeline.store.manifest import Manifest
+from trtllm_pipeline.orchestrate.clusters.agent import folder_of
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.exchange import Exchange
+from trtllm_pipeline.orchestrate.run import file_views
+from trtllm_pipeline.orchestrate.run.executor import Job, Ready
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
+from trtllm_pipeline.orchestrate.store import manifest
+from trtllm_pipeline.orchestrate.store.manifest import Manifest
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from trtllm_pipeline.config.recipe_files import recipes_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
 from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 ROOT = Path(__file__).resolve().parents[2]

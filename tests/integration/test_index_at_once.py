@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 
 FORK = multiprocessing.get_context("fork")
 

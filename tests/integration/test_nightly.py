@@ -17,7 +17,7 @@ import yaml
 
 from tests.helpers import github_runner
 from tests.helpers.trtllm_runs import Lane
-from trtllm_pipeline.config.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"

@@ -22,7 +22,7 @@ import pytest
 import trtllm_pipeline
 from tests.helpers.signed import write_key
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.config.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 
 TINY = str(matrices_folder() / "tiny.yaml")
 BUILDS_ONLY = ("--until", "repository")

@@ -19,17 +19,17 @@ from tests.helpers.trtllm_runs import Lane
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.domain import Resources
 from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
-from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
-from trtllm_pipeline.store.index import AttemptRow
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent
+from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
 from ray.cluster_utils import Cluster
 
-from trtllm_pipeline.execution.ray_cluster import RayCluster
+from trtllm_pipeline.orchestrate.clusters.ray_cluster import RayCluster
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 H100 = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H100": 1}, "object_store_memory": 80_000_000}

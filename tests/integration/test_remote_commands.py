@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.s3 import s3_server, server
 from tests.helpers.signed import publish
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 LARGE = {f"rank{number}.engine": str(number) * 12_000_000 for number in range(2)}

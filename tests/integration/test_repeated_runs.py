@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from trtllm_pipeline import flow
-from trtllm_pipeline.execution import run_folder
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.runs import find_run
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.runs import find_run
+from trtllm_pipeline.orchestrate.run import run_folder
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.store.store import Store
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 

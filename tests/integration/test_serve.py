@@ -32,7 +32,7 @@ from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
 FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")
 MEASURING = """
 from trtllm_pipeline.base.domain import Exclusive
-from trtllm_pipeline.store.claims import lease_machine
+from trtllm_pipeline.orchestrate.store.claims import lease_machine
 held = lease_machine((), exclusive=Exclusive.MACHINE)
 print(held is not None, flush=True)
 input()

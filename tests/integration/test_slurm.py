@@ -17,8 +17,8 @@ from tests.helpers.jobs import end, job, submit
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.domain import Resources
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.slurm_cluster import SlurmCluster
 from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 pytestmark = [

@@ -16,9 +16,9 @@ from trtllm_pipeline.base.domain import Exclusive, Resources
 from trtllm_pipeline.base.errors import FailureClass, UsageError
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.execution import slurm_cluster
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
+from trtllm_pipeline.orchestrate.clusters import slurm_cluster
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.slurm_cluster import SlurmCluster
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.planning import request
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan import request
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.store.store import Store
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 PIPELINE = f"{shlex.quote(sys.executable)} -m trtllm_pipeline"

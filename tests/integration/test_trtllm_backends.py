@@ -31,8 +31,8 @@ from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells
 from tests.helpers.waiting import eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.config.recipe_files import recipes_folder
 from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
 from trtllm_pipeline.tensorrt.embedded import random_model
 
 RELEASES = ("0.8.0", "0.16.0", "1.2.0")

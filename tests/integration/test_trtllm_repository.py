@@ -27,11 +27,11 @@ from tests.standins import triton as backend
 from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.base.machine.model import TensorRTLLM
-from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
 from trtllm_pipeline.measure.client.triton import Client as TritonClient
 from trtllm_pipeline.models.triton_repository import lint
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, OfferedModel
 from trtllm_pipeline.tensorrt.servers import triton_server
 from trtllm_pipeline.tensorrt.stage.asking import adapter_options
 from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors, convert

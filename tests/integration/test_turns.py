@@ -14,8 +14,8 @@ from typing_extensions import Self
 
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.domain import Exclusive, Scope
-from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.orchestrate.run import by_hand
+from trtllm_pipeline.orchestrate.store import claims
 
 ROOT = Path(__file__).resolve().parents[2]
 

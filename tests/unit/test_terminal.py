@@ -23,9 +23,9 @@ from trtllm_pipeline.base.domain import StageStatus
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.terminal import clean, console
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.planning.plan_file import plan_lines
+from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.progress import observer
-from trtllm_pipeline.store.store import Store
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x1b]8;;http://x/\x1b\\d\x9b31me\u202ef\x08\x7fg\x1b(0h\udce9"
 SHOWN = "abcd\\u009b31me\\u202ef\\u0008\\u007fgh\\udce9"

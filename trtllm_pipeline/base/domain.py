@@ -107,7 +107,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that a retry has changed, see `planning/retries.py`."""
+    """A setting that a retry has changed, see `orchestrate/plan/retries.py`."""
 
     setting: str
     """settings.SECTION.KEY"""

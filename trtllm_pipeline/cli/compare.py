@@ -13,7 +13,7 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_rendered, explain_error, note, rendered, write_output
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.report.measured import Side
+    from trtllm_pipeline.orchestrate.results.measured import Side
 
 
 def compare(
@@ -76,8 +76,8 @@ def compare(
       pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1%'
       pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
     """
+    from trtllm_pipeline.orchestrate.results.measured import load_measured, selected
     from trtllm_pipeline.report import compare_writers, gate
-    from trtllm_pipeline.report.measured import load_measured, selected
 
     if (by is None) == (baseline is None):
         raise UsageError(

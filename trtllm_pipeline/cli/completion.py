@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.planning.plan_file import Outline
-    from trtllm_pipeline.store.store import Store
+    from trtllm_pipeline.orchestrate.plan.plan_file import Outline
+    from trtllm_pipeline.orchestrate.store.store import Store
 
 
 def matrices(incomplete: str) -> list[str]:
     """Matrix files and folders."""
-    from trtllm_pipeline.config.recipe_files import matrices_folder
+    from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     prefix = "" if str(folder) == "." and not incomplete.startswith("./") else f"{folder}/".replace("//", "/")
@@ -39,7 +39,7 @@ def toolchains() -> list[str]:
 
 def recipes() -> list[str]:
     """Names of recipes, of the user and of the project."""
-    from trtllm_pipeline.config.recipe_files import list_recipes
+    from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes
 
     return list(list_recipes(Path()))
 
@@ -93,9 +93,9 @@ def stages(ctx: typer.Context) -> list[str]:
 
 
 def _cells_of(params: dict[str, Any]) -> list[str]:
-    from trtllm_pipeline.config.expand import expand
-    from trtllm_pipeline.config.matrices import find_matrix
-    from trtllm_pipeline.config.validate import load_matrix
+    from trtllm_pipeline.orchestrate.matrix.expand import expand
+    from trtllm_pipeline.orchestrate.matrix.matrices import find_matrix
+    from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
     loaded = load_matrix(find_matrix(params["matrix"]), params.get("sets") or ())
     return [str(cell.id) for cell in expand(loaded, default_toolchain=params.get("toolchain") or "auto")]
@@ -103,7 +103,7 @@ def _cells_of(params: dict[str, Any]) -> list[str]:
 
 def _store(ctx: typer.Context) -> Store | None:
     from trtllm_pipeline.cli.options import WORKSPACE, store_at
-    from trtllm_pipeline.store.store import INDEX
+    from trtllm_pipeline.orchestrate.store.store import INDEX
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
     # A key pressed in some folder must neither make a workspace there nor rebuild the index of one.
@@ -111,7 +111,7 @@ def _store(ctx: typer.Context) -> Store | None:
 
 
 def _outlines(ctx: typer.Context) -> Iterator[Outline]:
-    from trtllm_pipeline.planning.runs import find_run, read_run
+    from trtllm_pipeline.orchestrate.plan.runs import find_run, read_run
 
     store = _store(ctx)
     if store is not None:

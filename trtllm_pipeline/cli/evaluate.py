@@ -68,7 +68,7 @@ def answers(
     from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult
     from trtllm_pipeline.measure.score.answers import score_url
     from trtllm_pipeline.models.hub.dataset_file import data_file
-    from trtllm_pipeline.report import score_tables
+    from trtllm_pipeline.orchestrate.results import score_tables
 
     target = Target.at(
         url,
@@ -113,7 +113,7 @@ def drift(
     from trtllm_pipeline.measure.load.stats import MEAN_INTERVAL
     from trtllm_pipeline.measure.score import drift
     from trtllm_pipeline.measure.score.scores import DRIFT
-    from trtllm_pipeline.report import score_tables
+    from trtllm_pipeline.orchestrate.results import score_tables
 
     found = drift.compare(drift.read(reference), drift.read(other))
     told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
@@ -159,7 +159,7 @@ def lm_eval(
     """
     from trtllm_pipeline.measure.score import lm_eval
     from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult
-    from trtllm_pipeline.report import score_tables
+    from trtllm_pipeline.orchestrate.results import score_tables
 
     evaluation = lm_eval.Evaluation(
         url=url if "://" in url else f"http://{url}",

@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.execution.by_hand import replay
-from trtllm_pipeline.execution.executor import read_job
+from trtllm_pipeline.orchestrate import provenance
+from trtllm_pipeline.orchestrate.run.by_hand import replay
+from trtllm_pipeline.orchestrate.run.executor import read_job
 
 
 def execute(

@@ -8,7 +8,7 @@ import typer
 
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as
-from trtllm_pipeline.planning.planner import plan_of
+from trtllm_pipeline.orchestrate.plan.planner import plan_of
 
 
 def explain(
@@ -34,7 +34,7 @@ def explain(
       pipeline explain 'smollm2*/fp16/*' build
       pipeline explain fp16 --set axes.max_batch_size=[16]
     """
-    from trtllm_pipeline.execution.forecast import forecast
+    from trtllm_pipeline.orchestrate.run.forecast import forecast
     from trtllm_pipeline.report.plan_text import explanation, explanation_text
 
     store = options.store_at(workspace)

@@ -75,9 +75,9 @@ def export(
       pipeline export 'smollm2*/int8_wo/*/bs4' --to kubernetes --openai --output-dir exported
       pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
     """
-    from trtllm_pipeline import provenance, served_cell
     from trtllm_pipeline.deploy import deployment, hub
     from trtllm_pipeline.deploy.cell_export import export_targets, next_steps
+    from trtllm_pipeline.orchestrate import provenance, served_cell
 
     targets = _targets(to)
     if "hub" in targets:

@@ -10,10 +10,10 @@ from trtllm_pipeline.base.files import reading
 from trtllm_pipeline.base.text_tables import aligned
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit, emit_json, note, print_log
-from trtllm_pipeline.planning.plan_file import Outline
-from trtllm_pipeline.planning.runs import newest_cells
+from trtllm_pipeline.orchestrate.plan.plan_file import Outline
+from trtllm_pipeline.orchestrate.plan.runs import newest_cells
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.report.log_choice import failure_of, log_of, logs_of, measured_beside, stage_run_of
-from trtllm_pipeline.store.store import Store
 
 
 def logs(

@@ -19,8 +19,8 @@ import typer
 
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import completion
-from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE, Request
-from trtllm_pipeline.store.store import Store, is_workspace
+from trtllm_pipeline.orchestrate.plan.request import DEFAULT_WORKSPACE, Request
+from trtllm_pipeline.orchestrate.store.store import Store, is_workspace
 
 WORKSPACE = DEFAULT_WORKSPACE
 N = TypeVar("N", int, float)
@@ -324,7 +324,7 @@ def request(
     assume: str | None,
 ) -> Request:
     """What the options ask for. Raises UsageError for a matrix that is neither a file nor the name of a shipped one."""
-    from trtllm_pipeline.config.matrices import find_matrix
+    from trtllm_pipeline.orchestrate.matrix.matrices import find_matrix
 
     return Request(find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
 
@@ -344,7 +344,7 @@ def request_or_latest(
         return request(matrix, cells, sets, until, toolchain, assume)
     if store is None:
         raise UsageError("--matrix FILE is missing", hint="pipeline matrix init writes one to start from")
-    from trtllm_pipeline import served_cell
+    from trtllm_pipeline.orchestrate import served_cell
 
     latest = served_cell.latest_request(store)
     if latest.toolchain is not None:  # the environment says what to take where nobody said anything

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from trtllm_pipeline import provenance as library
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit, emit_json, note
-from trtllm_pipeline.planning.runs import find_artifacts
+from trtllm_pipeline.orchestrate import provenance as library
+from trtllm_pipeline.orchestrate.plan.runs import find_artifacts
 
 PASSPHRASE = "PIPELINE_SIGNING_PASSPHRASE"  # noqa: S105 - the name of a variable
 

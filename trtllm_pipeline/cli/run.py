@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.base import terminal
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.files.collecting import uncollected
 from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
-from trtllm_pipeline.planning.planner import check_feasible
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.selection import load
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan.planner import check_feasible
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.selection import load
+from trtllm_pipeline.orchestrate.store.store import Store
 
 
 @options.grouped
@@ -65,7 +65,7 @@ def run(
       pipeline run my.yaml --cells 'qwen*/int8_wo/*' --until build
       pipeline run my.yaml --set settings.perf.concurrency=[1,8]
     """
-    from trtllm_pipeline.planning.runs import check_name
+    from trtllm_pipeline.orchestrate.plan.runs import check_name
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report.writers import print_report
 
@@ -174,7 +174,7 @@ def plan(
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
     from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
-    from trtllm_pipeline.report.plan_difference import PlanDifference, compare_plans
+    from trtllm_pipeline.orchestrate.results.plan_difference import PlanDifference, compare_plans
 
     emit_as(
         format,
@@ -189,7 +189,7 @@ def plan(
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
     """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
     from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
-    from trtllm_pipeline.report.fits import Fits, fits_of
+    from trtllm_pipeline.orchestrate.results.fits import Fits, fits_of
 
     found = fits_of(request, store)
     emit_as(
@@ -205,7 +205,7 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
 @uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
-    from trtllm_pipeline.execution.plan_commands import plan_json
+    from trtllm_pipeline.orchestrate.run.plan_commands import plan_json
     from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 
     found, seen = flow.outlook(request, store, workspace)

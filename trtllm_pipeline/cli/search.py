@@ -12,8 +12,8 @@ import typer
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.store.store import Store
 
 
 @options.grouped

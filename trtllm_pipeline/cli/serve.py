@@ -17,10 +17,10 @@ from trtllm_pipeline.base.processes.process import allow_open_files
 from trtllm_pipeline.base.text_tables import aligned
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note, print_log, write_output
-from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams
 from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
+from trtllm_pipeline.orchestrate.matrix.gateway import OF_TRITON, GatewayParams
 from trtllm_pipeline.tensorrt.servers.command_lines import reachable
 from trtllm_pipeline.tensorrt.stage.params import table
 
@@ -153,9 +153,9 @@ def _start(
       pipeline serve start qwen2-7b/fp8 --restart --host 0.0.0.0 --http-port 8000 --name chat
       pipeline serve start ./engine --name mine --no-wait
     """
-    from trtllm_pipeline import provenance
     from trtllm_pipeline.gateway.dialects import dialect_for
     from trtllm_pipeline.hosting import control
+    from trtllm_pipeline.orchestrate import provenance
 
     typed = {each: value for each, value in gateway.items() if value not in (None, [])}
     params = {

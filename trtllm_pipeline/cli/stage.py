@@ -15,23 +15,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline import provenance
 from trtllm_pipeline.base.domain import Scope
 from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.base.processes.process import allow_open_files
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
-from trtllm_pipeline.execution import by_hand
+from trtllm_pipeline.orchestrate import provenance
+from trtllm_pipeline.orchestrate.run import by_hand
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.params import load
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains import companions
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.planning.plan import Plan
-    from trtllm_pipeline.planning.request import Request
-    from trtllm_pipeline.store.store import Store
+    from trtllm_pipeline.orchestrate.plan.plan import Plan
+    from trtllm_pipeline.orchestrate.plan.request import Request
+    from trtllm_pipeline.orchestrate.store.store import Store
 
 _EXAMPLES = {
     "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
@@ -124,9 +124,9 @@ def _stage(name: str, toolchain: str | None) -> Stage:
 
 
 def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
-    from trtllm_pipeline import flow
+    from trtllm_pipeline.orchestrate import flow
+    from trtllm_pipeline.orchestrate.store.store import Store
     from trtllm_pipeline.progress import observer
-    from trtllm_pipeline.store.store import Store
 
     service = stage.scope is Scope.SERVICE
     shared = {name for name, _, _ in SHARED}
@@ -163,7 +163,7 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
     """The service's stage by the toolchain of the one cell that is selected, what was typed for it, and the last stage that it
     is started from. Raises UsageError.
     """
-    from trtllm_pipeline.planning import selection
+    from trtllm_pipeline.orchestrate.plan import selection
 
     machine = selection.machine_of(request)
     cells = selection.select_cells(request, selection.load(request), machine)
@@ -201,9 +201,9 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 
 def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     """The source of a model as people name it, its revision resolved, for the stage `name`."""
-    from trtllm_pipeline.config.recipe_files import sources_of
     from trtllm_pipeline.models.hub.files import MODEL
     from trtllm_pipeline.models.hub.sources import local_folder, resolve
+    from trtllm_pipeline.orchestrate.matrix.recipe_files import sources_of
 
     if model is None:
         raise UsageError(f"pipeline stage {name}: which model?", hint=f"pipeline stage {_EXAMPLES[name][0]}")
@@ -296,8 +296,8 @@ def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
 
 def _file(stage: Stage, name: str, given: str | None) -> str | None:
     """Path of a file: what was typed, a `builtin:NAME`, or else what a matrix would take."""
-    from trtllm_pipeline.config.models import Settings
     from trtllm_pipeline.models.hub.dataset_file import data_file
+    from trtllm_pipeline.orchestrate.matrix.models import Settings
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
     given = given or getattr(defaults, name, None)

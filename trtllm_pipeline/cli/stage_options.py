@@ -250,9 +250,9 @@ def wrong(stage: Stage, given: Mapping[str, Any]) -> list[str]:
 
 def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
     """What is missing of the parameters of a class, and what no matrix could have."""
-    from trtllm_pipeline.config.check import check
-    from trtllm_pipeline.config.derive import model_of
-    from trtllm_pipeline.config.document import Document
+    from trtllm_pipeline.orchestrate.matrix.check import check
+    from trtllm_pipeline.orchestrate.matrix.derive import model_of
+    from trtllm_pipeline.orchestrate.matrix.document import Document
 
     _, found = check(model_of(cls), Document("", dict(given)))
     return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in found]
@@ -332,7 +332,7 @@ def instead(stage: Stage, typed: str) -> str:
     """What to do with a matrix instead of typing this option of the stage."""
     from pydantic import BaseModel
 
-    from trtllm_pipeline.config.models import Axes, Settings
+    from trtllm_pipeline.orchestrate.matrix.models import Axes, Settings
 
     name = typed.removeprefix("file_")
     section = OF_ANOTHER.get((stage.name, name), stage.section or stage.name)

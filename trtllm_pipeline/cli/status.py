@@ -10,8 +10,8 @@ from trtllm_pipeline.base import terminal
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered
-from trtllm_pipeline.planning.planner import plan_of
-from trtllm_pipeline.report import report_file
+from trtllm_pipeline.orchestrate.plan.planner import plan_of
+from trtllm_pipeline.orchestrate.results import report_file
 
 if TYPE_CHECKING:
     from trtllm_pipeline.progress.cell_status import Took
@@ -46,8 +46,8 @@ def status(
       pipeline status --run latest~1
       pipeline status --runs
     """
-    from trtllm_pipeline.planning.plan_file import outline
-    from trtllm_pipeline.planning.runs import newest_cells
+    from trtllm_pipeline.orchestrate.plan.plan_file import outline
+    from trtllm_pipeline.orchestrate.plan.runs import newest_cells
     from trtllm_pipeline.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.progress.left import goes_on, read
     from trtllm_pipeline.progress.watching import watch as keep_showing
@@ -79,15 +79,15 @@ def status(
 
 
 def _took(folder: Path) -> Took | None:
+    from trtllm_pipeline.orchestrate.results.forecast_check import of_report
     from trtllm_pipeline.progress.cell_status import Took
-    from trtllm_pipeline.report.forecast_check import of_report
 
     check = of_report(folder / report_file.NAME)
     return None if check is None else Took(check.line(), check.to_json())
 
 
 def _list_runs(workspace: str, format: str) -> None:
-    from trtllm_pipeline.report.run_list import runs_json, to_text
+    from trtllm_pipeline.orchestrate.results.run_list import runs_json, to_text
 
     found = runs_json(options.known_store(workspace))
     emit_json(found) if format == "json" else emit(to_text(found))

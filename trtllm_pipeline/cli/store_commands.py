@@ -15,12 +15,12 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.files.disk import folder_bytes
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.manifest import Discrepancy, Kind
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.manifest import Discrepancy, Kind
+from trtllm_pipeline.orchestrate.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.planning.unused import Roots
+    from trtllm_pipeline.orchestrate.plan.unused import Roots
 
 
 Names = Annotated[
@@ -68,11 +68,11 @@ class Needed:
 
     def roots(self, store: Store) -> Roots:
         """The same, with the matrices planned. Raises UsageError, MatrixError."""
-        from trtllm_pipeline.planning.unused import Roots
+        from trtllm_pipeline.orchestrate.plan.unused import Roots
 
         matrices = {}
         for matrix in self.keep_matrix or ():
-            from trtllm_pipeline.planning.planner import plan_of
+            from trtllm_pipeline.orchestrate.plan.planner import plan_of
 
             plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
             matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
@@ -114,7 +114,7 @@ def verify(
       pipeline store verify --workspace .pipeline
       pipeline store verify --require-signed --trusted-keys trusted/
     """
-    from trtllm_pipeline import provenance
+    from trtllm_pipeline.orchestrate import provenance
 
     policy = provenance.policy(trusted_keys, required=require_signed)
     judge = partial(provenance.check, policy=policy, contents=False)  # they have just been read
@@ -161,7 +161,7 @@ def prune(
       pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
     from trtllm_pipeline.base.wording import count, size
-    from trtllm_pipeline.planning.unused import sort_out
+    from trtllm_pipeline.orchestrate.plan.unused import sort_out
 
     store = options.known_store(workspace)
     roots = needed.roots(store)
@@ -224,7 +224,7 @@ def rm(
       pipeline store rm --run nightly-12 --yes
     """
     from trtllm_pipeline.base.wording import count, size
-    from trtllm_pipeline.planning import removal
+    from trtllm_pipeline.orchestrate.plan import removal
 
     if not names and run is None:
         raise UsageError(
@@ -276,8 +276,8 @@ def keep(
       pipeline store keep --run release-1.0
       pipeline store keep --forget build
     """
-    from trtllm_pipeline.planning import unused
-    from trtllm_pipeline.planning.runs import find_artifacts, find_run, read_run
+    from trtllm_pipeline.orchestrate.plan import unused
+    from trtllm_pipeline.orchestrate.plan.runs import find_artifacts, find_run, read_run
 
     store = options.known_store(workspace)
     kept = unused.kept(store)
@@ -305,7 +305,7 @@ def du(
       pipeline store du
     """
     from trtllm_pipeline.base.text_blocks import on_terminal
-    from trtllm_pipeline.report.disk_use import disk_use
+    from trtllm_pipeline.orchestrate.results.disk_use import disk_use
 
     found = disk_use(options.known_store(workspace))
     emit_as(format, found.to_json(), text=lambda _: on_terminal(found.blocks()))

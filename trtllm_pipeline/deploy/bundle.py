@@ -36,8 +36,8 @@ from trtllm_pipeline.deploy import card, start_script
 from trtllm_pipeline.deploy.deployment import BESIDE, Deployment
 from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.models.triton_repository.engine_config import Engine
-from trtllm_pipeline.provenance import statement_of
-from trtllm_pipeline.store import manifest
+from trtllm_pipeline.orchestrate.provenance import statement_of
+from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER
 from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE

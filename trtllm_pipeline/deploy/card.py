@@ -14,8 +14,8 @@ from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.measure.client.triton import IMAGE_INPUT
 from trtllm_pipeline.models.files.quantization import AS_IS, shown
-from trtllm_pipeline.report.rows import UNQUANTIZED
-from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.orchestrate.results.rows import UNQUANTIZED
+from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.tensorrt.stage.base import JOB
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED

@@ -16,7 +16,7 @@ from typing import Final
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.deploy import bundle, manifests
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 
 TARGETS: Final = ("bundle", "compose", "kubernetes", "lws", "kserve", "hub")
 _WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.deploy import container_images
 from trtllm_pipeline.deploy.deployment import Deployment, label
-from trtllm_pipeline.gateway.config import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.tensorrt.stage.params import load
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED

@@ -9,8 +9,8 @@ from trtllm_pipeline.base.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtllm_pipeline.gateway.config import GatewayConfig
     from trtllm_pipeline.gateway.gateway_server import Announce
+    from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
 
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:

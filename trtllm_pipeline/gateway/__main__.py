@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.gateway import run
-from trtllm_pipeline.gateway.config import GatewayConfig
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
 
 
 def main(argv: Sequence[str]) -> int:

@@ -21,9 +21,9 @@ from starlette.types import ASGIApp
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.processes.process import allow_open_files
-from trtllm_pipeline.gateway.config import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.gateway.openai_app import GatewayApp
+from trtllm_pipeline.orchestrate.matrix.gateway import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.tensorrt.servers.command_lines import reachable
 
 _BACKLOG: Final = 2048

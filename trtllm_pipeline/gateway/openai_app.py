@@ -28,7 +28,6 @@ from trtllm_pipeline.base.processes.process import return_free_memory
 from trtllm_pipeline.gateway.api_error import ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import PATHS, Asked, Endpoint, model_of, parse_body, read
 from trtllm_pipeline.gateway.choice import Choice
-from trtllm_pipeline.gateway.config import GatewayConfig
 from trtllm_pipeline.gateway.feed import ChoicesFeed, Feed, PassedFeed
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.names import UNKNOWN
@@ -37,6 +36,7 @@ from trtllm_pipeline.gateway.prometheus_metrics import GatewayMetrics, RequestMe
 from trtllm_pipeline.gateway.served import ModelServer
 from trtllm_pipeline.gateway.stops import StopWords
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
 
 CLIENT_LEFT: Final = 499
 """Status in the metrics of a request whose client left before the answer was whole."""

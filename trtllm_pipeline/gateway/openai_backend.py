@@ -18,9 +18,9 @@ from trtllm_pipeline.measure.client.urls import server_url
 from trtllm_pipeline.tensorrt.stage.asking import lora_request, number_of
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
     from trtllm_pipeline.measure.client.service import Service
     from trtllm_pipeline.measure.client.session import Option
+    from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams, OfferedModel
 
 IDLE_S: Final = 4.0
 """Servers close a connection that has no request after some time, uvicorn's after 5 s."""

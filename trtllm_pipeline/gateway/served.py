@@ -15,12 +15,12 @@ from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.gateway import openai_backend, triton_backend
 from trtllm_pipeline.gateway.admission import Admission
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
-from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.dialects import dialect_for
 from trtllm_pipeline.gateway.model_texts import ModelTexts
 from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
 from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.orchestrate.matrix.gateway import OF_TRITON, GatewayParams, OfferedModel
 
 Backend = TritonBackend | OpenAiBackend
 _LOG: Final = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
 from trtllm_pipeline.gateway.choice import Choice
-from trtllm_pipeline.gateway.config import OF_TRITON
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
 from trtllm_pipeline.measure.client.fields import shortened
@@ -30,12 +29,13 @@ from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
 from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
+from trtllm_pipeline.orchestrate.matrix.gateway import OF_TRITON
 from trtllm_pipeline.tensorrt.stage.asking import draft_options, load_adapter, number_of
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
     from trtllm_pipeline.gateway.dialects import AnswerParser, Dialect
     from trtllm_pipeline.gateway.model_texts import ModelTexts
+    from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams, OfferedModel
 
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 15.0

@@ -22,9 +22,7 @@ from trtllm_pipeline.base.files import disk
 from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.base.processes.guardian import kill, process_table, with_descendants
 from trtllm_pipeline.base.processes.secrets import without_secrets
-from trtllm_pipeline.execution.executor import Job, read_job
 from trtllm_pipeline.gateway import require_packages
-from trtllm_pipeline.gateway.config import AUTO, GATEWAY_FILE, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.prometheus_setup import write_targets
 from trtllm_pipeline.hosting.serve_target import ServeTarget, require_text, write_repository
@@ -40,8 +38,10 @@ from trtllm_pipeline.hosting.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.store import claims
-from trtllm_pipeline.store.store import LOG, Store
+from trtllm_pipeline.orchestrate.matrix.gateway import AUTO, GATEWAY_FILE, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.run.executor import Job, read_job
+from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.orchestrate.store.store import LOG, Store
 from trtllm_pipeline.tensorrt.servers.triton_server import remove_stale_leftovers
 from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
 from trtllm_pipeline.tensorrt.stage.params import class_name, to_json

@@ -33,14 +33,14 @@ from trtllm_pipeline.base.files.writing import read_object, write_json
 from trtllm_pipeline.base.processes import out_of_memory
 from trtllm_pipeline.base.processes.process import FIND_REASON, Exited, Guardian, Refused
 from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.execution.executor import Job, failure_of, read_job
-from trtllm_pipeline.gateway.config import GATEWAY_FILE
 from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.health import Health, gateway_health, server_health
 from trtllm_pipeline.hosting.prometheus_setup import write_targets
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_LOG, LOCK, Keeper, State
-from trtllm_pipeline.store import claims
-from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.orchestrate.matrix.gateway import GATEWAY_FILE
+from trtllm_pipeline.orchestrate.run.executor import Job, failure_of, read_job
+from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.orchestrate.store.store import LOG
 from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText
 from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
 from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE

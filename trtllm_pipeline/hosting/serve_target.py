@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline import served_cell
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.base.files.user_files import decode_yaml
@@ -19,16 +18,17 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.models.triton_repository import model_config, referenced_paths
 from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
 from trtllm_pipeline.models.triton_repository.model_names import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
-from trtllm_pipeline.store import manifest
+from trtllm_pipeline.orchestrate import served_cell
+from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.tensorrt.stage.base import OUT, Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.params import load
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains.companions import adapters
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.planning.request import Request
-    from trtllm_pipeline.store.index import Artifact
-    from trtllm_pipeline.store.store import Store
+    from trtllm_pipeline.orchestrate.plan.request import Request
+    from trtllm_pipeline.orchestrate.store.index import Artifact
+    from trtllm_pipeline.orchestrate.store.store import Store
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (

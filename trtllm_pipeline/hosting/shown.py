@@ -16,7 +16,7 @@ from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.text_tables import aligned, plain_table
 from trtllm_pipeline.base.wording import duration, shorten
 from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer, api_keys_file
-from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.orchestrate.store.store import LOG
 from trtllm_pipeline.tensorrt.stage.launch import LOG_FILE
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}

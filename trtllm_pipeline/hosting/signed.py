@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from trtllm_pipeline import provenance
 from trtllm_pipeline.hosting.servers import KeptRecord
+from trtllm_pipeline.orchestrate import provenance
 
 
 def check(record: KeptRecord) -> None:

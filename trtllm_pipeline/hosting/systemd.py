@@ -45,7 +45,7 @@ def unit(folder: Path, record: KeptRecord, *, system: bool, environment: Mapping
     owner = pwd.getpwuid(folder.stat().st_uid)
     passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
     if system:
-        # Where leases on GPUs are, for runs of this user; see store/claims.py.
+        # Where leases on GPUs are, for runs of this user; see orchestrate/store/claims.py.
         passed["XDG_RUNTIME_DIR"] = f"/run/user/{owner.pw_uid}"
     lines = [
         "[Unit]",

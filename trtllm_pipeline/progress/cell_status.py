@@ -15,9 +15,9 @@ from trtllm_pipeline.base.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import in_brackets
 from trtllm_pipeline.base.terminal import clean
 from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
-from trtllm_pipeline.planning.stage_status import StageState, stage_states
-from trtllm_pipeline.store.store import LOG, Store
+from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun
+from trtllm_pipeline.orchestrate.plan.stage_status import StageState, stage_states
+from trtllm_pipeline.orchestrate.store.store import LOG, Store
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -74,7 +74,7 @@ def status_of(
     """How far the cells of `outline` are that fit the patterns `cells`. Raises UsageError where none does."""
     shown: Sequence[OutlineCell] = outline.cells
     if cells:
-        from trtllm_pipeline.config.expand import select
+        from trtllm_pipeline.orchestrate.matrix.expand import select
 
         shown = select(outline.cells, cells)
     states = stage_states(outline, store, artifacts=False)
@@ -223,7 +223,7 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 def _events(run: OutlineRun, state: StageState) -> list[str]:
     """What runs or failed, in words, after an empty line."""
     from trtllm_pipeline.base.wording import duration
-    from trtllm_pipeline.planning.stage_status import running_s
+    from trtllm_pipeline.orchestrate.plan.stage_status import running_s
     from trtllm_pipeline.progress.views import told
 
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")

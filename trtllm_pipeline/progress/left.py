@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.orchestrate.store import claims
 
 NAME: Final = "left.json"
 _WIDTH: Final = 100

@@ -14,8 +14,8 @@ from trtllm_pipeline.base.domain import Cell, Json, Scope, StageRunId, StageStat
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.terminal import clean
 from trtllm_pipeline.base.wording import count, duration
-from trtllm_pipeline.execution.loop import Nodes, Observer
-from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.run.loop import Nodes, Observer
 from trtllm_pipeline.progress import json_events
 from trtllm_pipeline.progress.left import TimeLeft
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker

@@ -17,7 +17,7 @@ from trtllm_pipeline.base import terminal
 from trtllm_pipeline.base.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.wording import count, duration, groups, in_flow_order, shared_parts, shorten, without
-from trtllm_pipeline.planning.plan import StageRun
+from trtllm_pipeline.orchestrate.plan.plan import StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Tracker
 from trtllm_pipeline.progress.views import (

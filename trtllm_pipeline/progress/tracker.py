@@ -9,10 +9,10 @@ from typing import Final
 
 from trtllm_pipeline.base.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.execution.forecast import Durations, capacities, simulate
-from trtllm_pipeline.execution.loop import Nodes
-from trtllm_pipeline.execution.scheduler import overdue
-from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.run.forecast import Durations, capacities, simulate
+from trtllm_pipeline.orchestrate.run.loop import Nodes
+from trtllm_pipeline.orchestrate.run.scheduler import overdue
 from trtllm_pipeline.progress.views import GOOD, time_left
 
 Clock = Callable[[], float]

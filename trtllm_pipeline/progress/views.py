@@ -10,9 +10,9 @@ from trtllm_pipeline.base.domain import Cell, Json, StageStatus, in_words
 from trtllm_pipeline.base.errors import StageError, in_brackets
 from trtllm_pipeline.base.terminal import clean, console
 from trtllm_pipeline.base.wording import amount, duration, never_works, shorten
-from trtllm_pipeline.planning.plan import StageRun
-from trtllm_pipeline.planning.plan_file import OutlineCell
-from trtllm_pipeline.planning.stage_status import StageState
+from trtllm_pipeline.orchestrate.plan.plan import StageRun
+from trtllm_pipeline.orchestrate.plan.plan_file import OutlineCell
+from trtllm_pipeline.orchestrate.plan.stage_status import StageState
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TextIO
 from trtllm_pipeline.base import terminal
 from trtllm_pipeline.base.domain import Json, StageStatus
 from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.planning.plan_file import OutlineRun
-from trtllm_pipeline.planning.stage_status import StageState
+from trtllm_pipeline.orchestrate.plan.plan_file import OutlineRun
+from trtllm_pipeline.orchestrate.plan.stage_status import StageState
 from trtllm_pipeline.progress import json_events
 from trtllm_pipeline.progress.cell_status import DONE, MatrixStatus, Took, to_text
 from trtllm_pipeline.progress.views import LOOKS, REMIND_EVERY_S, time_left

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from trtllm_pipeline.base.domain import Cell, CellId, StageRunId
-from trtllm_pipeline.execution.forecast import Forecast, capacities, simulate
-from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.run.forecast import Forecast, capacities, simulate
 
 LIMIT_S: Final = 600.0
 _BEFORE_SEVERAL: Final = 4

@@ -8,26 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.base.errors import PipelineError, PlanError, UsageError
 from trtllm_pipeline.base.files.writing import write_json
 from trtllm_pipeline.base.wording import about
-from trtllm_pipeline.config.document import nearest
-from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.measure.score.accuracy_result import ANSWERS
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.matrix.document import nearest
+from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.results.forecast_check import checked
+from trtllm_pipeline.orchestrate.results.rows import CellResult, rows
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.proof import budget, findings, installed, material, reference_answers
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding
-from trtllm_pipeline.report.forecast_check import checked
-from trtllm_pipeline.report.rows import CellResult, rows
-from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.tensorrt.stage.params import table
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base.machine.model import Machine
-    from trtllm_pipeline.execution.loop import Observer, Outcome
-    from trtllm_pipeline.planning.plan import Plan
+    from trtllm_pipeline.orchestrate.plan.plan import Plan
+    from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome
 
 FOLDER: Final = "doctor"
 """In the workspace: models, questions, the matrix and the result."""

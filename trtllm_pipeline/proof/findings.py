@@ -13,10 +13,10 @@ from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine
+from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.proof.installed import InstalledComparison
 from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
-from trtllm_pipeline.report.forecast_check import ForecastCheck
-from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
 
 SCHEMA: Final = 1

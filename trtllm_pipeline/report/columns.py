@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.measure.load.result import LevelResult
-from trtllm_pipeline.report.report_file import METRICS
-from trtllm_pipeline.report.rows import CellResult
+from trtllm_pipeline.orchestrate.results.report_file import METRICS
+from trtllm_pipeline.orchestrate.results.rows import CellResult
 
 _FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
 

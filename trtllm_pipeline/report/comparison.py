@@ -1,6 +1,6 @@
 """Two sides compared: cells matched by their axes, differences with their intervals, and payback.
 
-Pure functions of what `report/measured.py` loads.
+Pure functions of what `orchestrate/results/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtllm_pipeline.measure.load.conditions import Difference, deciding, differ
 from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult, latency_of, load_words
 from trtllm_pipeline.measure.load.stats import Interval, Statistic
-from trtllm_pipeline.report.measured import Measured, RequestSample, Side
+from trtllm_pipeline.orchestrate.results.measured import Measured, RequestSample, Side
 
 if TYPE_CHECKING:
     import numpy as np

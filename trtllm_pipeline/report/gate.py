@@ -14,6 +14,7 @@ from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import NOT_COMPARABLE, ComparisonError, UsageError
 from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
+from trtllm_pipeline.orchestrate.results.measured import Side
 from trtllm_pipeline.report.comparison import (
     DEFAULT,
     ChangeVerdict,
@@ -23,7 +24,6 @@ from trtllm_pipeline.report.comparison import (
     compare,
     compare_by,
 )
-from trtllm_pipeline.report.measured import Side
 
 _CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1%"

@@ -8,7 +8,7 @@ from typing import Final
 from trtllm_pipeline.base.domain import ALONE
 from trtllm_pipeline.base.wording import count
 from trtllm_pipeline.measure.load.result import LevelResult, load_words
-from trtllm_pipeline.report.rows import CellResult
+from trtllm_pipeline.orchestrate.results.rows import CellResult
 
 _MOST: Final = 0.5
 """A measurement covered by another for less than this share of its time says little about the effect of the other."""

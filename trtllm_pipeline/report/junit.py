@@ -15,8 +15,8 @@ from xml.etree import ElementTree as Xml
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.terminal import clean
 from trtllm_pipeline.measure.load.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
-from trtllm_pipeline.report.record import Ending, Record, StageRecord
-from trtllm_pipeline.report.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageRecord
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import moment
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

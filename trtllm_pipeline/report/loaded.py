@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.report.report_file import NAME, read_report
+from trtllm_pipeline.orchestrate.results.report_file import NAME, read_report
+from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.orchestrate.store.store import Store, is_workspace
 from trtllm_pipeline.report.results import read_results
-from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.report.writers import flat
-from trtllm_pipeline.store.store import Store, is_workspace
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from trtllm_pipeline.base.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import UsageError, in_brackets
 from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
-from trtllm_pipeline.planning.runs import find_cell, find_stage
-from trtllm_pipeline.planning.stage_status import failed_attempt, stage_states
-from trtllm_pipeline.store.store import LOG, Store
+from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun
+from trtllm_pipeline.orchestrate.plan.runs import find_cell, find_stage
+from trtllm_pipeline.orchestrate.plan.stage_status import failed_attempt, stage_states
+from trtllm_pipeline.orchestrate.store.store import LOG, Store
 
 if TYPE_CHECKING:
     from trtllm_pipeline.measure.load.result import LevelResult

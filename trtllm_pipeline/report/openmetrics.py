@@ -12,8 +12,8 @@ from typing import Final
 
 from trtllm_pipeline.measure.load.metric_names import LATENCIES
 from trtllm_pipeline.measure.load.result import DEFINITIONS, LevelResult, TritonUse
-from trtllm_pipeline.report.report_file import METRICS
-from trtllm_pipeline.report.rows import CellResult
+from trtllm_pipeline.orchestrate.results.report_file import METRICS
+from trtllm_pipeline.orchestrate.results.rows import CellResult
 
 _PREFIX: Final = "pipeline_cell"
 _FORMULAS: Final = {**DEFINITIONS, **{metric.name: metric.formula for metric in METRICS}}

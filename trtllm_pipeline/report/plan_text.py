@@ -12,12 +12,12 @@ from trtllm_pipeline.base.errors import StateError, UsageError
 from trtllm_pipeline.base.machine.probe import code_digest
 from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.base.wording import about, count, never_works, size
-from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.models.files.quantization import AS_IS, shown
-from trtllm_pipeline.planning.estimates import TIME, Need, tightest
-from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.store import manifest
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.memory.estimates import TIME, Need, tightest
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.run.forecast import Forecast, durations
+from trtllm_pipeline.orchestrate.store import manifest
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}

@@ -1,6 +1,6 @@
 """The configuration to recommend: the cheapest that meets every objective, and why each of the others does not.
 
-Only cells of the same workload are compared (`report/comparable_loads.py`). Pure functions of what `report/measured.py` loads.
+Only cells of the same workload are compared (`orchestrate/results/comparable_loads.py`). Pure functions of what `orchestrate/results/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trtllm_pipeline.measure.load.conditions import deciding, differences, of_qu
 from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
 from trtllm_pipeline.measure.load.objectives import Objective
 from trtllm_pipeline.measure.load.result import LevelResult, load_words
-from trtllm_pipeline.report.comparable_loads import Workload, shortened, words, workloads
+from trtllm_pipeline.orchestrate.results.comparable_loads import Workload, shortened, words, workloads
+from trtllm_pipeline.orchestrate.results.measured import Measured, Side, selected
+from trtllm_pipeline.orchestrate.results.rows import UNQUANTIZED, references
 from trtllm_pipeline.report.comparison import ChangeVerdict, accuracy_delta
-from trtllm_pipeline.report.measured import Measured, Side, selected
-from trtllm_pipeline.report.rows import UNQUANTIZED, references
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, TextIO
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import PipelineError, UsageError
 from trtllm_pipeline.base.terminal import clean
-from trtllm_pipeline.planning.runs import NewestCells, newest_cells
-from trtllm_pipeline.report.forecast_check import ForecastCheck
-from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
-from trtllm_pipeline.report.report_file import NAME, read_report
-from trtllm_pipeline.report.rows import CellResult, rows_of
+from trtllm_pipeline.orchestrate.plan.runs import NewestCells, newest_cells
+from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
+from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageRecord, read_record
+from trtllm_pipeline.orchestrate.results.report_file import NAME, read_report
+from trtllm_pipeline.orchestrate.results.rows import CellResult, rows_of
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.report.writers import print_report
-from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.comparison import Comparison
@@ -113,10 +113,10 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
     that can be compared, or else of one that cannot.
     """
-    from trtllm_pipeline.planning.request import REQUEST_FILE, read_request
-    from trtllm_pipeline.planning.runs import run_folders
+    from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, read_request
+    from trtllm_pipeline.orchestrate.plan.runs import run_folders
+    from trtllm_pipeline.orchestrate.results.measured import load_measured, with_files
     from trtllm_pipeline.report.comparison import DEFAULT, compare
-    from trtllm_pipeline.report.measured import load_measured, with_files
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
     measured = {cell.perf for cell in new.cells}

@@ -31,11 +31,11 @@ from trtllm_pipeline.measure.load.conditions import (
 from trtllm_pipeline.measure.load.metric_names import LATENCIES
 from trtllm_pipeline.measure.load.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
 from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
+from trtllm_pipeline.orchestrate.results.report_file import report_json
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.report.columns import Column, columns
-from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
-from trtllm_pipeline.report.report_file import report_json
-from trtllm_pipeline.report.rows import CellResult, CellStatus
 
 if TYPE_CHECKING:
     from rich.console import Group

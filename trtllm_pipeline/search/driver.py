@@ -13,24 +13,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.base.domain import ALONE, Cell, CellId, Json, Scope
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.base.files.writing import read_object, write_json
 from trtllm_pipeline.base.text_blocks import Block, Heading, Items, TextLine
 from trtllm_pipeline.base.wording import count, shared_parts, without
-from trtllm_pipeline.execution.forecast import Forecast
-from trtllm_pipeline.execution.loop import Observer
-from trtllm_pipeline.planning.plan import Plan, part, to_run
-from trtllm_pipeline.planning.plan_file import axes, outline
-from trtllm_pipeline.planning.planner import check_feasible
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.report.measured import Measured, Side, with_files
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan.plan import Plan, part, to_run
+from trtllm_pipeline.orchestrate.plan.plan_file import axes, outline
+from trtllm_pipeline.orchestrate.plan.planner import check_feasible
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.results.measured import Measured, Side, with_files
+from trtllm_pipeline.orchestrate.results.rows import CellStatus, rows
+from trtllm_pipeline.orchestrate.run.forecast import Forecast
+from trtllm_pipeline.orchestrate.run.loop import Observer
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.report.recommendation import Recommendation, advise
 from trtllm_pipeline.report.recommendation import blocks as blocks_of_advice
-from trtllm_pipeline.report.rows import CellStatus, rows
 from trtllm_pipeline.search.next_cell import Decision, Goals, Option, decide
-from trtllm_pipeline.store.store import Store
 
 CHOICE_FILE: Final = "search.json"
 """In the folder of a run: which cell was chosen, and why."""

@@ -21,9 +21,9 @@ from trtllm_pipeline.measure.load.conditions import GROUPS
 from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER
 from trtllm_pipeline.measure.load.objectives import Objective
 from trtllm_pipeline.measure.load.result import LevelResult, load_words
-from trtllm_pipeline.report.measured import Measured
+from trtllm_pipeline.orchestrate.results.measured import Measured
+from trtllm_pipeline.orchestrate.results.rows import references
 from trtllm_pipeline.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
-from trtllm_pipeline.report.rows import references
 from trtllm_pipeline.search import surrogate
 
 _BATCH: Final = "max_batch_size"

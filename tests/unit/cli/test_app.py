@@ -16,13 +16,14 @@ import pytest
 import typer
 from typer.main import get_command
 
-from trtllm_pipeline import __main__, served_cell
+from trtllm_pipeline import __main__
 from trtllm_pipeline.cli import app, options
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.planning import plan_file, request
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.runs import run_id
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import served_cell
+from trtllm_pipeline.orchestrate.plan import plan_file, request
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.runs import run_id
+from trtllm_pipeline.orchestrate.store.store import Store
 
 
 def test_every_command_of_the_table_can_be_loaded() -> None:

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from trtllm_pipeline.cli import app, options
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 
 EIGHTEEN = (
     *("run", "plan", "status", "logs", "explain", "report", "compare", "recommend", "search", "bench", "eval"),

@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.gateway import gateway_server
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
 
 
 @pytest.fixture

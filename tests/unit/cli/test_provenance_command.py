@@ -13,9 +13,9 @@ import pytest
 
 from tests.helpers.signed import publish, write_key
 from trtllm_pipeline.cli import app, serve
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.manifest import ENVELOPE
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE
+from trtllm_pipeline.orchestrate.store.store import Store
 
 Run = Callable[..., tuple[int, str, str]]
 

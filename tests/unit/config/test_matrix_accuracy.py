@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from trtllm_pipeline.base.errors import MatrixError
-from trtllm_pipeline.planning import planner, selection
-from trtllm_pipeline.planning.lock_file import write_lock
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.orchestrate.plan import planner, selection
+from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
+from trtllm_pipeline.orchestrate.plan.request import Request
 
 AXES = {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [4], "lengths": ["64,16"]}
 

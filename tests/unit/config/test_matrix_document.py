@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from trtllm_pipeline.base.errors import MatrixError
-from trtllm_pipeline.config import document, yaml_reader
-from trtllm_pipeline.config.document import key_text, nearest, parse, read
+from trtllm_pipeline.orchestrate.matrix import document, yaml_reader
+from trtllm_pipeline.orchestrate.matrix.document import key_text, nearest, parse, read
 
 
 def faults_of(text: str) -> list[str]:

@@ -11,8 +11,8 @@ import yaml
 from tests.helpers.matrix_files import RECIPE, Write
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import MatrixError, UsageError
-from trtllm_pipeline.config.expand import expand, judged, select, with_control, written_out
-from trtllm_pipeline.config.validate import load_matrix
+from trtllm_pipeline.orchestrate.matrix.expand import expand, judged, select, with_control, written_out
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
 
 def cells_of(path: Path, *sets: str, toolchain: str = "embedded") -> tuple[Cell, ...]:

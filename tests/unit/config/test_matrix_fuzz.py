@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.base.errors import MatrixError, PipelineError, UsageError
-from trtllm_pipeline.config.document import parse
-from trtllm_pipeline.config.expand import expand, select
-from trtllm_pipeline.config.matrices import TEMPLATE
-from trtllm_pipeline.config.validate import load_matrix
+from trtllm_pipeline.orchestrate.matrix.document import parse
+from trtllm_pipeline.orchestrate.matrix.expand import expand, select
+from trtllm_pipeline.orchestrate.matrix.matrices import TEMPLATE
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
 WHOLE: dict[str, Any] = {
     **MATRIX,

@@ -14,9 +14,9 @@ from tests.contexts import faults
 from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import MatrixError
-from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.models import Perf
-from trtllm_pipeline.config.validate import load_matrix
+from trtllm_pipeline.orchestrate.matrix.expand import expand
+from trtllm_pipeline.orchestrate.matrix.models import Perf
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.stage.params import PerfParams, key
 from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
 

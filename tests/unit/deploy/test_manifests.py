@@ -23,7 +23,7 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.deploy import container_images, manifests
 from trtllm_pipeline.deploy.cell_export import check_targets
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.gateway.config import GatewayConfig
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
 
 VERSIONS = ("1.27", "1.31", "1.37")
 CUSTOM: dict[str, Any] = json.loads(

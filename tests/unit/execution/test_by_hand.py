@@ -22,9 +22,9 @@ from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline.base.domain import Exclusive, Resources, Scope
 from trtllm_pipeline.base.machine import model as machines
 from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.execution.executor import read_job
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.orchestrate.run import by_hand
+from trtllm_pipeline.orchestrate.run.executor import read_job
+from trtllm_pipeline.orchestrate.store import claims
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 GPUS = tuple(machines.Gpu(index, f"GPU-{name}", "GPU", 1 << 30, 90) for index, name in enumerate("ab"))
@@ -101,7 +101,7 @@ def test_a_stage_by_hand_has_gpus_of_its_own(tmp_path: Path) -> None:
 
 
 BUILDS = """
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.orchestrate.store import claims
 held = claims.lease_machine(())
 print("in" if held else "out", flush=True)
 input()
@@ -197,7 +197,7 @@ def test_a_program_of_ours_has_them_while_it_runs(tmp_path: Path, monkeypatch: p
 
 HELD = """
 from trtllm_pipeline.base.domain import Exclusive, Scope
-from trtllm_pipeline.execution import by_hand
+from trtllm_pipeline.orchestrate.run import by_hand
 from trtllm_pipeline.base.machine import model, probe
 gpu = model.Gpu(0, "GPU-a", "GPU", 1 << 30, 90)
 probe.this_machine = lambda: model.Machine(1, "", (gpu,))

@@ -27,16 +27,16 @@ from trtllm_pipeline.base.machine import model as machines
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.gpus import Device, Graphics
 from trtllm_pipeline.base.machine.probe import Survey
-from trtllm_pipeline.execution import forecast as forecasting
-from trtllm_pipeline.execution import loop
-from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.execution.forecast import least_s, simulate
-from trtllm_pipeline.execution.loop import Outcome, execute
-from trtllm_pipeline.execution.scheduler import Capacity, Scheduler
-from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.store import Attempt, Store
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
+from trtllm_pipeline.orchestrate.run import forecast as forecasting
+from trtllm_pipeline.orchestrate.run import loop
+from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.orchestrate.run.forecast import least_s, simulate
+from trtllm_pipeline.orchestrate.run.loop import Outcome, execute
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
+from trtllm_pipeline.orchestrate.store import claims, manifest
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Attempt, Store
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 USAGE = Usage(0.1, 0.1, 1000)
@@ -143,7 +143,7 @@ class Silent:
 @pytest.fixture(autouse=True)
 def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("trtllm_pipeline.execution.scheduler.BACKOFF_S", 0.01)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.scheduler.BACKOFF_S", 0.01)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
             assert status is not StageStatus.SUCCEEDED
 
     monkeypatch.setattr(store, "sync", full)
-    monkeypatch.setattr("trtllm_pipeline.execution.loop._GROUP_S", group_s)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.loop._GROUP_S", group_s)
     with pytest.raises(OSError, match="No space left"):
         run(plan_of(until="make"), store, PretendExecutor(), Listening())
     assert store.index.all_artifacts() == []
@@ -626,7 +626,7 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
 def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digested(
     store: Store, monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.execution.loop._SEAL_IN_THREAD_BYTES", most_bytes)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.loop._SEAL_IN_THREAD_BYTES", most_bytes)
     toolchain = make_toolchain()
     stages = tuple(
         replace(stage, resources=lambda _cell, _machine: Resources(gpus=1)) if stage.name == "make" else stage

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trtllm_pipeline.base.domain import Exclusive, Resources, StageRunId
-from trtllm_pipeline.execution.order import favourable, play
-from trtllm_pipeline.execution.scheduler import Capacity, Scheduler, Task
+from trtllm_pipeline.orchestrate.run.order import favourable, play
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler, Task
 
 EIGHT = Capacity(64, tuple("ABCDEFGH"))
 

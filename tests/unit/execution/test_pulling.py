@@ -17,18 +17,18 @@ from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline.base.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.execution import plan_commands
-from trtllm_pipeline.execution.forecast import forecast
-from trtllm_pipeline.execution.loop import Observer
-from trtllm_pipeline.execution.pulling import RemoteSource
-from trtllm_pipeline.planning import planner
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.request import Request, read_request
+from trtllm_pipeline.orchestrate.plan import planner
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.request import Request, read_request
+from trtllm_pipeline.orchestrate.run import plan_commands
+from trtllm_pipeline.orchestrate.run.forecast import forecast
+from trtllm_pipeline.orchestrate.run.loop import Observer
+from trtllm_pipeline.orchestrate.run.pulling import RemoteSource
+from trtllm_pipeline.orchestrate.store import remote_store
+from trtllm_pipeline.orchestrate.store.claims import Claim
+from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
-from trtllm_pipeline.store import remote_store
-from trtllm_pipeline.store.claims import Claim
-from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
-from trtllm_pipeline.store.store import Store
 
 FP16, INT8 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo"))
 PLAN = fabricated.plan(FP16, INT8)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from trtllm_pipeline.base.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.execution.order import play
-from trtllm_pipeline.execution.scheduler import (
+from trtllm_pipeline.orchestrate.run.order import play
+from trtllm_pipeline.orchestrate.run.scheduler import (
     ENDED,
     LOST_RETRIES,
     NODE_PATIENCE_S,

@@ -14,9 +14,9 @@ import pytest
 from trtllm_pipeline import gateway
 from trtllm_pipeline.base.errors import PipelineError, UsageError
 from trtllm_pipeline.gateway import gateway_server as server
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.served import ModelServer
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.tensorrt.stage.params import key, table
 
 

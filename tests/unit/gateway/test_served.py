@@ -8,8 +8,8 @@ import time
 import pytest
 
 from trtllm_pipeline.gateway.api_error import ApiError
-from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.served import ModelServer
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams, OfferedModel
 
 
 def test_of_many_failures_the_log_has_one_in_ten_seconds(

@@ -20,13 +20,13 @@ from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.domain import Exclusive, Scope, StageRunId
 from trtllm_pipeline.base.errors import ServerError, StateError, UsageError
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.hosting import control, keeper, servers, shown, systemd
 from trtllm_pipeline.hosting.health import Health, server_health
 from trtllm_pipeline.hosting.serve_target import of_folder, require_text
 from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, find, folder_of, look
-from trtllm_pipeline.store import claims
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.run.executor import Job
+from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.orchestrate.store.store import Store
 
 ODD = "a b'\";$(x)`%n\\é"
 

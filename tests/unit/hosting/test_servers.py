@@ -11,7 +11,7 @@ import pytest
 
 from trtllm_pipeline.hosting import servers
 from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, boot_id, find, folder_of, look, standing
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.orchestrate.store import claims
 
 KEEPER = Keeper(4711, 99, "this boot")
 

@@ -15,7 +15,7 @@ from trtllm_pipeline.base.files import model_files
 from trtllm_pipeline.models.hub import hub_errors, hugging_face, local, modelscope, peek
 from trtllm_pipeline.models.hub.files import description_files
 from trtllm_pipeline.models.hub.sources import code_of, fetch, kind_of, local_folder, resolve
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 
 PACKAGE = {"package_index": "model-in-a-wheel==1.0", "sha256": "0" * 64, "member": "model.gguf"}
 

@@ -11,8 +11,8 @@ import yaml
 
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.planning import selection
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.orchestrate.plan import selection
+from trtllm_pipeline.orchestrate.plan.request import Request
 
 AXES: dict[str, Any] = {"parallel": ["tp1"], "max_batch_size": [8], "lengths": ["1024,256"]}
 ENGINES, PYTORCH = "tensorrt_llm", "tensorrt_llm_pytorch"

@@ -25,12 +25,12 @@ from tests.helpers.trtllm_cells import (
 from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.base.domain import Cell, CellId
 from trtllm_pipeline.base.errors import DownloadError, StageError, UsageError
-from trtllm_pipeline.config.recipe_files import numbers_of
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.models.hub.hub_errors import UnavailableError
-from trtllm_pipeline.planning.pins import Pins
+from trtllm_pipeline.orchestrate.matrix.recipe_files import numbers_of
+from trtllm_pipeline.orchestrate.plan.pins import Pins
 from trtllm_pipeline.tensorrt.stage.asking import adapter_options, chosen_adapters
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.trtllm import needs

@@ -12,10 +12,11 @@ from trtllm_pipeline.base.domain import Cell, CellId, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.text_blocks import as_markdown
-from trtllm_pipeline.planning import estimates, fitting, planner
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.report import fits
-from trtllm_pipeline.report.fits import Fits
+from trtllm_pipeline.orchestrate.memory import estimates, fitting
+from trtllm_pipeline.orchestrate.plan import planner
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.results import fits
+from trtllm_pipeline.orchestrate.results.fits import Fits
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 MACHINES = {

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.base.machine.assume import describe, parse
 from trtllm_pipeline.base.machine.model import Gpu, Machine
-from trtllm_pipeline.execution import plan_commands
-from trtllm_pipeline.execution.forecast import capacities, forecast
-from trtllm_pipeline.planning import estimates, planner, selection
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.store.index import Peak
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.memory import estimates
+from trtllm_pipeline.orchestrate.plan import planner, selection
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run import plan_commands
+from trtllm_pipeline.orchestrate.run.forecast import capacities, forecast
+from trtllm_pipeline.orchestrate.store.index import Peak
 
 H100, L40S, A100 = (
     f"tensorrt_llm==0.16.0,gpus=4,sm={sm},gpu={gpu}" for sm, gpu in ((90, "H100"), (89, "L40S"), (80, "A100"))

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from tests.helpers.matrix_files import RECIPE
-from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.planning import planner, selection
-from trtllm_pipeline.planning.lock_file import _pinned, write_lock
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.plan import planner, selection
+from trtllm_pipeline.orchestrate.plan.lock_file import _pinned, write_lock
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.store.store import Store
 
 SHIPPED = sorted(matrices_folder().glob("*.yaml"))
 GPUS = "tensorrt_llm==1.1.0,sm=90,gpus=8,gpu_memory_gib=80"
@@ -134,7 +134,7 @@ def test_a_part_of_a_matrix_is_the_same_part(tmp_path: Path) -> None:
 
 
 def test_large_data_is_named_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.planning.lock_file._MOST_BYTES", 10)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.plan.lock_file._MOST_BYTES", 10)
     path = write(tmp_path / "home")
     locked(Request(path, toolchain="embedded", assume="gpus=0"), tmp_path / "lock")
     data = yaml.safe_load((tmp_path / "lock" / "matrix.yaml").read_text())

@@ -9,20 +9,20 @@ import pytest
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
-from trtllm_pipeline import flow
 from trtllm_pipeline.base.domain import Cell, Needs
 from trtllm_pipeline.base.errors import PlanError
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.execution.forecast import capacities, forecast, simulate, tasks
-from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.models.hub import sources
-from trtllm_pipeline.planning import estimates
-from trtllm_pipeline.planning.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.store.index import Peak
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.memory import estimates
+from trtllm_pipeline.orchestrate.memory.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run.forecast import capacities, forecast, simulate, tasks
+from trtllm_pipeline.orchestrate.run.loop import Observer
+from trtllm_pipeline.orchestrate.store.index import Peak
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 H100 = parse("tensorrt_llm==1.0.0,sm=90,gpus=8,memory_gib=512")
@@ -323,7 +323,7 @@ def test_a_run_that_its_disk_cannot_hold_leaves_no_run(tmp_path: Path, monkeypat
     matrix = tmp_path / "matrix.yaml"
     axes = "model: [tiny], precision: [fp16], max_batch_size: [1], lengths: ['16,16']"
     matrix.write_text(f"name: full\ntoolchain: embedded\naxes: {{{axes}}}\n", encoding="utf-8")
-    monkeypatch.setattr("trtllm_pipeline.execution.forecast._free_bytes", lambda _folder: 1000)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.forecast._free_bytes", lambda _folder: 1000)
     store = Store(tmp_path / "ws")
     with pytest.raises(PlanError, match=r"of disk, .* are free"):
         flow.run(Request(matrix, until="convert"), store, Observer())

@@ -15,7 +15,7 @@ from tests.helpers.trtllm_cells import ENGINES, PYTORCH, RECIPE, cell, machine, 
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.models.files.model_parts import ModelPart, files_of, part_of
 from trtllm_pipeline.models.hub.files import description_files, is_licence
-from trtllm_pipeline.planning.plan import Plan, part
+from trtllm_pipeline.orchestrate.plan.plan import Plan, part
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
 

@@ -13,7 +13,7 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import DownloadError, MatrixError
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.models.hub import hugging_face
-from trtllm_pipeline.planning.pins import Pins
+from trtllm_pipeline.orchestrate.plan.pins import Pins
 
 HUB = {"hugging_face": "some/model", "revision": "main"}
 

@@ -10,8 +10,8 @@ from trtllm_pipeline.base.domain import Cell, CellId, Json, Scope
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.planning.plan import Plan, make_plan, to_run, wanted
-from trtllm_pipeline.planning.planner import exposed
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan, to_run, wanted
+from trtllm_pipeline.orchestrate.plan.planner import exposed
 from trtllm_pipeline.tensorrt.stage.params import Param
 
 

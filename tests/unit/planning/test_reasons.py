@@ -10,9 +10,9 @@ from pathlib import Path
 from tests.helpers import fabricated
 from tests.helpers.trtllm_cells import cell, plan, stage_run
 from trtllm_pipeline.base.fingerprints import canonical, changes
-from trtllm_pipeline.planning.plan import StageRun
-from trtllm_pipeline.planning.reasons import in_words, reasons
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.plan.plan import StageRun
+from trtllm_pipeline.orchestrate.plan.reasons import in_words, reasons
+from trtllm_pipeline.orchestrate.store.store import Store
 
 CELL = fabricated.cell()
 

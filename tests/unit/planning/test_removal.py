@@ -11,10 +11,10 @@ import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.planning.removal import choose
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
+from trtllm_pipeline.orchestrate.plan.removal import choose
+from trtllm_pipeline.orchestrate.store.store import Store
 
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 

@@ -12,13 +12,13 @@ from tests.helpers import trtllm_cells
 from tests.helpers.trtllm_cells import cell, infeasible, plan
 from trtllm_pipeline.base.domain import Cell, Fingerprint, in_words
 from trtllm_pipeline.base.errors import MatrixError
-from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.models import OutOfMemory
-from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.planning.plan import Plan, part
-from trtllm_pipeline.planning.plan_file import read_plan, write_plan
-from trtllm_pipeline.planning.retries import SECTIONS, followed, newly_planned
-from trtllm_pipeline.store.index import AttemptRow
+from trtllm_pipeline.orchestrate.matrix.expand import expand
+from trtllm_pipeline.orchestrate.matrix.models import OutOfMemory
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+from trtllm_pipeline.orchestrate.plan.plan import Plan, part
+from trtllm_pipeline.orchestrate.plan.plan_file import read_plan, write_plan
+from trtllm_pipeline.orchestrate.plan.retries import SECTIONS, followed, newly_planned
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
 
 HALVE = {"retry.oom": {"max_num_tokens": "halve"}}
 BATCH = 64

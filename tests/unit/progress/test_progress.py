@@ -13,10 +13,10 @@ from tests.helpers import fabricated, trtllm_cells
 from trtllm_pipeline.base.domain import StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.wording import duration
-from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
-from trtllm_pipeline.execution.order import play
-from trtllm_pipeline.execution.scheduler import Capacity, Event, Instruction, Scheduler
-from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.run.forecast import capacities, guess_s, tasks
+from trtllm_pipeline.orchestrate.run.order import play
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Event, Instruction, Scheduler
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
 from trtllm_pipeline.progress.live import LiveObserver, Picture

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.domain import CellId, Fingerprint, Scope, StageRunId, StageStatus
-from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
-from trtllm_pipeline.planning.stage_status import StageState
+from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun
+from trtllm_pipeline.orchestrate.plan.stage_status import StageState
 from trtllm_pipeline.progress import watching
 from trtllm_pipeline.progress.cell_status import MatrixStatus, Took, to_text
 

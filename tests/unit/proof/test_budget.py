@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.base.domain import Scope
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.machine import assume
-from trtllm_pipeline.config.models import PRECISIONS
-from trtllm_pipeline.execution.forecast import Forecast
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run.forecast import Forecast
 from trtllm_pipeline.proof import budget, examination, material
 
 BOTH = ("tensorrt_llm", "tensorrt_llm_pytorch")

@@ -17,14 +17,14 @@ from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.models import PRECISIONS
-from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.models.files.tokenizer import read_tokenizer
+from trtllm_pipeline.orchestrate.matrix.expand import expand
+from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.proof import examination, families, material, reference_answers
 from trtllm_pipeline.proof.findings import FindingStatus
 from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
-from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.tensorrt.embedded import random_model
 from trtllm_pipeline.tensorrt.embedded.reference import Reference
 

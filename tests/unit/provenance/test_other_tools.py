@@ -22,9 +22,9 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from tests.helpers.signed import publish, read_key, write_key
-from trtllm_pipeline import provenance
-from trtllm_pipeline.store.manifest import ENVELOPE
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import provenance
+from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE
+from trtllm_pipeline.orchestrate.store.store import Store
 
 KINDS = {"ed25519": ed25519.Ed25519PrivateKey.generate, "p256": lambda: ec.generate_private_key(ec.SECP256R1())}
 

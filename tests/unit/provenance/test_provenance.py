@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from tests.helpers.fabricated import recorded
 from tests.helpers.signed import key_text, publish, read_key, write_key
-from trtllm_pipeline import provenance
 from trtllm_pipeline.base.errors import PipelineError, StateError, UsageError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.provenance import Policy, SigningKey
-from trtllm_pipeline.provenance.checking import mismatches
-from trtllm_pipeline.provenance.described import Described
-from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, EnvelopeSignature, strict_json
-from trtllm_pipeline.provenance.signing import full_statement
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.manifest import ENVELOPE, Kind, inspect, read
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import provenance
+from trtllm_pipeline.orchestrate.provenance import Policy, SigningKey
+from trtllm_pipeline.orchestrate.provenance.checking import mismatches
+from trtllm_pipeline.orchestrate.provenance.described import Described
+from trtllm_pipeline.orchestrate.provenance.dsse import Envelope, EnvelopeError, EnvelopeSignature, strict_json
+from trtllm_pipeline.orchestrate.provenance.signing import full_statement
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE, Kind, inspect, read
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.stage.base import JOB
 
 NOTHING = Policy()

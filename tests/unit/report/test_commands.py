@@ -14,11 +14,11 @@ from tests.helpers import fabricated
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.load.result import levels_of
-from trtllm_pipeline.planning.plan_file import plan_lines
+from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
+from trtllm_pipeline.orchestrate.results.report_file import report_json
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.progress.left import TimeLeft
-from trtllm_pipeline.report.report_file import report_json
-from trtllm_pipeline.report.rows import CellResult, CellStatus, rows
-from trtllm_pipeline.store.store import Store
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 NEVER = fabricated.cell("fp8", reason="precision fp8: not here")

@@ -19,9 +19,12 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
+from trtllm_pipeline.orchestrate.results import measured
+from trtllm_pipeline.orchestrate.results.comparable_loads import Workload, shortened, words
+from trtllm_pipeline.orchestrate.results.measured import Measured, Side, load_measured, together
+from trtllm_pipeline.orchestrate.results.report_file import report_json
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.report import compare_writers as writers
-from trtllm_pipeline.report import measured
-from trtllm_pipeline.report.comparable_loads import Workload, shortened, words
 from trtllm_pipeline.report.comparison import (
     ChangeVerdict,
     Comparison,
@@ -32,10 +35,7 @@ from trtllm_pipeline.report.comparison import (
     compare_by,
 )
 from trtllm_pipeline.report.gate import Judgement, breaks, parse
-from trtllm_pipeline.report.measured import Measured, Side, load_measured, together
 from trtllm_pipeline.report.recommendation import parse_least, parse_slo, recommend
-from trtllm_pipeline.report.report_file import report_json
-from trtllm_pipeline.report.rows import CellResult, CellStatus
 
 
 def test_a_metric_is_found_by_its_whole_name() -> None:
@@ -968,7 +968,7 @@ def test_event_files_of_any_server(tmp_path: Path) -> None:
 
 def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.unit.bench.test_perf_metrics import Words, analyze
-    from trtllm_pipeline.report import measured
+    from trtllm_pipeline.orchestrate.results import measured
 
     monkeypatch.setattr(measured, "tokenizer_at", lambda _path: Words())
 

@@ -17,9 +17,9 @@ import trtllm_pipeline
 from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.base.errors import StateError, UsageError
 from trtllm_pipeline.measure.load.result import HighestRate, LevelResult, TritonUse
+from trtllm_pipeline.orchestrate.results.report_file import NAME, report_json
+from trtllm_pipeline.orchestrate.results.rows import CellResult
 from trtllm_pipeline.report.openmetrics import to_openmetrics
-from trtllm_pipeline.report.report_file import NAME, report_json
-from trtllm_pipeline.report.rows import CellResult
 from trtllm_pipeline.report.writers import flat, to_csv
 
 

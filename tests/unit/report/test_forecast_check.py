@@ -13,13 +13,13 @@ from tests.helpers import fabricated
 from tests.unit.execution.test_forecast import cell
 from tests.unit.report.test_writers import row
 from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.execution.forecast import forecast
-from trtllm_pipeline.planning.estimates import GPU, HOST, TIME
-from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast, checked
-from trtllm_pipeline.report.report_file import read_report, report_json
+from trtllm_pipeline.orchestrate.memory.estimates import GPU, HOST, TIME
+from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck, StageForecast, checked
+from trtllm_pipeline.orchestrate.results.report_file import read_report, report_json
+from trtllm_pipeline.orchestrate.run.forecast import forecast
+from trtllm_pipeline.orchestrate.store.index import Peak
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.report.writers import print_report, to_markdown
-from trtllm_pipeline.store.index import Peak
-from trtllm_pipeline.store.store import Store
 
 PLAN = fabricated.plan(cell(), cell(precision="int8_wo"))
 SEEN = forecast(PLAN, None)

@@ -9,8 +9,8 @@ import pytest
 from trtllm_pipeline.base.domain import ALONE, CellId
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.report.interference import interference
-from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import to_markdown
 
 

@@ -17,13 +17,13 @@ from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
 from trtllm_pipeline.base.wording import shared_parts, without
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import HighestRate
-from trtllm_pipeline.planning.estimates import HOST, TIME
+from trtllm_pipeline.orchestrate.memory.estimates import HOST, TIME
+from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck, StageForecast
+from trtllm_pipeline.orchestrate.results.measured import Measured, Side
+from trtllm_pipeline.orchestrate.results.rows import CellStatus
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.comparison import compare
-from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast
 from trtllm_pipeline.report.html.page import to_html
-from trtllm_pipeline.report.measured import Measured, Side
-from trtllm_pipeline.report.rows import CellStatus
 
 
 def page(cells: int, *, hostile: bool = False, **options: Any) -> str:

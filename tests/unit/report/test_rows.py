@@ -11,14 +11,14 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import CellId, SettingChange, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.execution.loop import Outcome
 from trtllm_pipeline.measure.load.result import Goodput, levels_of
-from trtllm_pipeline.planning.estimates import Estimate
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan, write_plan
-from trtllm_pipeline.planning.stage_status import stage_states
-from trtllm_pipeline.report.rows import CellResult, CellStatus, rows, rows_of
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.memory.estimates import Estimate
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.plan_file import outline, plan_lines, read_plan, write_plan
+from trtllm_pipeline.orchestrate.plan.stage_status import stage_states
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows, rows_of
+from trtllm_pipeline.orchestrate.run.loop import Outcome
+from trtllm_pipeline.orchestrate.store.store import Store
 
 FP16 = fabricated.cell("fp16")
 INT8 = fabricated.cell("int8_wo")

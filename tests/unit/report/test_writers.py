@@ -16,10 +16,10 @@ from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.base.wording import amount, duration, groups, merged, shared_parts, shorten, without
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import Goodput, LevelResult
+from trtllm_pipeline.orchestrate.results.report_file import read_report, report_json
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.progress.views import LOOKS, grid
 from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.report_file import read_report, report_json
-from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import flat, notes_of, print_report, to_csv, to_markdown
 
 

@@ -14,10 +14,10 @@ import pytest
 from tests.unit.search.test_next_cell import failed, measured, option
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.text_blocks import as_markdown
-from trtllm_pipeline.execution.loop import Observer
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.report.measured import Measured
-from trtllm_pipeline.report.rows import CellStatus
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.results.measured import Measured
+from trtllm_pipeline.orchestrate.results.rows import CellStatus
+from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.search import driver
 from trtllm_pipeline.search.driver import Search, SearchState, WorkloadState
 from trtllm_pipeline.search.next_cell import Goals, Option, decide

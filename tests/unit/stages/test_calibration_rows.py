@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
 from trtllm_pipeline.base.errors import MatrixError, UsageError
-from trtllm_pipeline.planning.plan import StageRun, make_plan
+from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
 from trtllm_pipeline.tensorrt.stage.calibration_rows import MOST, Row, choose, default_set, read_rows, with_true_samples
 from trtllm_pipeline.tensorrt.stage.params import Selection
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains

@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from trtllm_pipeline.base.files import digest
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 
 ONE = blake3(b"one").hexdigest()
 

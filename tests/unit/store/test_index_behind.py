@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.signed import publish
 from trtllm_pipeline.base.domain import Fingerprint
 from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 
 _HEADER_BYTES, _FRAME_BYTES = 32, 24 + 4096
 """Of a write-ahead log of SQLite, https://www.sqlite.org/fileformat2.html#the_write_ahead_log."""

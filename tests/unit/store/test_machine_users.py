@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.domain import Exclusive
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.orchestrate.store import claims
 
 HOLD = """
 import fcntl, sys

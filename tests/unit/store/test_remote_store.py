@@ -21,17 +21,17 @@ from blake3 import blake3
 from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from tests.helpers.signed import publish, read_key, write_key
-from trtllm_pipeline import provenance
 from trtllm_pipeline.base.domain import Fingerprint
 from trtllm_pipeline.base.errors import RemoteError, StateError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.planning import planner
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.store import remote_store
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import provenance
+from trtllm_pipeline.orchestrate.plan import planner
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.store import remote_store
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
+from trtllm_pipeline.orchestrate.store.store import Store
 
 FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000, "deep/same": "weights" * 1000, "empty": ""}
 

@@ -17,11 +17,11 @@ from tests.helpers.fabricated import recorded
 from trtllm_pipeline.base.domain import Exclusive, Fingerprint
 from trtllm_pipeline.base.errors import StageError, StateError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.store import claims, index, manifest
-from trtllm_pipeline.store import store as store_module
-from trtllm_pipeline.store.index import Artifact, Index, Peak
-from trtllm_pipeline.store.manifest import NAME, FileEntry, Kind, Manifest, inspect, read
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store import claims, index, manifest
+from trtllm_pipeline.orchestrate.store import store as store_module
+from trtllm_pipeline.orchestrate.store.index import Artifact, Index, Peak
+from trtllm_pipeline.orchestrate.store.manifest import NAME, FileEntry, Kind, Manifest, inspect, read
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.stage.base import JOB
 
 
@@ -149,7 +149,7 @@ def test_files_that_cannot_be_looked_at_are_no_damage(store: Store, monkeypatch:
         return real(path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("trtllm_pipeline.store.manifest.os.stat", stat)
+        patch.setattr("trtllm_pipeline.orchestrate.store.manifest.os.stat", stat)
         with pytest.raises(StateError, match="Input/output error"):
             store.present({artifact.fingerprint: "build"})
     assert store.get("build", artifact.fingerprint) == artifact
@@ -370,8 +370,8 @@ def test_sync_brings_artifacts_and_their_names_to_the_disk(
         synced.append(Path(f"/proc/self/fd/{fd}").readlink())
         return 0
 
-    monkeypatch.setattr("trtllm_pipeline.store.store._dirty_bytes", lambda: dirty)
-    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", note)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._dirty_bytes", lambda: dirty)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", note)
     monkeypatch.setattr(os, "fsync", note)
     artifact = publish(store)
     assert synced == [], "a group of them is synced together"
@@ -388,7 +388,7 @@ def test_where_a_file_system_cannot_be_synced_whole_its_files_are(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", lambda _fd: -1)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", lambda _fd: -1)
     monkeypatch.setattr(os, "fsync", synced.append)
     store.sync([publish(store)])
     assert synced
@@ -397,7 +397,7 @@ def test_where_a_file_system_cannot_be_synced_whole_its_files_are(
 def test_what_programs_leave_beside_a_result_that_is_no_file_is_not_synced(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", lambda _fd: -1)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", lambda _fd: -1)
     artifact = publish(store)
     monkeypatch.chdir(artifact.folder)  # names of sockets are short
     with socket.socket(socket.AF_UNIX) as left:
@@ -409,7 +409,7 @@ def test_a_full_disk_while_syncing_is_told_with_its_file(store: Store, monkeypat
     def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trtllm_pipeline.store.store._sync_file_system", lambda _fd: -1)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", lambda _fd: -1)
     artifact = publish(store)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as raised:
@@ -420,7 +420,7 @@ def test_a_full_disk_while_syncing_is_told_with_its_file(store: Store, monkeypat
 def test_large_files_are_on_the_disk_before_they_are_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
-    monkeypatch.setattr("trtllm_pipeline.store.store._LARGE_BYTES", 3)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._LARGE_BYTES", 3)
     publish(store, "small", {"f": "abc"})
     assert synced == []
     publish(store, "large", {"f": "abcd"})
@@ -775,7 +775,7 @@ def test_any_bit_of_the_index_may_flip(store: Store, tmp_path: Path) -> None:
 def test_damage_that_shows_during_use_is_an_error(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.store.database._SMALL_BYTES", 0)  # a large file is not read whole
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.database._SMALL_BYTES", 0)  # a large file is not read whole
     artifact = publish(store)
     for number in range(3000):
         store.index.begin_attempt("run", "build", Fingerprint(f"{number:032}"), number, tmp_path)
@@ -791,7 +791,7 @@ def test_damage_that_shows_during_use_is_an_error(
 
 
 def test_an_index_in_use_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.store.database._REPAIR_PATIENCE_S", 0)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.database._REPAIR_PATIENCE_S", 0)
     one, other = Store(tmp_path / "w"), Store(tmp_path / "w")
     other.index.begin_run("first", "m.yaml", ())
     with pytest.raises(StateError, match="another process uses the index"):
@@ -849,7 +849,7 @@ def test_an_input_output_error_on_a_full_disk_is_the_full_disk(store: Store, mon
     def fails(_db: sqlite3.Connection) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("trtllm_pipeline.store.database._free_bytes", lambda _folder: 4096)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.database._free_bytes", lambda _folder: 4096)
     with pytest.raises(OSError, match="No space left"):
         store.index.run(fails)
 
@@ -1075,7 +1075,7 @@ def test_a_lease_folder_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch:
     else:
         folder.mkdir()
         owner = os.getuid()
-        monkeypatch.setattr("trtllm_pipeline.store.claims.os.getuid", lambda: owner + 1)
+        monkeypatch.setattr("trtllm_pipeline.orchestrate.store.claims.os.getuid", lambda: owner + 1)
         folder.rename(tmp_path / f"trtllm-pipeline-{owner + 1}")
     with pytest.raises(StateError, match="not a folder that you own"):
         claims.machine_leases()

@@ -14,10 +14,16 @@ from blake3 import blake3
 
 from tests.helpers.signed import publish
 from trtllm_pipeline.base.errors import RemoteError
-from trtllm_pipeline.store import remote_store
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, NotTransferableError, Progress, Remote
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store import remote_store
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.remote_store import (
+    ArtifactKey,
+    ArtifactTransfer,
+    NotTransferableError,
+    Progress,
+    Remote,
+)
+from trtllm_pipeline.orchestrate.store.store import Store
 
 FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000}
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
 from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.config.recipe_files import load_recipe, recipe_of_folder, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipe_of_folder, recipes_folder
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.common_stages import DOWNLOAD
 from trtllm_pipeline.tensorrt.trtllm import needs, vision

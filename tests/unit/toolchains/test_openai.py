@@ -15,7 +15,7 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.planning.plan import StageRun, make_plan
+from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
 from trtllm_pipeline.tensorrt.others import command
 from trtllm_pipeline.tensorrt.others.server import argv, settled
 from trtllm_pipeline.tensorrt.stage.params import LaunchOpenAi

@@ -31,14 +31,14 @@ from trtllm_pipeline.base.wording import count, duration, shared_parts, without
 from trtllm_pipeline.measure.load.conditions import FIELDS
 from trtllm_pipeline.measure.load.result import TRITON_GAUGES, LevelResult, MetricDefinition, TritonUse, load_words
 from trtllm_pipeline.measure.score.drift import Drift
+from trtllm_pipeline.orchestrate.results.comparable_loads import label_of, shortened, words, workloads
+from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
+from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageRecord
+from trtllm_pipeline.orchestrate.results.report_file import METRICS
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.report.compare_writers import of_page
 from trtllm_pipeline.report.comparison import Comparison
-from trtllm_pipeline.report.forecast_check import ForecastCheck
-from trtllm_pipeline.report.record import Ending, Record, StageRecord
-from trtllm_pipeline.report.report_file import METRICS
-from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import (
     CONDITIONS_IN_FULL,
     conditions_of,
