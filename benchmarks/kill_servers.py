@@ -31,9 +31,9 @@ import httpx
 from kill_resume import processes
 
 from trtllm_pipeline.base.processes.guardian import process_table, with_descendants
-from trtllm_pipeline.hosting import servers
-from trtllm_pipeline.hosting.servers import State
 from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.serve.kept import servers
+from trtllm_pipeline.serve.kept.servers import State
 from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
 
 PARTS = ("keeper", "guardian", "launch", "tritonserver", "stub", "gateway", "all")

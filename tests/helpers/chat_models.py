@@ -111,7 +111,7 @@ def gateway(
         )
         with (folder / LOG).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "trtllm_pipeline.gateway", str(folder / "config.json")],
+                [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(folder / "config.json")],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

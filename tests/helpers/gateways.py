@@ -57,7 +57,7 @@ def listening(folder: Path, config: GatewayConfig) -> Iterator[str]:
     path = folder / "config.json"
     config.write(path)
     process = subprocess.Popen(
-        [sys.executable, "-m", "trtllm_pipeline.gateway", str(path)], stdout=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(path)], stdout=subprocess.DEVNULL, text=True
     )
     try:
         yield chat_models._url(folder / "gateway.json", process)

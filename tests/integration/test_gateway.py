@@ -800,7 +800,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
             path
         )
         ended = subprocess.run(
-            [sys.executable, "-m", "trtllm_pipeline.gateway", str(path)],
+            [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(path)],
             check=False,
             capture_output=True,
             text=True,

@@ -49,7 +49,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def process(config: Path) -> Iterator[str]:
     """A gateway process; its base URL."""
     with subprocess.Popen(
-        [sys.executable, "-m", "trtllm_pipeline.gateway", str(config)], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(config)], stdout=subprocess.DEVNULL
     ) as found:
         try:
             deadline = time.monotonic() + 30

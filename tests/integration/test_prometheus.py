@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.helpers import metrics_pages
-from trtllm_pipeline.hosting import prometheus_setup
+from trtllm_pipeline.serve.kept import prometheus_setup
 
 pytestmark = [
     pytest.mark.programs("prometheus", "promtool"),

@@ -9,9 +9,9 @@ import pytest
 from tests.helpers.jobs import job
 from trtllm_pipeline.base.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.base.processes.process import Guardian
-from trtllm_pipeline.hosting import control
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor
 from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.serve.kept import control
 from trtllm_pipeline.tensorrt.servers import triton_server
 
 pytestmark = pytest.mark.seam

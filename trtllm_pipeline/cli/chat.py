@@ -16,10 +16,10 @@ from trtllm_pipeline.base.errors import PipelineError, ServerError, UsageError
 from trtllm_pipeline.base.terminal import raw
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import explain_error, note
-from trtllm_pipeline.gateway.keys import read_keys
-from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look
 from trtllm_pipeline.measure.client.conversation import Conversation, Reply, models
 from trtllm_pipeline.orchestrate import provenance
+from trtllm_pipeline.serve.gateway.keys import read_keys
+from trtllm_pipeline.serve.kept.servers import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look
 
 _ADDRESS: Final = re.compile(r"https?://|[\w.-]+:[0-9]+(/|$)")
 _KEY: Final = "OPENAI_API_KEY"
@@ -120,8 +120,8 @@ def _started(
     """A server for a cell or folder, ended afterwards; or one that is kept for the same cell."""
     from trtllm_pipeline.cli import stage_options
     from trtllm_pipeline.cli.serve import target_of
-    from trtllm_pipeline.hosting import control
     from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams
+    from trtllm_pipeline.serve.kept import control
 
     try:
         target = target_of(ctx, what, workspace=workspace)

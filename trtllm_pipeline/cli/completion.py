@@ -66,7 +66,7 @@ def cells(ctx: typer.Context) -> list[str]:
 def servers(ctx: typer.Context) -> list[tuple[str, str]]:
     """Names of the servers that are kept in the workspace, and how they stand."""
     from trtllm_pipeline.cli.options import WORKSPACE
-    from trtllm_pipeline.hosting.servers import find
+    from trtllm_pipeline.serve.kept.servers import find
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
     try:

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit, note
-from trtllm_pipeline.gateway import run
 from trtllm_pipeline.orchestrate.matrix.gateway import AUTO, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.serve.gateway import run
 from trtllm_pipeline.tensorrt.stage.params import to_json
 
 _HOST = "127.0.0.1"

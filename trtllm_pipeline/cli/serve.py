@@ -17,15 +17,15 @@ from trtllm_pipeline.base.processes.process import allow_open_files
 from trtllm_pipeline.base.text_tables import aligned
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note, print_log, write_output
-from trtllm_pipeline.hosting import shown
-from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, find
-from trtllm_pipeline.hosting.servers import look as look_at
 from trtllm_pipeline.orchestrate.matrix.gateway import OF_TRITON, GatewayParams
+from trtllm_pipeline.serve.kept import shown
+from trtllm_pipeline.serve.kept.servers import UNRESPONSIVE_S, KeptServer, State, find
+from trtllm_pipeline.serve.kept.servers import look as look_at
 from trtllm_pipeline.tensorrt.servers.command_lines import reachable
 from trtllm_pipeline.tensorrt.stage.params import table
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.hosting.serve_target import ServeTarget
+    from trtllm_pipeline.serve.kept.serve_target import ServeTarget
 
 _PANELS: Final = {
     "What is served": ("sets", "toolchain", "require_signed", "trusted_keys"),
@@ -153,9 +153,9 @@ def _start(
       pipeline serve start qwen2-7b/fp8 --restart --host 0.0.0.0 --http-port 8000 --name chat
       pipeline serve start ./engine --name mine --no-wait
     """
-    from trtllm_pipeline.gateway.dialects import dialect_for
-    from trtllm_pipeline.hosting import control
     from trtllm_pipeline.orchestrate import provenance
+    from trtllm_pipeline.serve.gateway.dialects import dialect_for
+    from trtllm_pipeline.serve.kept import control
 
     typed = {each: value for each, value in gateway.items() if value not in (None, [])}
     params = {
@@ -226,7 +226,7 @@ def target_of(
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
     from trtllm_pipeline.base.machine.probe import this_machine
-    from trtllm_pipeline.hosting import serve_target as target
+    from trtllm_pipeline.serve.kept import serve_target as target
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
     if target.is_folder(what):
@@ -266,7 +266,7 @@ def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
 
 def _until_ready(server: KeptServer) -> KeptServer:
     """The server once it is ready; when that is interrupted, it is stopped."""
-    from trtllm_pipeline.hosting import control
+    from trtllm_pipeline.serve.kept import control
 
     note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
     try:
@@ -334,7 +334,7 @@ def status(
 
 
 def _named(names: list[str], workspace: str) -> list[KeptServer]:
-    from trtllm_pipeline.hosting import control
+    from trtllm_pipeline.serve.kept import control
 
     return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
 
@@ -361,7 +361,7 @@ def logs(
       pipeline serve logs chat -f
       pipeline serve logs chat --part keeper --lines 20
     """
-    from trtllm_pipeline.hosting import control
+    from trtllm_pipeline.serve.kept import control
 
     server = control.find(Path(workspace), name)
     if server.state is not State.READY:
@@ -404,7 +404,7 @@ def stop(
       pipeline serve stop chat
       pipeline serve stop --all --remove
     """
-    from trtllm_pipeline.hosting import control
+    from trtllm_pipeline.serve.kept import control
 
     done = []
     chosen = _chosen(names, workspace, every=every)
@@ -443,7 +443,7 @@ def restart(
       pipeline serve restart chat
       pipeline serve restart --all --no-wait
     """
-    from trtllm_pipeline.hosting import control
+    from trtllm_pipeline.serve.kept import control
 
     allow_open_files()
     done = []
@@ -472,7 +472,7 @@ def install(
       pipeline serve install chat
       pipeline serve install chat --system --output chat.service
     """
-    from trtllm_pipeline.hosting import control, systemd
+    from trtllm_pipeline.serve.kept import control, systemd
 
     server = control.find(Path(workspace), name)
     if server.record is None:

@@ -9,8 +9,8 @@ import pytest
 
 from trtllm_pipeline.cli import chat
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.hosting.servers import KeptServer, State
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.serve.kept.servers import KeptServer, State
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.cli import app
-from trtllm_pipeline.hosting.servers import KeptRecord, State, find, folder_of
+from trtllm_pipeline.serve.kept.servers import KeptRecord, State, find, folder_of
 
 
 def test_a_folder_says_itself_which_toolchain_serves_it(

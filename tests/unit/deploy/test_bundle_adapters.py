@@ -13,9 +13,9 @@ import pytest
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.broken_repositories import write_engine
 from tests.helpers.deployments import deployment
-from trtllm_pipeline.deploy import bundle, card, manifests
-from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.orchestrate.served_cell import ServedCell
+from trtllm_pipeline.serve.export import bundle, card, manifests
+from trtllm_pipeline.serve.export.deployment import Deployment
 
 NAMED = {"sql": "./sql", "chat": "./chat"}
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from trtllm_pipeline.deploy.deployment import disk_bytes
+from trtllm_pipeline.serve.export.deployment import disk_bytes
 
 
 def test_hard_links_count_once(tmp_path: Path) -> None:

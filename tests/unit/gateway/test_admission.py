@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from trtllm_pipeline.gateway.admission import Admission
-from trtllm_pipeline.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.admission import Admission
+from trtllm_pipeline.serve.gateway.api_error import ApiError
 
 
 def test_order_size_and_leaving() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.gateway.api_error import ApiError
-from trtllm_pipeline.gateway.asked import Asked, Endpoint, Guide, parse_body, read
+from trtllm_pipeline.serve.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.asked import Asked, Endpoint, Guide, parse_body, read
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": "m", "prompt": "x"}

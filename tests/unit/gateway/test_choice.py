@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.gateway.asked import Asked
-from trtllm_pipeline.gateway.choice import Choice
-from trtllm_pipeline.gateway.dialects import CallArguments, CallStart, Content, Reasoning
-from trtllm_pipeline.gateway.openai_answers import Answers, TokenUsage
-from trtllm_pipeline.gateway.stops import StopWords
+from trtllm_pipeline.serve.gateway.asked import Asked
+from trtllm_pipeline.serve.gateway.choice import Choice
+from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Reasoning
+from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage
+from trtllm_pipeline.serve.gateway.stops import StopWords
 
 
 class Watched:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.gateway.dialects import (
+from trtllm_pipeline.measure.chat_templates import Chat, Renderer, Template
+from trtllm_pipeline.serve.gateway.dialects import (
     CallArguments,
     CallStart,
     Content,
@@ -22,7 +23,6 @@ from trtllm_pipeline.gateway.dialects import (
     dialect_for,
     special_markers,
 )
-from trtllm_pipeline.measure.chat_templates import Chat, Renderer, Template
 
 TOOLS = [
     {

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.gateway import dialects
-from trtllm_pipeline.gateway.dialects import (
+from trtllm_pipeline.serve.gateway import dialects
+from trtllm_pipeline.serve.gateway.dialects import (
     CallArguments,
     CallStart,
     Content,

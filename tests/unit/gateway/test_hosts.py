@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import Response
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.gateway.gateway_server import _for_trusted_hosts
 from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.serve.gateway.gateway_server import _for_trusted_hosts
 
 
 def status(name: str, *allowed: str, **config: Any) -> int:

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from trtllm_pipeline.gateway.http_protocol import MAX_HEADER_BYTES, GatewayProtocol
+from trtllm_pipeline.serve.gateway.http_protocol import MAX_HEADER_BYTES, GatewayProtocol
 
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"

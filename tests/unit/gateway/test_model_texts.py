@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, normalizers, processors
 
 from tests.helpers.chat_models import write_model
-from trtllm_pipeline.gateway.model_texts import ModelTexts, PromptTokens
 from trtllm_pipeline.measure.chat_templates import Chat
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts, PromptTokens
 
 
 def texts(folder: Path, normalizer: object = None) -> ModelTexts:

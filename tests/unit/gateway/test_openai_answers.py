@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.openai_shapes import chunk_of, shaped
-from trtllm_pipeline.gateway.asked import read
-from trtllm_pipeline.gateway.choice import Choice
-from trtllm_pipeline.gateway.openai_answers import Answers, TokenUsage
-from trtllm_pipeline.gateway.stops import StopWords
+from trtllm_pipeline.serve.gateway.asked import read
+from trtllm_pipeline.serve.gateway.choice import Choice
+from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage
+from trtllm_pipeline.serve.gateway.stops import StopWords
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "logprobs": True}
 COMPLETION = {"model": "m", "prompt": "x", "logprobs": 0}

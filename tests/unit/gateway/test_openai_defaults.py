@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.gateway.openai_backend import with_defaults
 from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams
+from trtllm_pipeline.serve.gateway.openai_backend import with_defaults
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.gateway.passing import AnswerCheck, StreamCutter
+from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter
 
 DONE = b"data: [DONE]\n\n"
 

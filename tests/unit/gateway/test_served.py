@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from trtllm_pipeline.gateway.api_error import ApiError
-from trtllm_pipeline.gateway.served import ModelServer
 from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams, OfferedModel
+from trtllm_pipeline.serve.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.served import ModelServer
 
 
 def test_of_many_failures_the_log_has_one_in_ten_seconds(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.gateway.stops import StopWords
+from trtllm_pipeline.serve.gateway.stops import StopWords
 
 TEXTS = st.text("ab\n", max_size=12)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.hosting import health
-from trtllm_pipeline.hosting.health import Health, gateway_health, server_health
 from trtllm_pipeline.measure.client.transport.http import HttpError
+from trtllm_pipeline.serve.kept import health
+from trtllm_pipeline.serve.kept.health import Health, gateway_health, server_health
 
 Answer = Callable[[], tuple[int, bytes]]
 

@@ -20,13 +20,13 @@ from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.domain import Exclusive, Scope, StageRunId
 from trtllm_pipeline.base.errors import ServerError, StateError, UsageError
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.hosting import control, keeper, servers, shown, systemd
-from trtllm_pipeline.hosting.health import Health, server_health
-from trtllm_pipeline.hosting.serve_target import of_folder, require_text
-from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, find, folder_of, look
 from trtllm_pipeline.orchestrate.run.executor import Job
 from trtllm_pipeline.orchestrate.store import claims
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.serve.kept import control, keeper, servers, shown, systemd
+from trtllm_pipeline.serve.kept.health import Health, server_health
+from trtllm_pipeline.serve.kept.serve_target import of_folder, require_text
+from trtllm_pipeline.serve.kept.servers import Keeper, KeptRecord, State, find, folder_of, look
 
 ODD = "a b'\";$(x)`%n\\é"
 
@@ -303,7 +303,7 @@ def test_what_is_started_again_is_checked_by_the_policy_it_was_started_with(
         if len(checked) > 1:
             raise StateError("the provenance is not in order")
 
-    monkeypatch.setattr("trtllm_pipeline.hosting.signed.check", check)
+    monkeypatch.setattr("trtllm_pipeline.serve.kept.signed.check", check)
     found = kept(tmp_path, ready=False, **policy)
     assert found._in_order()
     assert checked == [], "whoever started the keeper has just looked"
@@ -316,7 +316,7 @@ def test_what_is_started_again_is_checked_by_the_policy_it_was_started_with(
 def test_a_keeper_is_told_to_end_while_it_reads_what_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine of hundreds of gigabytes is read for minutes."""
     read, asked = threading.Event(), threading.Event()
-    monkeypatch.setattr("trtllm_pipeline.hosting.signed.check", lambda _: read.wait(3600))
+    monkeypatch.setattr("trtllm_pipeline.serve.kept.signed.check", lambda _: read.wait(3600))
     found = kept(tmp_path, ready=False, require_signed=True)
     found.checked = False
     monkeypatch.setattr(keeper, "select", SimpleNamespace(select=lambda *_: None))
@@ -428,7 +428,7 @@ def test_a_server_that_ended_is_cleaned_up_and_forgotten(tmp_path: Path) -> None
 def test_without_the_packages_of_the_gateway_nothing_is_begun_or_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "trtllm_pipeline.gateway.gateway_server", None)
+    monkeypatch.setitem(sys.modules, "trtllm_pipeline.serve.gateway.gateway_server", None)
     what: Any = None  # not looked at
     with pytest.raises(UsageError, match="the gateway needs the package") as found:
         control.start(what, control.Wish(name="one", gateway=True), tmp_path)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trtllm_pipeline.hosting import prometheus_setup
-from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State
+from trtllm_pipeline.serve.kept import prometheus_setup
+from trtllm_pipeline.serve.kept.servers import Keeper, KeptRecord, State
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "observing.md"
 TRITON = {

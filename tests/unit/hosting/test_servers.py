@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.hosting import servers
-from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, boot_id, find, folder_of, look, standing
 from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.serve.kept import servers
+from trtllm_pipeline.serve.kept.servers import Keeper, KeptRecord, State, boot_id, find, folder_of, look, standing
 
 KEEPER = Keeper(4711, 99, "this boot")
 

@@ -13,8 +13,8 @@ from tests.contexts import context
 from tests.helpers.trtllm_cells import machine
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.machine import triton_installation
-from trtllm_pipeline.hosting.serve_target import ServeTarget
 from trtllm_pipeline.models.triton_repository import referenced_paths
+from trtllm_pipeline.serve.kept.serve_target import ServeTarget
 from trtllm_pipeline.tensorrt.embedded import repository as embedded
 from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.tensorrt.stage import launch
