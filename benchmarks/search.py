@@ -27,8 +27,8 @@ from surfaces import SURFACES, Surface
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.orchestrate.results.measured import Measured
 from trtllm_pipeline.orchestrate.results.rows import CellResult
-from trtllm_pipeline.report.recommendation import Goal, at_best, cost, parse_slo
-from trtllm_pipeline.search.next_cell import Goals, Option, decide
+from trtllm_pipeline.show.report.recommendation import Goal, at_best, cost, parse_slo
+from trtllm_pipeline.show.search.next_cell import Goals, Option, decide
 
 _GOOD = 0.05
 _Rows = Mapping[CellId, CellResult]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.cli.app import main as pipeline
+from trtllm_pipeline.show.cli.app import main as pipeline
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import ITSELF, Param
 from trtllm_pipeline.tensorrt.toolchains import catalog

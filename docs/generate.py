@@ -25,13 +25,13 @@ from typer.main import get_command
 from trtllm_pipeline.base.domain import Cell, CellId
 from trtllm_pipeline.base.machine import assume
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.cli import app
-from trtllm_pipeline.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.measure.load.validity import GATES
 from trtllm_pipeline.models.triton_repository.lint import RULES
 from trtllm_pipeline.orchestrate.matrix.matrices import summary
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS, Recipe, Settings, json_schema
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.show.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
 from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains

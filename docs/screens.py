@@ -20,8 +20,8 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
 from trtllm_pipeline.orchestrate.run.forecast import capacities, guess_s, tasks
 from trtllm_pipeline.orchestrate.run.order import play
 from trtllm_pipeline.orchestrate.run.scheduler import Event, Instruction, Scheduler
-from trtllm_pipeline.progress.live import Picture
-from trtllm_pipeline.progress.tracker import Tracker
+from trtllm_pipeline.show.progress.live import Picture
+from trtllm_pipeline.show.progress.tracker import Tracker
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 TOOLCHAIN: Final = "tensorrt_llm"

@@ -22,10 +22,10 @@ import pytest
 import typer
 import yaml
 
-from trtllm_pipeline.cli import bench
-from trtllm_pipeline.cli.app import COMMANDS, main
 from trtllm_pipeline.orchestrate.matrix.models import Settings, json_schema
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder, recipes_folder
+from trtllm_pipeline.show.cli import bench
+from trtllm_pipeline.show.cli.app import COMMANDS, main
 from trtllm_pipeline.tensorrt.trtllm import program_options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]

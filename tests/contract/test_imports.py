@@ -44,7 +44,7 @@ NEEDED_TO_PLAN = {"blake3", "concurrent.futures", "pydantic", "socket", "sqlite3
 """Reading the matrix, digesting the files it names, looking into the workspace, and the scheduler's forecast."""
 _CALL = """
 import sys
-from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.show.cli.app import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as end:
@@ -62,7 +62,7 @@ def imported(*words: str, call: str = _CALL) -> set[str]:
 
 
 def test_the_probe_sees_what_is_imported() -> None:
-    assert {"typer", "trtllm_pipeline.cli.app"} <= imported("--version")
+    assert {"typer", "trtllm_pipeline.show.cli.app"} <= imported("--version")
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("matrix",)], ids=" ".join)
@@ -70,29 +70,29 @@ def test_help_imports_nothing_heavy_and_almost_nothing_of_ours(words: tuple[str,
     modules = imported(*words)
     assert modules & HEAVY <= OF_TYPER
     assert {name for name in modules if name.startswith("trtllm_pipeline.")} == {
-        "trtllm_pipeline.cli",
-        "trtllm_pipeline.cli.app",
+        "trtllm_pipeline.show.cli",
+        "trtllm_pipeline.show.cli.app",
         "trtllm_pipeline.base.terminal",
     }
 
 
 def test_only_the_module_of_the_command_is_imported() -> None:
     modules = imported("report", "--help")
-    assert "trtllm_pipeline.cli.report" in modules
-    assert not {"trtllm_pipeline.cli.run", "trtllm_pipeline.cli.stage"} & modules
+    assert "trtllm_pipeline.show.cli.report" in modules
+    assert not {"trtllm_pipeline.show.cli.run", "trtllm_pipeline.show.cli.stage"} & modules
 
 
 def test_the_value_of_an_option_is_no_command(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     words = ("--matrix", str(matrix), "--toolchain", "embedded", "--until", "build", "--workspace", str(tmp_path / "w"))
     modules = imported("plan", *words)
-    assert "trtllm_pipeline.cli.run" in modules
-    assert not {"trtllm_pipeline.cli.stage", "trtllm_pipeline.tensorrt.trtllm.backends"} & modules
+    assert "trtllm_pipeline.show.cli.run" in modules
+    assert not {"trtllm_pipeline.show.cli.stage", "trtllm_pipeline.tensorrt.trtllm.backends"} & modules
 
 
 @pytest.mark.parametrize("words", [("stage", "build", "--help"), ("--debug", "stage", "build", "--help")])
 def test_commands_are_imported_wherever_their_name_stands(words: tuple[str, ...]) -> None:
-    assert "trtllm_pipeline.cli.stage" in imported(*words)
+    assert "trtllm_pipeline.show.cli.stage" in imported(*words)
 
 
 def test_planning_imports_no_server_no_model_and_no_terminal(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
 
 
 def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> None:
-    code = "import sys; import trtllm_pipeline.report.writers; print(*sys.modules)"
+    code = "import sys; import trtllm_pipeline.show.report.writers; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "trtllm_pipeline.orchestrate.results.rows" in modules
     assert not {"annotated_types", "trtllm_pipeline.measure.score.drift", "trtllm_pipeline.measure.load.events"} & set(

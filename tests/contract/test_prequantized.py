@@ -15,12 +15,12 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.models.files.quantization import FORMS, QuantizedWeights
 from trtllm_pipeline.models.hub import peek, sources
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan_file import axes
 from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.params import key
 from trtllm_pipeline.tensorrt.trtllm import checkpoint, prequantized
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint

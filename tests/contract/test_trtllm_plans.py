@@ -21,8 +21,8 @@ from tests.standins.programs import arguments
 from tests.standins.programs.checkpoint import safetensors
 from tests.standins.triton import openai_frontend
 from trtllm_pipeline.base.domain import Scope
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.params import table
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 

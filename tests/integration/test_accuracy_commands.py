@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.scripted_server import Script, config, running
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load.target import OPENAI
 from trtllm_pipeline.measure.score import drift
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.asking import protocol_for
 
 pytestmark = pytest.mark.seam

@@ -17,8 +17,8 @@ import pytest
 
 from tests.helpers.trtllm_runs import Lane
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.proof import material
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.proof import material
 
 
 def rows(found: dict[str, Any], kind: str = "cell") -> dict[str, dict[str, Any]]:

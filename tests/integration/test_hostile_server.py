@@ -17,12 +17,12 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.client.transport import http2
 from trtllm_pipeline.measure.client.transport.http import HttpError
 from trtllm_pipeline.measure.client.transport.timestamped_socket import TimestampedSocket
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import Target, service_at
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.servers.command_lines import Ports
 from trtllm_pipeline.tensorrt.servers.trtllm_serve import OpenAiServer
 

@@ -18,9 +18,9 @@ import yaml
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
 from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.cli import app
 from trtllm_pipeline.models.hub.sources import content_of, fetch, resolve
 from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
+from trtllm_pipeline.show.cli import app
 from trtllm_pipeline.tensorrt.embedded import random_model
 
 HUGGING_FACE, MODELSCOPE = "org/tiny", "other/tiny-copy"

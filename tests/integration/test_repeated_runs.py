@@ -17,7 +17,7 @@ from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.plan.runs import find_run
 from trtllm_pipeline.orchestrate.run import run_folder
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.progress.lines import QuietObserver
+from trtllm_pipeline.show.progress.lines import QuietObserver
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 

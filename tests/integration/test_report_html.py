@@ -24,8 +24,8 @@ from trtllm_pipeline.orchestrate.results.comparable_loads import Workload
 from trtllm_pipeline.orchestrate.results.measured import Measured, Side
 from trtllm_pipeline.orchestrate.results.record import StageAttempt
 from trtllm_pipeline.orchestrate.results.rows import CellStatus, references
-from trtllm_pipeline.report.html.page import to_html
-from trtllm_pipeline.report.recommendation import Candidate, recommend
+from trtllm_pipeline.show.report.html.page import to_html
+from trtllm_pipeline.show.report.recommendation import Candidate, recommend
 
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
 

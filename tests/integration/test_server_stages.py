@@ -17,8 +17,8 @@ from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, config, running
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage import accuracy, perf, score, smoke
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load

@@ -18,7 +18,7 @@ from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.plan import request
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.progress.lines import QuietObserver
+from trtllm_pipeline.show.progress.lines import QuietObserver
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 PIPELINE = f"{shlex.quote(sys.executable)} -m trtllm_pipeline"

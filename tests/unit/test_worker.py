@@ -105,4 +105,4 @@ def test_a_worker_imports_neither_the_command_line_nor_pydantic(attempt: Path) -
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "trtllm_pipeline.tensorrt.stage.base" in imported
     assert not {name for name in imported if name.split(".")[0] in {"argparse", "typer", "pydantic", "rich", "yaml"}}
-    assert not {name for name in imported if f"{name}.".startswith("trtllm_pipeline.cli.")}
+    assert not {name for name in imported if f"{name}.".startswith("trtllm_pipeline.show.cli.")}

@@ -11,7 +11,7 @@
     ├── ComparisonError      measurements that must not be set side by side                 (exit code 4)
     └── StateError           the workspace is not usable: wrong version, no space, not writable  (exit code 2)
 
-`cli/app.py` is the one place that turns them into messages. Anything else that escapes is a bug of ours and shows
+`show/cli/app.py` is the one place that turns them into messages. Anything else that escapes is a bug of ours and shows
 its traceback.
 """
 

@@ -13,7 +13,7 @@ from trtllm_pipeline.base.errors import MatrixError, StageError
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.engine_report import Beside, EngineReport
 from trtllm_pipeline.measure.load.result import LevelResult, LoadResult
-from trtllm_pipeline.report import load_tables
+from trtllm_pipeline.show.report import load_tables
 
 REPORT: dict[str, Any] = {
     "engine": {"model": "m", "version": "1.2.0", "backend": "TensorRT"},

@@ -15,11 +15,11 @@ import pytest
 from benchmarks.fuzz_wire import json_text
 from tests.unit.bench.test_perf_metrics import Words
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.cli.output import emit_as
 from trtllm_pipeline.measure.load.metrics import analyze
 from trtllm_pipeline.measure.load.objectives import of_load
 from trtllm_pipeline.measure.load.result import LoadResult
-from trtllm_pipeline.report import load_tables
+from trtllm_pipeline.show.cli.output import emit_as
+from trtllm_pipeline.show.report import load_tables
 
 Rows = list[dict[str, Any]]
 LEVEL = {"concurrency": 2, "request_rate": None, "repeat": 0}

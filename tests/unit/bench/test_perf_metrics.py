@@ -12,8 +12,8 @@ from trtllm_pipeline.base.errors import StageError, UsageError
 from trtllm_pipeline.measure.load import metrics
 from trtllm_pipeline.measure.load.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.measure.load.requests import tokens_by_event
-from trtllm_pipeline.report.load_tables import overview, to_text
-from trtllm_pipeline.report.log_choice import measured_beside
+from trtllm_pipeline.show.report.load_tables import overview, to_text
+from trtllm_pipeline.show.report.log_choice import measured_beside
 
 MS = 1_000_000
 

@@ -17,19 +17,19 @@ import typer
 from typer.main import get_command
 
 from trtllm_pipeline import __main__
-from trtllm_pipeline.cli import app, options
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate import served_cell
 from trtllm_pipeline.orchestrate.plan import plan_file, request
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.plan.runs import run_id
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli import app, options
+from trtllm_pipeline.show.cli.app import main
 
 
 def test_every_command_of_the_table_can_be_loaded() -> None:
     for row in (row for row in app.COMMANDS if row.target):
         module, _, function = row.target.partition(":")
-        assert callable(getattr(importlib.import_module(f"trtllm_pipeline.cli.{module}"), function)), row.path
+        assert callable(getattr(importlib.import_module(f"trtllm_pipeline.show.cli.{module}"), function)), row.path
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_options_that_are_set_once_come_from_the_environment(
 
 def test_help_on_a_terminal_stands_in_panels_and_leaves_rich_whole() -> None:
     program = (
-        "from trtllm_pipeline.cli.app import main\nmain(['run', '--help'])\n"
+        "from trtllm_pipeline.show.cli.app import main\nmain(['run', '--help'])\n"
         "from rich.markdown import Markdown\nfrom rich.traceback import Traceback\nprint(Markdown.__name__)"
     )
     master, slave = pty.openpty()

@@ -10,8 +10,8 @@ from typer.main import get_command
 
 from tests.unit.bench.test_perf_metrics import request, write
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.app import build, main
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.app import build, main
 
 SERVER = ("-u", "localhost:1", "--model", "m")
 

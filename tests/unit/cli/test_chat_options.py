@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.cli import chat
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.serve.kept.servers import KeptServer, State
+from trtllm_pipeline.show.cli import chat
+from trtllm_pipeline.show.cli.app import main
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import pytest
 
 from tests.helpers import jobs
 from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError, StateError, UsageError
-from trtllm_pipeline.cli import app, execute, options, run
-from trtllm_pipeline.cli.output import write_output
 from trtllm_pipeline.orchestrate.run import by_hand
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli import app, execute, options, run
+from trtllm_pipeline.show.cli.output import write_output
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 

@@ -17,12 +17,12 @@ from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.models.hub import sources as hub
 from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.run import by_hand
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli import app, stage
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.params import PerfParams, Selection
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains

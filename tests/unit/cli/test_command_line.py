@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from trtllm_pipeline.cli import app, options
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.show.cli import app, options
+from trtllm_pipeline.show.cli.app import main
 
 EIGHTEEN = (
     *("run", "plan", "status", "logs", "explain", "report", "compare", "recommend", "search", "bench", "eval"),

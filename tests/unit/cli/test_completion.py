@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import fabricated
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.serve.kept.servers import KeptRecord, State, folder_of
+from trtllm_pipeline.show.cli.app import main
 
 RUN = "20260101-000000-aa"
 PLAN = fabricated.plan(fabricated.cell("fp16"), fabricated.cell("int8_wo"))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.serve.gateway import gateway_server
+from trtllm_pipeline.show.cli.app import main
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.signed import publish, write_key
-from trtllm_pipeline.cli import app, serve
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli import app, serve
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.cli import app
 from trtllm_pipeline.serve.kept.servers import KeptRecord, State, find, folder_of
+from trtllm_pipeline.show.cli import app
 
 
 def test_a_folder_says_itself_which_toolchain_serves_it(

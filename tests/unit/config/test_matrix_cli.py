@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.matrix_files import Write
-from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.show.cli.app import main
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

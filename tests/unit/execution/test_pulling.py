@@ -16,7 +16,6 @@ from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline.base.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request, read_request
@@ -28,7 +27,8 @@ from trtllm_pipeline.orchestrate.store import remote_store
 from trtllm_pipeline.orchestrate.store.claims import Claim
 from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
 FP16, INT8 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo"))
 PLAN = fabricated.plan(FP16, INT8)

@@ -15,9 +15,9 @@ from tests.helpers.signed import publish
 from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.base.files import reading
 from trtllm_pipeline.base.files.digest import digest_file, sha256_of_file
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli.app import main
 
 READERS = (reading.read_bytes, reading.read_text, digest_file, sha256_of_file)
 

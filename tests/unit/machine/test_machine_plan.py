@@ -13,7 +13,6 @@ from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.base.domain import Cell, Resources
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.base.machine.model import Gpu, Machine
-from trtllm_pipeline.cli import app
 from trtllm_pipeline.models.files.quantization import QuantizedWeights
 from trtllm_pipeline.models.hub import peek
 from trtllm_pipeline.models.hub import sources as hub
@@ -24,6 +23,7 @@ from trtllm_pipeline.orchestrate.plan.request import Request, read_request
 from trtllm_pipeline.orchestrate.run.forecast import capacity, forecast, simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli import app
 from trtllm_pipeline.tensorrt.stage.base import Stage
 
 GPUS = tuple(Gpu(index, f"GPU-{index:x}", "test", 80 << 30, 90) for index in range(4))

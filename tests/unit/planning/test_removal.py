@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.helpers import fabricated
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.plan.removal import choose
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli.app import main
 
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 

@@ -11,7 +11,6 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import StageError, UsageError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request
@@ -19,7 +18,8 @@ from trtllm_pipeline.orchestrate.plan.runs import check_name, find_cell, find_ru
 from trtllm_pipeline.orchestrate.results.report_file import report_json
 from trtllm_pipeline.orchestrate.results.rows import CellStatus, rows
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.report.results import read_results
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.report.results import read_results
 
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 WHOLE = fabricated.plan(FP16, INT8, INT4)

@@ -14,13 +14,13 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import Fingerprint
 from trtllm_pipeline.base.errors import StateError, UsageError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.plan.unused import KEPT, Roots, sort_out
 from trtllm_pipeline.orchestrate.store import claims
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli.app import main
 
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 DAY_S = 86400

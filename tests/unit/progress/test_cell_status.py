@@ -11,8 +11,8 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.orchestrate.plan.plan_file import outline
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.progress import cell_status
-from trtllm_pipeline.progress.cell_status import status_of, to_text
+from trtllm_pipeline.show.progress import cell_status
+from trtllm_pipeline.show.progress.cell_status import status_of, to_text
 
 
 def test_of_very_many_cells_those_are_listed_that_are_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

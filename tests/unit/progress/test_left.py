@@ -10,9 +10,9 @@ import pytest
 
 from tests.unit.progress.test_progress import LEARNT, PENDING, PLAN, Clock
 from trtllm_pipeline.orchestrate.store import claims
-from trtllm_pipeline.progress import left
-from trtllm_pipeline.progress.left import TimeLeft, read
-from trtllm_pipeline.progress.lines import JsonObserver, QuietObserver
+from trtllm_pipeline.show.progress import left
+from trtllm_pipeline.show.progress.left import TimeLeft, read
+from trtllm_pipeline.show.progress.lines import JsonObserver, QuietObserver
 
 
 def test_it_counts_down_as_long_as_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

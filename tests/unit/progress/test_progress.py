@@ -17,10 +17,10 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.run.forecast import capacities, guess_s, tasks
 from trtllm_pipeline.orchestrate.run.order import play
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Event, Instruction, Scheduler
-from trtllm_pipeline.progress import observer
-from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
-from trtllm_pipeline.progress.live import LiveObserver, Picture
-from trtllm_pipeline.progress.tracker import Tracker
+from trtllm_pipeline.show.progress import observer
+from trtllm_pipeline.show.progress.lines import JsonObserver, PlainObserver, QuietObserver
+from trtllm_pipeline.show.progress.live import LiveObserver, Picture
+from trtllm_pipeline.show.progress.tracker import Tracker
 
 S = StageStatus
 FP16, FP16_8 = fabricated.cell("fp16"), fabricated.cell("fp16", 8)

@@ -13,8 +13,8 @@ import pytest
 from trtllm_pipeline.base.domain import CellId, Fingerprint, Scope, StageRunId, StageStatus
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.orchestrate.plan.stage_status import StageState
-from trtllm_pipeline.progress import watching
-from trtllm_pipeline.progress.cell_status import MatrixStatus, Took, to_text
+from trtllm_pipeline.show.progress import watching
+from trtllm_pipeline.show.progress.cell_status import MatrixStatus, Took, to_text
 
 S = StageStatus
 STAGES = ("build", "perf")

@@ -16,7 +16,7 @@ from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.run.forecast import Forecast
-from trtllm_pipeline.proof import budget, examination, material
+from trtllm_pipeline.show.proof import budget, examination, material
 
 BOTH = ("tensorrt_llm", "tensorrt_llm_pytorch")
 

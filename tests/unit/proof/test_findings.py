@@ -11,10 +11,10 @@ from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.base.text_blocks import as_markdown
 from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
-from trtllm_pipeline.proof import findings, installed
-from trtllm_pipeline.proof.findings import DeepExamination, FindingStatus
-from trtllm_pipeline.proof.installed import InstalledComparison
-from trtllm_pipeline.proof.reference_answers import Agreement
+from trtllm_pipeline.show.proof import findings, installed
+from trtllm_pipeline.show.proof.findings import DeepExamination, FindingStatus
+from trtllm_pipeline.show.proof.installed import InstalledComparison
+from trtllm_pipeline.show.proof.reference_answers import Agreement
 from trtllm_pipeline.tensorrt.trtllm import program_options
 
 AXES: dict[str, Any] = {"model": "./llama", "toolchain": "tensorrt_llm", "precision": "fp8", "tp": 1, "pp": 1}

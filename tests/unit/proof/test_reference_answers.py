@@ -22,9 +22,9 @@ from trtllm_pipeline.orchestrate.matrix.expand import expand
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
-from trtllm_pipeline.proof import examination, families, material, reference_answers
-from trtllm_pipeline.proof.findings import FindingStatus
-from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
+from trtllm_pipeline.show.proof import examination, families, material, reference_answers
+from trtllm_pipeline.show.proof.findings import FindingStatus
+from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.tensorrt.embedded import random_model
 from trtllm_pipeline.tensorrt.embedded.reference import Reference
 

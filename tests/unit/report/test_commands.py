@@ -12,13 +12,13 @@ import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.load.result import levels_of
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.results.report_file import report_json
 from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.progress.left import TimeLeft
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.progress.left import TimeLeft
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 NEVER = fabricated.cell("fp8", reason="precision fp8: not here")
@@ -249,7 +249,7 @@ def test_following_ends_with_the_attempt(store: Store) -> None:
 
 def test_nothing_heavy_is_imported_to_print_a_log(store: Store) -> None:
     program = (
-        "import sys; from trtllm_pipeline.cli.app import main\n"
+        "import sys; from trtllm_pipeline.show.cli.app import main\n"
         f"code = main(['logs', 'fp16', 'build', '--workspace', {str(store.workspace)!r}])\n"
         "heavy = {'rich', 'numpy', 'yaml', 'huggingface_hub', 'tritonclient', 'asyncio'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

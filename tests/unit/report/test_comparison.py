@@ -16,7 +16,6 @@ from tests.helpers.fabricated_run import drift
 from tests.unit.bench.test_perf_metrics import MS, counted, request, write
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
 from trtllm_pipeline.orchestrate.results import measured
@@ -24,8 +23,9 @@ from trtllm_pipeline.orchestrate.results.comparable_loads import Workload, short
 from trtllm_pipeline.orchestrate.results.measured import Measured, Side, load_measured, together
 from trtllm_pipeline.orchestrate.results.report_file import report_json
 from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
-from trtllm_pipeline.report import compare_writers as writers
-from trtllm_pipeline.report.comparison import (
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.report import compare_writers as writers
+from trtllm_pipeline.show.report.comparison import (
     ChangeVerdict,
     Comparison,
     Delta,
@@ -34,8 +34,8 @@ from trtllm_pipeline.report.comparison import (
     compare,
     compare_by,
 )
-from trtllm_pipeline.report.gate import Judgement, breaks, parse
-from trtllm_pipeline.report.recommendation import parse_least, parse_slo, recommend
+from trtllm_pipeline.show.report.gate import Judgement, breaks, parse
+from trtllm_pipeline.show.report.recommendation import parse_least, parse_slo, recommend
 
 
 def test_a_metric_is_found_by_its_whole_name() -> None:

@@ -19,8 +19,8 @@ from trtllm_pipeline.base.errors import StateError, UsageError
 from trtllm_pipeline.measure.load.result import HighestRate, LevelResult, TritonUse
 from trtllm_pipeline.orchestrate.results.report_file import NAME, report_json
 from trtllm_pipeline.orchestrate.results.rows import CellResult
-from trtllm_pipeline.report.openmetrics import to_openmetrics
-from trtllm_pipeline.report.writers import flat, to_csv
+from trtllm_pipeline.show.report.openmetrics import to_openmetrics
+from trtllm_pipeline.show.report.writers import flat, to_csv
 
 
 def families(rows: tuple[CellResult, ...]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trtllm_pipeline.orchestrate.results.report_file import read_report, report_
 from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.report.writers import print_report, to_markdown
+from trtllm_pipeline.show.report.writers import print_report, to_markdown
 
 PLAN = fabricated.plan(cell(), cell(precision="int8_wo"))
 SEEN = forecast(PLAN, None)

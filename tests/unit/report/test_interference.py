@@ -10,8 +10,8 @@ from trtllm_pipeline.base.domain import ALONE, CellId
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult
 from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
-from trtllm_pipeline.report.interference import interference
-from trtllm_pipeline.report.writers import to_markdown
+from trtllm_pipeline.show.report.interference import interference
+from trtllm_pipeline.show.report.writers import to_markdown
 
 
 def level(tokens: float, ttft: float, concurrency: int = 4) -> LevelResult:

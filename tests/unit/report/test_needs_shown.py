@@ -11,10 +11,10 @@ import pytest
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
 from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
-from trtllm_pipeline.cli.output import rendered
 from trtllm_pipeline.orchestrate.results.fits import Fit, Fits
 from trtllm_pipeline.orchestrate.run.forecast import forecast
-from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
+from trtllm_pipeline.show.cli.output import rendered
+from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
 PLAN = fabricated.plan(cell(), cell(precision="int4_wo"))
 

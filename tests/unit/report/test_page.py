@@ -21,9 +21,9 @@ from trtllm_pipeline.orchestrate.memory.estimates import HOST, TIME
 from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck, StageForecast
 from trtllm_pipeline.orchestrate.results.measured import Measured, Side
 from trtllm_pipeline.orchestrate.results.rows import CellStatus
-from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.comparison import compare
-from trtllm_pipeline.report.html.page import to_html
+from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report.comparison import compare
+from trtllm_pipeline.show.report.html.page import to_html
 
 
 def page(cells: int, *, hostile: bool = False, **options: Any) -> str:

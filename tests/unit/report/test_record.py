@@ -8,11 +8,11 @@ import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.results.record import Ending, StageRecord, read_record
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.base import JOB
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
@@ -135,7 +135,7 @@ def test_what_ends_while_the_record_is_read_was_not_interrupted(store: Store, mo
 def test_html_goes_to_the_runs_folder_and_its_path_to_stdout(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.report.html.page.vega", lambda: "")
+    monkeypatch.setattr("trtllm_pipeline.show.report.html.page.vega", lambda: "")
     assert main(["report", "--workspace", str(store.workspace), "--format", "html"]) == 0
     path = capsys.readouterr().out.strip()
     assert path == str(store.runs_dir / "run-1" / "report.html")
@@ -148,7 +148,9 @@ def test_limits_of_the_page(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given: list[object] = []
-    monkeypatch.setattr("trtllm_pipeline.report.html.page.to_html", lambda *_, limits, **__: given.append(limits) or "")
+    monkeypatch.setattr(
+        "trtllm_pipeline.show.report.html.page.to_html", lambda *_, limits, **__: given.append(limits) or ""
+    )
     command = ["report", "-w", str(store.workspace), "-o", str(tmp_path / "x.html")]
     assert main([*command, "--format", "html", "--slo", "ttft_p99=0.3s,tpot_p99=40ms"]) == 0
     assert given == [{"ttft_ms": 300.0, "tpot_ms": 40.0, "statistic": "p99"}]

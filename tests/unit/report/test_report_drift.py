@@ -13,8 +13,8 @@ from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import CellId, Json
 from trtllm_pipeline.orchestrate.results.rows import CellResult, drifts_of, references, rows
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.writers import to_csv
+from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report.writers import to_csv
 
 ANSWERS = [{"id": str(n), "input": "?", "answer": "Paris", "scores": {"exact": 1.0}} for n in range(8)]
 WORSE = [*ANSWERS[:6], *({**row, "answer": "Lyon", "scores": {"exact": 0.0}} for row in ANSWERS[6:])]

@@ -18,9 +18,9 @@ from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import Goodput, LevelResult
 from trtllm_pipeline.orchestrate.results.report_file import read_report, report_json
 from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
-from trtllm_pipeline.progress.views import LOOKS, grid
-from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.writers import flat, notes_of, print_report, to_csv, to_markdown
+from trtllm_pipeline.show.progress.views import LOOKS, grid
+from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report.writers import flat, notes_of, print_report, to_csv, to_markdown
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from trtllm_pipeline.search import surrogate
+from trtllm_pipeline.show.search import surrogate
 
 
 def test_numbers_are_apart_by_their_logarithms_and_categories_all_alike() -> None:

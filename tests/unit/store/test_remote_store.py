@@ -24,7 +24,6 @@ from tests.helpers.signed import publish, read_key, write_key
 from trtllm_pipeline.base.domain import Fingerprint
 from trtllm_pipeline.base.errors import RemoteError, StateError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.orchestrate import provenance
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.request import Request
@@ -32,6 +31,7 @@ from trtllm_pipeline.orchestrate.store import remote_store
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli.app import main
 
 FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000, "deep/same": "weights" * 1000, "empty": ""}
 

@@ -13,8 +13,8 @@ from tests.helpers.trtllm_cells import machine
 from tests.unit.toolchains.test_trtllm_checkpoint import CONFIG, safetensors
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.cli import app
 from trtllm_pipeline.orchestrate.run import by_hand
+from trtllm_pipeline.show.cli import app
 from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set, read_rows
 from trtllm_pipeline.tensorrt.trtllm import dataset, engine_backend
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, EngineBuild

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.broken_repositories import BROKEN, Case, copy, write_engine, write_good
-from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.show.cli.app import main
 
 
 @pytest.fixture(scope="module")
