@@ -231,7 +231,7 @@ def test_every_setting_axis_and_recipe_field_is_documented() -> None:
 
 
 def test_every_code_of_the_gateway_s_errors_is_documented() -> None:
-    sources = (ROOT / "trtllm_pipeline" / "gateway").glob("*.py")
+    sources = (ROOT / "trtllm_pipeline" / "serve" / "gateway").glob("*.py")
     codes = {code for path in sources for code in re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', path.read_text("utf-8"))}
     assert {"invalid_value", "server_unavailable", "internal_error"} <= codes
     documented = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")

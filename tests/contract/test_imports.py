@@ -70,6 +70,9 @@ def test_help_imports_nothing_heavy_and_almost_nothing_of_ours(words: tuple[str,
     modules = imported(*words)
     assert modules & HEAVY <= OF_TYPER
     assert {name for name in modules if name.startswith("trtllm_pipeline.")} == {
+        "trtllm_pipeline.base",
+        "trtllm_pipeline.doors",
+        "trtllm_pipeline.show",
         "trtllm_pipeline.show.cli",
         "trtllm_pipeline.show.cli.app",
         "trtllm_pipeline.base.terminal",
@@ -148,14 +151,14 @@ EVENT_LOOP = {"asyncio", "concurrent.futures", "socket", "ssl", "subprocess"}
 @pytest.mark.parametrize(
     ("program", "needed"),
     [
-        ("stages.download", set()),
-        ("stages.smoke", EVENT_LOOP),
-        ("stages.perf", set()),
-        ("stages.accuracy", set()),
-        ("stages.score", set()),
-        ("toolchains.embedded.convert", set()),
-        ("toolchains.embedded.build", {"concurrent.futures", "socket"}),
-        ("toolchains.embedded.repository", {"concurrent.futures"}),
+        ("tensorrt.stage.download", set()),
+        ("tensorrt.stage.smoke", EVENT_LOOP),
+        ("tensorrt.stage.perf", set()),
+        ("tensorrt.stage.accuracy", set()),
+        ("tensorrt.stage.score", set()),
+        ("tensorrt.embedded.convert", set()),
+        ("tensorrt.embedded.build", {"concurrent.futures", "socket"}),
+        ("tensorrt.embedded.repository", {"concurrent.futures"}),
     ],
 )
 def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: str, needed: set[str]) -> None:

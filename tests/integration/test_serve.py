@@ -24,7 +24,7 @@ import pytest
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, still_running
 from tests.helpers.waiting import eventually
-from tests.unit.provenance.test_provenance import write_key
+from tests.unit.orchestrate.provenance.test_provenance import write_key
 from trtllm_pipeline.base.processes.guardian import process_table, with_descendants
 from trtllm_pipeline.serve.kept.servers import boot_id, folder_of, look
 from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
