@@ -10,7 +10,7 @@ from pathlib import Path
 def main() -> int:
     """Run one command. Without Typer only `doctor` can: it says what else is missing."""
     try:
-        from trtllm_pipeline.show.cli.app import main as run
+        from trtllm_pipeline.show import main as run
     except ModuleNotFoundError as error:
         if error.name != "typer":
             raise
@@ -24,7 +24,7 @@ def main() -> int:
 def _without_typer(words: Sequence[str]) -> int:
     import json
 
-    from trtllm_pipeline.orchestrate.plan.request import DEFAULT_WORKSPACE
+    from trtllm_pipeline.orchestrate import DEFAULT_WORKSPACE
     from trtllm_pipeline.show import doctor_findings
 
     if words[:1] != ["doctor"]:

@@ -27,7 +27,7 @@ transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from trtllm_pipeline.tensorrt.modelopt import (
+from trtllm_pipeline.tensorrt.modelopt import (  # noqa: E402
     awq_search,
     calibration_batches,
     calibration_memory,

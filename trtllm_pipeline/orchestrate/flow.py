@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.files.writing import write_lines
+from trtllm_pipeline.base import write_lines
 from trtllm_pipeline.orchestrate.plan.planner import plan_cells, runnable_plan
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.plan.selection import default_toolchain, load, machine_of, select_cells

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.base.domain import Cell, Scope
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import Cell, Scope, UsageError
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.planner import check_feasible, plan_cells
 from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
@@ -18,7 +17,7 @@ from trtllm_pipeline.orchestrate.plan.runs import run_folders
 from trtllm_pipeline.orchestrate.plan.selection import load, machine_of, select_cells
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.results.rows import CellResult

@@ -18,12 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.machine import assume, gpus, memory, probe
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.base.machine.packages import version_of
-from trtllm_pipeline.base.machine.probe import Survey
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.base import Json, Machine, Survey, assume, gpus, memory, probe, version_of
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 SCHEMA: Final = 1
 _GIB: Final = 2**30

@@ -14,11 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import FailureClass, PipelineError, StageError
-from trtllm_pipeline.base.files import disk
-from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base import FailureClass, Json, PipelineError, StageError, disk, terminal, write_json
 from trtllm_pipeline.tensorrt.stage import failure, params
 from trtllm_pipeline.tensorrt.stage.base import JOB, StageContext
 

@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.models.files.model_files import Fields, read_text
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import Fields, read_text
 
 if TYPE_CHECKING:
     import subprocess

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import fields, recognise, said
 from trtllm_pipeline.measure.client.session import ServerSentEvents
 from trtllm_pipeline.measure.client.transport import ProtocolError

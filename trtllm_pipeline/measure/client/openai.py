@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import fields, recognise, said
 from trtllm_pipeline.measure.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.measure.client.transport import ProtocolError

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import fields
 from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.http import HttpError, fetch

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.base.files.user_files import decode_mapping
+from trtllm_pipeline.base import ServerError, decode_mapping
 
 
 @dataclass(frozen=True, slots=True)

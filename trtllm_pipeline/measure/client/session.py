@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import fields
 from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.http import Connection, HttpError, fetch

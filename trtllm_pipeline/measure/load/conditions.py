@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.machine.probe import here
+from trtllm_pipeline.base import Json, here
 from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.models import Fields
 
 if TYPE_CHECKING:  # a report knows conditions, and no client
     from trtllm_pipeline.measure.load.load import Level

@@ -14,8 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base.files.user_files import decode
-from trtllm_pipeline.base.machine.gpus import Nvml, nvml, of_process
+from trtllm_pipeline.base import Nvml, decode, nvml, of_process
 from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.base.files.user_files import fail, read_mapping
+from trtllm_pipeline.base import Json, StageError, fail, read_mapping
 from trtllm_pipeline.measure.load.result import LevelResult, LoadResult, load_words
 
 ENGINE_REPORT_FILE: Final = "report.json"

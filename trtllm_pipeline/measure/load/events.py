@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, No
 from annotated_types import Interval, MinLen
 from typing_extensions import NotRequired, TypedDict
 
-from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.base.files.reading import read_bytes
-from trtllm_pipeline.base.files.user_files import JsonError, decode_mapping
+from trtllm_pipeline.base import JsonError, StageError, decode_mapping, read_bytes
 from trtllm_pipeline.measure.load.prompts import opened
 
 if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured

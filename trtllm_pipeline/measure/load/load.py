@@ -25,7 +25,7 @@ from statistics import median
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.measure.load.prompts import Prompt, conversations, opened, with_text
 from trtllm_pipeline.measure.load.windows import WAVES

@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.base.processes.process import allow_open_files
+from trtllm_pipeline.base import FailureClass, Json, StageError, UsageError, allow_open_files
 from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.measure.load import conditions, counters, server_checks, workers
 from trtllm_pipeline.measure.load.load import EventFile, Load, run_level

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
 
 PER_REQUEST: Final = ("ttft", "tpot", "e2e")

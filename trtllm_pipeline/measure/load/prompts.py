@@ -11,15 +11,17 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
-from trtllm_pipeline.base.files import tables
-from trtllm_pipeline.base.files.user_files import (
+from trtllm_pipeline.base import (
+    Fault,
+    MatrixError,
     RowError,
+    UsageError,
     check,
     decode,
     json_array,
     read_json_lines,
     read_text,
+    tables,
 )
 from trtllm_pipeline.measure.client import images
 
@@ -472,7 +474,7 @@ def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -
     the template writes first are left out, so that they are there once. The server is asked with the first message.
     """
     from trtllm_pipeline.measure import chat_templates as chat
-    from trtllm_pipeline.models.files.tokenizer import added_prefix, read_tokenizer
+    from trtllm_pipeline.models import added_prefix, read_tokenizer
 
     template = None if model is None else chat.read(model)
     if model is None or template is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.metric_names import LATENCIES, LATENCY_NAMES, RATES
 from trtllm_pipeline.measure.load.stats import PERCENTILE_METHOD, Summary

@@ -16,16 +16,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.base.machine.gpus import nvml
-from trtllm_pipeline.base.machine.model import cpu_count
-from trtllm_pipeline.base.machine.speeds import sheet_bandwidth
-from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, num_experts
-from trtllm_pipeline.models.hub.files import INDEX, SINGLE, read_index
-from trtllm_pipeline.models.hub.other_weights import StoredTensor, gguf_files, gguf_header, torch_files, torch_tensors
-from trtllm_pipeline.models.hub.verify import tensors
-from trtllm_pipeline.models.triton_repository.engine_config import speculation_of
+from trtllm_pipeline.base import DownloadError, Json, cpu_count, nvml, sheet_bandwidth
+from trtllm_pipeline.models import (
+    INDEX,
+    SINGLE,
+    Fields,
+    ModelFileError,
+    StoredTensor,
+    gguf_files,
+    gguf_header,
+    num_experts,
+    read_index,
+    speculation_of,
+    tensors,
+    torch_files,
+    torch_tensors,
+)
 
 CPU_MARGIN: Final = 4.0
 """What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several

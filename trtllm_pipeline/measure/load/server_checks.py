@@ -14,19 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
-from trtllm_pipeline.base.files.user_files import decode_yaml, read_mapping
-from trtllm_pipeline.base.processes.process import running_since
+from trtllm_pipeline.base import FailureClass, Json, ServerError, StageError, decode_yaml, read_mapping, running_since
 from trtllm_pipeline.measure.client.triton import Client
 from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.load import EventFile
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import AnyClient, Target
-from trtllm_pipeline.models.files.model_files import Fields, find
-from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
-from trtllm_pipeline.models.triton_repository.model_names import ENGINE_MODEL
+from trtllm_pipeline.models import ENGINE_MODEL, Engine, Fields, find, model_config
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.measure.load.load import Level, Load
 from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED
 from trtllm_pipeline.measure.load.prompts import Prompt

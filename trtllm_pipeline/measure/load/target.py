@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import images
 from trtllm_pipeline.measure.client.openai import OpenAiClient
 from trtllm_pipeline.measure.client.openai import options as openai_sampling

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Exclusive
+from trtllm_pipeline.base import Exclusive
 from trtllm_pipeline.measure.load.events import ProbeRecord, RequestRecord
 from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.measure.load.result import MeasurementFinding

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 
 if TYPE_CHECKING:
     from trtllm_pipeline.measure.load.requests import TimedRequest

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base import ServerError
 from trtllm_pipeline.measure.load.load import EventFile, Level, Share, Together, run_level
 from trtllm_pipeline.measure.load.target import Target
 

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.user_files import RowError, read_json_lines
+from trtllm_pipeline.base import FailureClass, Json, RowError, StageError, read_json_lines
 from trtllm_pipeline.measure.load.prompts import OPENING_WORDS, Prompt, conversations
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base import FailureClass, Json, StageError, write_json
 from trtllm_pipeline.measure.load.stats import CONFIDENCE, MEAN_INTERVAL, Interval, mean_interval
 from trtllm_pipeline.measure.score.scores import NORMALISATION, Metric, Question
 

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.load.prompts import Render, chat_renderer, tokenizer_folder, unrendered
 from trtllm_pipeline.measure.score import accuracy_result
 from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult, AnsweredQuestion
 from trtllm_pipeline.measure.score.functions import metrics_of
 from trtllm_pipeline.measure.score.questions import read_questions, scorable
 from trtllm_pipeline.measure.score.scores import Metric, Question
-from trtllm_pipeline.models.files.tokenizer import tokenizer_at
+from trtllm_pipeline.models import tokenizer_at
 
 if TYPE_CHECKING:
     from trtllm_pipeline.measure.client.session import Answer

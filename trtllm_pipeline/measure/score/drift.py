@@ -14,9 +14,7 @@ from typing import Annotated, Any, Final
 from annotated_types import Ge, Le
 from typing_extensions import NotRequired, TypedDict
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files import user_files
-from trtllm_pipeline.base.files.reading import read_bytes
+from trtllm_pipeline.base import UsageError, read_bytes, user_files
 from trtllm_pipeline.measure.load.events import STRICT, Count, Rate, told
 from trtllm_pipeline.measure.load.stats import Interval, Summary, mean_interval, summary
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from types import FunctionType
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.score.scores import SCORE_METRICS, Metric, Question
 
 DEFINITION: Final = "mean of what the user's own function says"

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base import FailureClass, StageError, UsageError, write_json
 from trtllm_pipeline.measure.client.urls import api_url
 from trtllm_pipeline.measure.load.stats import CONFIDENCE, Interval, mean_interval
 from trtllm_pipeline.measure.score.accuracy_result import ACCURACY_FILE, AccuracyResult

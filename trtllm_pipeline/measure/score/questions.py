@@ -9,8 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base.errors import Fault, StageError
-from trtllm_pipeline.base.files.user_files import RowError
+from trtllm_pipeline.base import Fault, RowError, StageError
 from trtllm_pipeline.measure.load import prompts
 from trtllm_pipeline.measure.load.prompts import Prompt, Render
 from trtllm_pipeline.measure.score.scores import LETTERS, SCORE_METRICS, Metric, NumericTolerance, Question, normalise

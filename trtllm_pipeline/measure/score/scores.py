@@ -15,7 +15,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.load.prompts import Prompt
 
 DRIFT: Final = {

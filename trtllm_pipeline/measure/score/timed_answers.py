@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.load.events import level_of, read_records
 from trtllm_pipeline.measure.score.accuracy_result import AnsweredQuestion, Place
 from trtllm_pipeline.measure.score.scores import Question

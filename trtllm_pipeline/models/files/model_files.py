@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
-from trtllm_pipeline.base.files.reading import KINDS
-from trtllm_pipeline.base.files.user_files import JsonError, decode
+from trtllm_pipeline.base import KINDS, DownloadError, FailureClass, JsonError, decode
 
 T = TypeVar("T")
 MAX_JSON_BYTES: Final = 100_000_000

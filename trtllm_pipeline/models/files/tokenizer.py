@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.base import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, read_bytes, read_text
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _made(folder: Path, name: str) -> Tokenizer:
             hint="name a model directory, or its tokenizer.json; docs/models.md says which models need none",
             failure=FailureClass.USER,
         )
-    from trtllm_pipeline.base.files import vocabularies
+    from trtllm_pipeline.models.files import vocabularies
 
     try:
         return vocabularies.MAKERS[kind](content, settings)

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from trtllm_pipeline import PACKAGE, __version__
-from trtllm_pipeline.base.errors import DownloadError, UsageError
+from trtllm_pipeline.base import DownloadError, UsageError
 from trtllm_pipeline.models.hub import hub_errors, hugging_face
 
 PREFIX: Final = "hub:"

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.base.files import model_files
-from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base import DownloadError, Json, write_json
+from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.files.model_files import Fields
 
 Progress = Callable[[float, float | None, str], None]

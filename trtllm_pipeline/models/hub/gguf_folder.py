@@ -19,9 +19,7 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
-from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base import DownloadError, FailureClass, Json, write_json
 from trtllm_pipeline.models.files.model_files import Fields
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base import DownloadError, FailureClass
 
 CONNECT_TIMEOUT_S: Final = 3.0
 """A hub that takes longer to answer anything at all counts as unreachable."""

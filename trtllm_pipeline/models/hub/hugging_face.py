@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base import DownloadError, FailureClass
 from trtllm_pipeline.models.hub import hub_errors
 from trtllm_pipeline.models.hub.files import RemoteFile
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.files import model_files
+from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.hub.files import (
     CONFIGURATION,
     MODEL,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base import DownloadError, FailureClass
 from trtllm_pipeline.models.hub import hub_errors
 from trtllm_pipeline.models.hub.files import RemoteFile
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
-from trtllm_pipeline.base.errors import DownloadError
+from trtllm_pipeline.base import DownloadError
 from trtllm_pipeline.models.files.model_files import find
 
 _SINGLE: Final = "pytorch_model.bin"

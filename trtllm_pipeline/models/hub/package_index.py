@@ -19,9 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
-from trtllm_pipeline.base.files.disk import folder_bytes
+from trtllm_pipeline.base import DownloadError, FailureClass, Json, folder_bytes
 from trtllm_pipeline.models.hub.files import Progress, hex_digest
 
 logger = logging.getLogger(__name__)

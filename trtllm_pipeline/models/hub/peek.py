@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 from trtllm_pipeline.models.files.quantization import FILES, QuantizedWeights, quantization
 
 _LONGEST: Final = 1 << 20

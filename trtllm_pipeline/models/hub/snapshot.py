@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base import DownloadError, FailureClass, Json
 from trtllm_pipeline.models.files.model_files import share
 from trtllm_pipeline.models.hub import hub_errors, hugging_face, local, modelscope
 from trtllm_pipeline.models.hub.files import (

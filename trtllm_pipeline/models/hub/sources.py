@@ -20,11 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.files.disk import folder_bytes
-from trtllm_pipeline.base.fingerprints import canonical, fingerprint
+from trtllm_pipeline.base import DownloadError, FailureClass, Json, canonical, digest_file, fingerprint, folder_bytes
 from trtllm_pipeline.models.hub import files
 from trtllm_pipeline.models.hub.files import MODEL
 from trtllm_pipeline.models.hub.hub_errors import HUGGING_FACE, MODELSCOPE, OfflineError, UnavailableError

@@ -19,7 +19,7 @@ from typing import Final
 
 import httpx
 
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base import DownloadError, FailureClass
 from trtllm_pipeline.models.files.model_files import share
 from trtllm_pipeline.models.hub import hub_errors
 from trtllm_pipeline.models.hub.files import Progress, RemoteFile, Sha256, mismatch, size_bytes

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.base.files import model_files
-from trtllm_pipeline.base.files.user_files import decode
+from trtllm_pipeline.base import DownloadError, decode
+from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.files.model_files import Fields
 from trtllm_pipeline.models.hub.files import CONFIGURATION, INDEX, MODEL, TOKENIZER, described, read_index, weight_files
 

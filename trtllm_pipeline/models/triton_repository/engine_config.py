@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
+from trtllm_pipeline.base import FailureClass, ServerError, StageError
 from trtllm_pipeline.models.files.model_files import Fields, ModelFileError
 from trtllm_pipeline.models.triton_repository.model_config import FLOAT_TYPES
 

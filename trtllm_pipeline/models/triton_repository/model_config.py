@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base import ServerError
 
 if TYPE_CHECKING:
     ModelConfig = Any  # the message class is made at run time, type checkers see nothing of it

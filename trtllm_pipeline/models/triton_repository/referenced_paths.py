@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.files.user_files import decode_yaml
+from trtllm_pipeline.base import FailureClass, ServerError, decode_yaml
 from trtllm_pipeline.models.triton_repository import model_config
 
 _STORE: Final = "store"

@@ -25,15 +25,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.domain import Json, Scope, StageRunId
-from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.base.files.writing import read_object, write_json
-from trtllm_pipeline.base.machine import gpus, probe
+from trtllm_pipeline.base import Json, PipelineError, Scope, StageRunId, gpus, probe, read_object, terminal, write_json
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, read_job
 from trtllm_pipeline.orchestrate.store.claims import Claim, WaitingPlace, lease_machine
 from trtllm_pipeline.orchestrate.store.store import CLUSTER
-from trtllm_pipeline.tensorrt.stage.base import JOB
+from trtllm_pipeline.tensorrt import JOB
 
 ORDERS: Final = "orders.json"
 ANSWERS: Final = "answers.json"

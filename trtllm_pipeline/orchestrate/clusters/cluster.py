@@ -17,17 +17,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from trtllm_pipeline.base.domain import Scope, StageRunId
-from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.base.files.writing import read_object, write_json
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import (
+    FailureClass,
+    Machine,
+    Scope,
+    StageError,
+    StageRunId,
+    UsageError,
+    read_object,
+    write_json,
+)
 from trtllm_pipeline.orchestrate.clusters import agent as agents
 from trtllm_pipeline.orchestrate.clusters.exchange import Exchange
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.orchestrate.store.store import LOG
-from trtllm_pipeline.tensorrt.stage import failure
-from trtllm_pipeline.tensorrt.stage.base import JOB
+from trtllm_pipeline.tensorrt import JOB, failure
 
 _POLL_S: Final = 0.2
 _CANCEL_S: Final = 15.0

@@ -35,12 +35,21 @@ from typing import Any, Final, TypeVar
 
 from blake3 import blake3
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.domain import Fingerprint, Json, StageRunId
-from trtllm_pipeline.base.errors import FailureClass, RemoteError, StageError, StateError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.files.writing import object_text, read_object, write_json
+from trtllm_pipeline.base import (
+    FailureClass,
+    Fingerprint,
+    Json,
+    RemoteError,
+    StageError,
+    StageRunId,
+    StateError,
+    digest_file,
+    object_text,
+    read_object,
+    reading,
+    terminal,
+    write_json,
+)
 from trtllm_pipeline.orchestrate.clusters import agent
 from trtllm_pipeline.orchestrate.run import file_views
 from trtllm_pipeline.orchestrate.run.executor import Job, Usage, read_job
@@ -49,8 +58,7 @@ from trtllm_pipeline.orchestrate.store.claims import Claim
 from trtllm_pipeline.orchestrate.store.manifest import FileEntry, Kind, Manifest
 from trtllm_pipeline.orchestrate.store.remote_store import NotTransferableError, Progress, Remote
 from trtllm_pipeline.orchestrate.store.store import LOG
-from trtllm_pipeline.tensorrt.stage import failure
-from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, PROGRESS_FILE
+from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, failure
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -21,10 +21,7 @@ from ray._private import worker
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.base.machine.gpus import MASK_VARIABLE
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import MASK_VARIABLE, FailureClass, Machine, StageError, UsageError, probe
 from trtllm_pipeline.orchestrate.clusters.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.orchestrate.run.executor import Job
 

@@ -18,10 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.machine import model
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import FailureClass, Machine, StageError, UsageError, model, reading
 from trtllm_pipeline.orchestrate.clusters import agent
 from trtllm_pipeline.orchestrate.clusters.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.orchestrate.run.executor import Job

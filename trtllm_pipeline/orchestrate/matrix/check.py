@@ -10,8 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import Fault
+from trtllm_pipeline.base import Fault, Json
 from trtllm_pipeline.orchestrate.matrix.document import Document, KeyPath, child, nearest
 
 M = TypeVar("M", bound=BaseModel)

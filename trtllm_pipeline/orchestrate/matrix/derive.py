@@ -9,8 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic import Field as Key
 
-from trtllm_pipeline.tensorrt.stage.params import ParamField, table
-from trtllm_pipeline.tensorrt.stage.repository_settings import Setting
+from trtllm_pipeline.tensorrt import ParamField, Setting, table
 
 M = TypeVar("M", bound=BaseModel)
 STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import Fault
-from trtllm_pipeline.base.files import user_files
+from trtllm_pipeline.base import Fault, Json, user_files
 
 KeyPath = tuple[str | int, ...]
 """Where a value is: keys and list positions from the top."""

@@ -22,9 +22,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from trtllm_pipeline.base.domain import ALONE, Cell, CellId, Exclusive, Json, in_order
-from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
-from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.base import ALONE, Cell, CellId, Exclusive, Fault, Json, MatrixError, UsageError, in_order
+from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate.matrix.document import KeyPath, nearest
 from trtllm_pipeline.orchestrate.matrix.spelling import (
     SETTINGS_PREFIX,
@@ -597,7 +596,7 @@ class _SettingsByCell:
 
     def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
         """Raise MatrixError where settings of perf do not fit together, which only all layers together can tell."""
-        from trtllm_pipeline.tensorrt.stage.params import conflicts
+        from trtllm_pipeline.tensorrt import conflicts
 
         why = next(conflicts(SimpleNamespace(**settings["perf"])), None)
         if why is None:

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files.user_files import read_mapping
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.tensorrt.stage.params import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, to_json
+from trtllm_pipeline.base import UsageError, read_mapping, write_json
+from trtllm_pipeline.tensorrt import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, to_json
 
 SCHEMA: Final = 1
 GATEWAY_FILE: Final = "gateway.json"

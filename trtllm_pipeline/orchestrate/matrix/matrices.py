@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import MatrixError, UsageError
+from trtllm_pipeline.base import Json, MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import SUFFIXES, nearest, read
 from trtllm_pipeline.orchestrate.matrix.expand import expand
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder

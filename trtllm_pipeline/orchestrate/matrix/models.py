@@ -36,18 +36,13 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
-from trtllm_pipeline.measure.client.images import ImagesAsked
-from trtllm_pipeline.measure.score.scores import SCORE_METRICS
-from trtllm_pipeline.models.files.quantization import Form
-from trtllm_pipeline.models.hub import dataset_file
+from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
+from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, derived
 from trtllm_pipeline.orchestrate.matrix.document import nearest
 from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams
 from trtllm_pipeline.orchestrate.matrix.spelling import PARALLEL, canonical_lengths, canonical_parallel
-from trtllm_pipeline.tensorrt.stage import params
-from trtllm_pipeline.tensorrt.stage.calibration_rows import DEFAULT_DATA
-from trtllm_pipeline.tensorrt.stage.lora import NO_ADAPTER
-from trtllm_pipeline.tensorrt.stage.repository_settings import RepositorySettings
+from trtllm_pipeline.tensorrt import DEFAULT_DATA, NO_ADAPTER, RepositorySettings, params
 
 Toolchain = Literal[
     "embedded", "tensorrt_llm", "tensorrt_llm_pytorch", "openai", "vllm", "sglang", "transformers", "llama_cpp"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.base import Fault, Json, MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import SUFFIXES, Document, KeyPath, Origin, nearest, read
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, 
     if recipe is not None and path is not None and recipe.name != path.stem:
         faults.append(document.fault(("name",), f"must be {path.stem!r}, as the file is called"))
     if recipe is not None and recipe.code_files:
-        from trtllm_pipeline.models.hub.hugging_face import COMMIT
+        from trtllm_pipeline.models import COMMIT
 
         if not COMMIT.fullmatch(getattr(recipe.sources[0], "revision", "")):
             message = "needs a first source on a hub with a commit as its revision"
@@ -159,7 +158,7 @@ def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> M
 
 def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str, Json]:
     """The data of a recipe without sources."""
-    from trtllm_pipeline.models.files.model_files import named_alike, num_experts, rotary
+    from trtllm_pipeline.models import named_alike, num_experts, rotary
 
     data: dict[str, Json] = named_alike(config)
     if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too

@@ -14,8 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import Fault, UsageError
+from trtllm_pipeline.base import Fault, Json, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import Document, KeyPath, Origin, child, key_text, nearest, parse
 
 

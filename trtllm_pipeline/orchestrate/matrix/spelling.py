@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.base.domain import Json, layout_name
+from trtllm_pipeline.base import Json, layout_name
 
 SETTINGS_PREFIX: Final = "settings."
 """Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""

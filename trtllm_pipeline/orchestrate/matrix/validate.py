@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.base import Fault, Json, MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix import sets as set_arguments
 from trtllm_pipeline.orchestrate.matrix.check import check
 from trtllm_pipeline.orchestrate.matrix.document import Document, KeyPath, key_text, nearest, read

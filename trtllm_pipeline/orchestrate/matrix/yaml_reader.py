@@ -9,9 +9,7 @@ from typing import Final
 
 import yaml
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import Fault, MatrixError
-from trtllm_pipeline.base.files import user_files
+from trtllm_pipeline.base import Fault, Json, MatrixError, user_files
 from trtllm_pipeline.orchestrate.matrix.document import Document, KeyPath, Origin
 
 MAX_DEPTH: Final = 40

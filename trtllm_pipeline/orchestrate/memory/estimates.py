@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, Json, Needs, StageRunId
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.base.wording import size
+from trtllm_pipeline.base import Cell, Json, Machine, Needs, StageRunId, size
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.plan import label as label_of
 from trtllm_pipeline.orchestrate.store.index import Peak
-from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt import Stage
 
 HOST: Final = "host memory"
 GPU: Final = "GPU memory"

@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
-from trtllm_pipeline.tensorrt.trtllm import vision
+from trtllm_pipeline.base import USUAL_NUM_TOKENS, Cell, Json, Machine, layout_name
+from trtllm_pipeline.tensorrt import ENGINES, companions, vision
 
 _MOST_FRACTION: Final = 0.95
 _LEAST_FRACTION: Final = 0.4

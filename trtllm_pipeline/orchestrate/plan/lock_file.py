@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.models.hub.hugging_face import COMMIT
+from trtllm_pipeline.base import Json, digest_file
+from trtllm_pipeline.models import COMMIT
 from trtllm_pipeline.orchestrate.matrix.expand import written_out
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt import companions
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix

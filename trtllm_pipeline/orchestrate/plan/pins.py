@@ -8,20 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.base.domain import Cell, Json
-from trtllm_pipeline.base.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.files.user_files import check
-from trtllm_pipeline.base.fingerprints import canonical
-from trtllm_pipeline.models.files.quantization import AS_IS, QuantizedWeights
-from trtllm_pipeline.models.files.tokenizer import SETTINGS, TOKENIZER, has_tokenizer
-from trtllm_pipeline.models.hub.files import CONFIGURATION, MODEL
-from trtllm_pipeline.models.hub.hub_errors import OfflineError, UnavailableError
+from trtllm_pipeline.base import Cell, DownloadError, FailureClass, Json, UsageError, canonical, check, digest_file
+from trtllm_pipeline.models import (
+    AS_IS,
+    CONFIGURATION,
+    MODEL,
+    SETTINGS,
+    TOKENIZER,
+    OfflineError,
+    QuantizedWeights,
+    UnavailableError,
+    has_tokenizer,
+)
 from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes, numbers_of, sources_of
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
-from trtllm_pipeline.tensorrt.trtllm.releases import brings_code
+from trtllm_pipeline.tensorrt import ENGINES, brings_code, companions
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class Pins:
         self, pinned: Mapping[str, Json], cell: Cell, file: str, *, whole: bool = False
     ) -> Mapping[str, Json] | None:
         """What the configuration of a pinned model says to `companions.unfit`, or all of it; None where nobody can tell now."""
-        from trtllm_pipeline.models.hub.peek import configuration
+        from trtllm_pipeline.models import configuration
 
         source, folder = pinned["source"], pinned.get("folder")
         assert isinstance(source, dict)
@@ -194,7 +195,7 @@ class Pins:
         request = canonical({"sources": [*sources], "source": settings["source"]})
         source = None if self._index is None else self._index.pin(request)
         if source is None:
-            from trtllm_pipeline.models.hub.sources import resolve, unpinned
+            from trtllm_pipeline.models import resolve, unpinned
 
             prefer = str(settings["source"])
             try:
@@ -215,7 +216,7 @@ class Pins:
             if self._index is not None and "local" not in source:
                 self._index.set_pin(request, source)
         if "local" in source:
-            from trtllm_pipeline.models.hub.sources import local_folder
+            from trtllm_pipeline.models import local_folder
 
             folder = str(local_folder(sources, Path(cell.base_dir)))
             pinned = _with_code({"local": source["local"]}, cell)
@@ -233,7 +234,7 @@ class Pins:
 
         What was told once is remembered: a hub that is out of reach for an hour must not make everything stale.
         """
-        from trtllm_pipeline.models.hub.sources import content_of
+        from trtllm_pipeline.models import content_of
 
         asked = canonical({"content_of": dict(source)})
         known = None if self._index is None else self._index.pin(asked)
@@ -256,7 +257,7 @@ class Pins:
 
     def _lacks_tokenizer(self, cell: Cell, recipe: Mapping[str, Json]) -> bool:
         """Whether no stage can read the tokenizer of a model; false where nobody can tell now."""
-        from trtllm_pipeline.models.hub.peek import configuration
+        from trtllm_pipeline.models import configuration
 
         files, source, folder = recipe.get("files"), recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
@@ -279,7 +280,7 @@ class Pins:
 
     def _said_of_weights(self, cell: Cell, recipe: Mapping[str, Json]) -> _Said:
         """How the weights are quantized already, as far as that can be told now."""
-        from trtllm_pipeline.models.hub.peek import quantized
+        from trtllm_pipeline.models import quantized
 
         source, folder = recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
@@ -309,7 +310,7 @@ class Pins:
 
         The recipe lists them, or the hub is asked. None where nobody can tell now.
         """
-        from trtllm_pipeline.models.hub.sources import code_of, page_of
+        from trtllm_pipeline.models import code_of, page_of
 
         folder = None if recipe.get("folder") is None else Path(str(recipe["folder"]))
         source = {name: value for name, value in recipe["source"].items() if name != "code"}  # type: ignore[union-attr]
@@ -337,7 +338,7 @@ class Pins:
 
     def digest(self, name: str, cell: Cell) -> tuple[str, str]:
         """Path and digest of `name`; see `hub.dataset_file`. A guess where a hub is not reached and guesses are allowed."""
-        from trtllm_pipeline.models.hub.dataset_file import data_file
+        from trtllm_pipeline.models import data_file
 
         found = self._files.get((name, cell.base_dir))
         if found is None:

@@ -12,14 +12,23 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
-from trtllm_pipeline.base.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, StageRunId
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files.collecting import uncollected
-from trtllm_pipeline.base.fingerprints import SCHEMA, canonical, fingerprint
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.files.model_parts import ModelPart, files_of
-from trtllm_pipeline.tensorrt.stage.base import Stage
-from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, Toolchain
+from trtllm_pipeline.base import (
+    SCHEMA,
+    Cell,
+    CellId,
+    Fingerprint,
+    Json,
+    Machine,
+    Resources,
+    Scope,
+    StageRunId,
+    UsageError,
+    canonical,
+    fingerprint,
+    uncollected,
+)
+from trtllm_pipeline.models import ModelPart, files_of
+from trtllm_pipeline.tensorrt import DRAFTER, Stage, Toolchain
 
 _LAST_OF_DRAFTER: Final = "build"
 
@@ -120,7 +129,7 @@ def make_plan(
     forms: dict[tuple[str, str | None], list[_Form]] = {}
     for name, gpu in dict.fromkeys((cell.toolchain, cell.gpu) for cell in cells if cell.reason is None):
         forms[name, gpu] = _forms(toolchains[name], toolchains[name].identity(machine.of(gpu)), until)
-    from trtllm_pipeline.tensorrt.stage.params import key  # who looks at a plan that was written makes no keys
+    from trtllm_pipeline.tensorrt import key  # who looks at a plan that was written makes no keys
 
     graph = _Graph(machine, digest, key)
     runs = graph.runs

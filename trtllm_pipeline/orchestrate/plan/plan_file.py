@@ -15,14 +15,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell, CellId, Fingerprint, Json, Resources, Scope, SettingChange, StageRunId
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.collecting import uncollected
-from trtllm_pipeline.base.files.user_files import decode_mapping
-from trtllm_pipeline.base.files.writing import json_lines, write_lines
-from trtllm_pipeline.base.wording import in_flow_order
-from trtllm_pipeline.models.files.quantization import shown
+from trtllm_pipeline.base import (
+    Cell,
+    CellId,
+    Fingerprint,
+    Json,
+    Resources,
+    Scope,
+    SettingChange,
+    StageRunId,
+    StateError,
+    decode_mapping,
+    in_flow_order,
+    json_lines,
+    reading,
+    uncollected,
+    write_lines,
+)
+from trtllm_pipeline.models import shown
 from trtllm_pipeline.orchestrate.memory.estimates import Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 
@@ -135,7 +145,7 @@ def plan_lines(
     `commands` gives a stage run's command lines, `times` its milliseconds, `needs` what it takes of memory, `pulls` the bytes of
     what is pulled; `run_id` is None when nothing was run. The plan of a run has the first three of what is to run alone.
     """
-    from trtllm_pipeline.tensorrt.stage.params import to_json  # who reads a plan needs none of it
+    from trtllm_pipeline.tensorrt import to_json  # who reads a plan needs none of it
 
     whole = run_id is None
 

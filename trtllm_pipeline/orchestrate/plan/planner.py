@@ -6,8 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.base.domain import Cell, Scope
-from trtllm_pipeline.base.errors import PlanError, UsageError
+from trtllm_pipeline.base import Cell, PlanError, Scope, UsageError
 from trtllm_pipeline.orchestrate.plan import plan as planning
 from trtllm_pipeline.orchestrate.plan import retries
 from trtllm_pipeline.orchestrate.plan.plan import Plan
@@ -22,11 +21,11 @@ from trtllm_pipeline.orchestrate.plan.selection import (
     select_cells,
 )
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.servers.command_lines import reachable
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import reachable
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.base.machine.model import Machine
+    from trtllm_pipeline.base import Machine
     from trtllm_pipeline.orchestrate.plan.pins import Pins
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def replanned(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
 def check_feasible(plan: Plan) -> None:
     """Raise PlanError when no cell can work."""
     if not plan.feasible:
-        from trtllm_pipeline.tensorrt.trtllm.rules import HUB_UNASKED
+        from trtllm_pipeline.tensorrt import HUB_UNASKED
 
         reasons = sorted({str(cell.reason) for cell in plan.cells})
         fit = (
@@ -101,7 +100,7 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
         raise UsageError(
             "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
         )
-    from trtllm_pipeline.base.processes.process import allow_open_files  # what only plans starts nothing
+    from trtllm_pipeline.base import allow_open_files  # what only plans starts nothing
 
     plan = plan_cells(cells, store, machine, until=until)
     check_feasible(plan)

@@ -9,10 +9,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
-from trtllm_pipeline.base.domain import Fingerprint, Scope, StageRunId
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.fingerprints import Change, changes
-from trtllm_pipeline.models.files.model_parts import files_of
+from trtllm_pipeline.base import Change, Fingerprint, Scope, StageRunId, StateError, changes
+from trtllm_pipeline.models import files_of
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.store import Store

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_pipeline.base.domain import CellId, Fingerprint
+from trtllm_pipeline.base import CellId, Fingerprint
 from trtllm_pipeline.orchestrate.plan import unused
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell
 from trtllm_pipeline.orchestrate.plan.runs import (

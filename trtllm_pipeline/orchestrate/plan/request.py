@@ -6,10 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.user_files import decode_mapping
+from trtllm_pipeline.base import Json, UsageError, decode_mapping, reading
 
 REQUEST_FILE: Final = "request.json"
 LOCAL: Final = "local"

@@ -13,8 +13,16 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.base.domain import USUAL_KV_SHARE, USUAL_NUM_TOKENS, Cell, CellId, Fingerprint, Json, SettingChange
-from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.base import (
+    USUAL_KV_SHARE,
+    USUAL_NUM_TOKENS,
+    Cell,
+    CellId,
+    FailureClass,
+    Fingerprint,
+    Json,
+    SettingChange,
+)
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 

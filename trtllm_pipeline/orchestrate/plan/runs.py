@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from trtllm_pipeline.base.domain import CellId, Fingerprint, StageRunId, in_order
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.wording import count
+from trtllm_pipeline.base import CellId, Fingerprint, StageRunId, UsageError, count, in_order
 from trtllm_pipeline.orchestrate.plan.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
 from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
 from trtllm_pipeline.orchestrate.store.index import Artifact

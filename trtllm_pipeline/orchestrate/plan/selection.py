@@ -7,15 +7,14 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.base.domain import Cell, Scope
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.base import Cell, Scope, UsageError
+from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.base.machine.model import Machine
+    from trtllm_pipeline.base import Machine
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
 
 
@@ -29,10 +28,10 @@ def load(request: Request) -> LoadedMatrix:
 def machine_of(request: Request) -> Machine:
     """The machine that the request is for: an assumed one, or this one. Raises UsageError."""
     if request.assume is not None:
-        from trtllm_pipeline.base.machine.assume import parse
+        from trtllm_pipeline.base import parse
 
         return parse(request.assume)
-    from trtllm_pipeline.base.machine.probe import this_machine
+    from trtllm_pipeline.base import this_machine
 
     return this_machine()
 

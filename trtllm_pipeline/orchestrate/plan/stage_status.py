@@ -8,16 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.base.wording import path_from_here
+from trtllm_pipeline.base import (
+    Fingerprint,
+    Json,
+    Scope,
+    StageError,
+    StageRunId,
+    StageStatus,
+    path_from_here,
+    read_object,
+)
 from trtllm_pipeline.orchestrate.plan.plan import is_result
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineRun
 from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow
 from trtllm_pipeline.orchestrate.store.store import LOG, Store
-from trtllm_pipeline.tensorrt.stage import failure
-from trtllm_pipeline.tensorrt.stage.base import PROGRESS_FILE
+from trtllm_pipeline.tensorrt import PROGRESS_FILE, failure
 
 INFEASIBLE: Final = "infeasible"
 

@@ -11,12 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Fingerprint
-from trtllm_pipeline.base.errors import StateError, UsageError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.user_files import decode_mapping
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.wording import count
+from trtllm_pipeline.base import Fingerprint, StateError, UsageError, count, decode_mapping, reading, write_json
 from trtllm_pipeline.orchestrate.plan.plan_file import NAME, read_plan
 from trtllm_pipeline.orchestrate.plan.runs import find_run, run_folders
 from trtllm_pipeline.orchestrate.store import manifest

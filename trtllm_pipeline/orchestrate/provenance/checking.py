@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import StateError, UsageError
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.fingerprints import canonical
+from trtllm_pipeline.base import StateError, UsageError, canonical, digest_file
 from trtllm_pipeline.orchestrate.provenance.dsse import (
     Envelope,
     EnvelopeError,
@@ -30,7 +28,7 @@ from trtllm_pipeline.orchestrate.provenance.statement import (
 )
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE, Discrepancy, Kind, Manifest
-from trtllm_pipeline.tensorrt.stage.base import OUT
+from trtllm_pipeline.tensorrt import OUT
 
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 """As options read a variable that is a switch."""

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import Json, UsageError
 from trtllm_pipeline.orchestrate.provenance.checking import Looked, Policy, look, read_envelope
 from trtllm_pipeline.orchestrate.provenance.dsse import Envelope, EnvelopeError, read_bytes
 from trtllm_pipeline.orchestrate.provenance.signing import full_statement

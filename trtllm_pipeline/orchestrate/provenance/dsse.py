@@ -18,8 +18,7 @@ from pathlib import Path
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base import UsageError, reading
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519

@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_pipeline.base.errors import StateError, UsageError
-from trtllm_pipeline.base.files.digest import digests_of_file
-from trtllm_pipeline.base.fingerprints import canonical
+from trtllm_pipeline.base import StateError, UsageError, canonical, digests_of_file
 from trtllm_pipeline.orchestrate.provenance.checking import mismatches, read_envelope
 from trtllm_pipeline.orchestrate.provenance.dsse import Envelope, EnvelopeError, SigningKey
 from trtllm_pipeline.orchestrate.provenance.statement import statement_of
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE, Manifest
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.stage.base import OUT
+from trtllm_pipeline.tensorrt import OUT
 
 
 def full_statement(folder: Path, *, anonymous: bool = False) -> str:

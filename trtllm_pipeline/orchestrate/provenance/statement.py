@@ -14,13 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.files.writing import read_object
+from trtllm_pipeline.base import Json, StateError, digest_file, read_object
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.manifest import Manifest
-from trtllm_pipeline.tensorrt.stage.base import JOB
+from trtllm_pipeline.tensorrt import JOB
 
 TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.measure.load.conditions import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
+from trtllm_pipeline.base import Json
+from trtllm_pipeline.measure import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
 from trtllm_pipeline.orchestrate.results.rows import CellResult
 
 _BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.files.disk import folder_bytes
-from trtllm_pipeline.base.text_blocks import Block, Grid
-from trtllm_pipeline.base.wording import size
+from trtllm_pipeline.base import Block, Grid, Json, folder_bytes, size
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
 

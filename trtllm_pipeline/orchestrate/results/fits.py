@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, CellId, Json, layout_name
-from trtllm_pipeline.base.errors import MatrixError
-from trtllm_pipeline.base.text_blocks import Block, Items, TextLine, ToPaste
-from trtllm_pipeline.base.wording import count
+from trtllm_pipeline.base import Block, Cell, CellId, Items, Json, MatrixError, TextLine, ToPaste, count, layout_name
 from trtllm_pipeline.orchestrate.matrix.expand import segment
 from trtllm_pipeline.orchestrate.matrix.spelling import SETTINGS_PREFIX
 from trtllm_pipeline.orchestrate.memory import estimates, fitting
@@ -20,8 +17,8 @@ from trtllm_pipeline.orchestrate.plan.pins import Pins
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.plan.selection import expanded, infeasible, lacks_gpu, load, machine_of
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import companions
 
 SCHEMA = 1
 _AXIS: Final = "axes."

@@ -12,9 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base.domain import Fingerprint, Json
-from trtllm_pipeline.base.files.writing import first_parts
-from trtllm_pipeline.base.wording import duration, size
+from trtllm_pipeline.base import Fingerprint, Json, duration, first_parts, size
 from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 

@@ -17,14 +17,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import CellId
-from trtllm_pipeline.base.errors import ComparisonError, StageError, UsageError
-from trtllm_pipeline.base.files.user_files import fail, read_json, read_mapping
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.measure.load.conditions import Conditions, deciding, differences
-from trtllm_pipeline.measure.load.metric_names import LATENCIES, RATES
-from trtllm_pipeline.measure.load.result import PERF_FILE, LevelResult, LoadResult, RepeatResult, load_key, load_words
-from trtllm_pipeline.models.files.tokenizer import tokenizer_at
+from trtllm_pipeline.base import (
+    CellId,
+    ComparisonError,
+    StageError,
+    UsageError,
+    fail,
+    read_json,
+    read_mapping,
+    read_object,
+)
+from trtllm_pipeline.measure import (
+    LATENCIES,
+    PERF_FILE,
+    RATES,
+    Conditions,
+    LevelResult,
+    LoadResult,
+    RepeatResult,
+    deciding,
+    differences,
+    load_key,
+    load_words,
+)
+from trtllm_pipeline.models import tokenizer_at
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline
 from trtllm_pipeline.orchestrate.plan.runs import find_run, read_run
 from trtllm_pipeline.orchestrate.results.report_file import NAME as REPORT
@@ -174,7 +190,7 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
 
 
 def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
-    from trtllm_pipeline.measure.load.metrics import analyze
+    from trtllm_pipeline.measure import analyze
 
     beside = path.with_name(PERF_FILE)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
@@ -287,7 +303,7 @@ def _pooled(levels: Sequence[LevelResult]) -> LevelResult:
 @cache
 def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSample, ...]]:
     """Level -> its measured requests. An event file is read once."""
-    from trtllm_pipeline.measure.load.requests import read_run
+    from trtllm_pipeline.measure import read_run
 
     try:
         run = read_run(events, None if tokenizer is None else tokenizer_at(tokenizer))

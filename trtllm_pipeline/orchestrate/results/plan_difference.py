@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json, StageRunId
-from trtllm_pipeline.base.fingerprints import changes
-from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine
-from trtllm_pipeline.base.wording import count
+from trtllm_pipeline.base import Block, Grid, Heading, Items, Json, StageRunId, TextLine, changes, count
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.planner import plan_of
 from trtllm_pipeline.orchestrate.plan.reasons import in_words

@@ -14,18 +14,24 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import CellId, Exclusive, Fingerprint, Json, Scope
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.base.terminal import clean
-from trtllm_pipeline.base.wording import shared_parts
+from trtllm_pipeline.base import (
+    CellId,
+    Exclusive,
+    Fingerprint,
+    Json,
+    Scope,
+    StateError,
+    clean,
+    read_object,
+    reading,
+    shared_parts,
+)
 from trtllm_pipeline.orchestrate.plan.plan_file import NAME as PLAN
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineRun, read_plan
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, RunRow
 from trtllm_pipeline.orchestrate.store.store import LOG, Store
-from trtllm_pipeline.tensorrt.stage.base import JOB
+from trtllm_pipeline.tensorrt import JOB
 
 REQUEST: Final = "request.json"
 _SERVER_LOG: Final = "server.log"

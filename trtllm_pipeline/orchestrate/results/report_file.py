@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.collecting import uncollected
-from trtllm_pipeline.base.files.user_files import decode_mapping
-from trtllm_pipeline.base.files.writing import json_lines
-from trtllm_pipeline.measure.load.result import LOAD_METRICS, MetricDefinition
-from trtllm_pipeline.measure.load.stats import MEAN_INTERVAL
-from trtllm_pipeline.measure.score.scores import DRIFT, NORMALISATION, SCORE_METRICS
+from trtllm_pipeline.base import StateError, decode_mapping, json_lines, reading, uncollected
+from trtllm_pipeline.measure import DRIFT, LOAD_METRICS, MEAN_INTERVAL, NORMALISATION, SCORE_METRICS, MetricDefinition
 from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
 from trtllm_pipeline.orchestrate.results.rows import CellResult
 

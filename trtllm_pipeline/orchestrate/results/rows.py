@@ -16,13 +16,31 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
-from trtllm_pipeline.base.errors import MatrixError, StageError, UsageError
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.measure.load.conditions import Conditions
-from trtllm_pipeline.measure.load.engine_report import ENGINE_REPORT_FILE, Beside, EngineReport
-from trtllm_pipeline.measure.load.result import PERF_FILE, HighestRate, LevelResult, LoadResult, levels_of
-from trtllm_pipeline.measure.score.accuracy_result import ACCURACY_FILE, AccuracyResult
+from trtllm_pipeline.base import (
+    CellId,
+    Json,
+    MatrixError,
+    Scope,
+    StageError,
+    StageRunId,
+    StageStatus,
+    UsageError,
+    in_words,
+    read_object,
+)
+from trtllm_pipeline.measure import (
+    ACCURACY_FILE,
+    ENGINE_REPORT_FILE,
+    PERF_FILE,
+    AccuracyResult,
+    Beside,
+    Conditions,
+    EngineReport,
+    HighestRate,
+    LevelResult,
+    LoadResult,
+    levels_of,
+)
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.orchestrate.plan.stage_status import StageState, stage_states
@@ -31,7 +49,7 @@ from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure.score.drift import Drift
+    from trtllm_pipeline.measure import Drift
     from trtllm_pipeline.orchestrate.run.loop import Outcome
 
 UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
@@ -157,7 +175,7 @@ class CellResult:
         fields = {name: data[name] for name in data if name in _PLAIN_FIELDS}
         drifted = data.get("accuracy_drift")
         if drifted is not None:
-            from trtllm_pipeline.measure.score.drift import Drift  # of few cells, and it reads answers with pydantic
+            from trtllm_pipeline.measure import Drift  # of few cells, and it reads answers with pydantic
 
             drifted = Drift.from_json(drifted)
         return CellResult(
@@ -233,7 +251,7 @@ def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId
 
     A cell is left out where it or its reference has no answers, or they were not asked the same.
     """
-    from trtllm_pipeline.measure.score import drift
+    from trtllm_pipeline.measure import drift
 
     read = cache(drift.read)
     found = {}

@@ -7,9 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.base.text_tables import plain_table
-from trtllm_pipeline.base.wording import duration
+from trtllm_pipeline.base import PipelineError, duration, plain_table
 from trtllm_pipeline.orchestrate.plan.runs import read_run
 from trtllm_pipeline.orchestrate.results.report_file import NAME, read_report
 from trtllm_pipeline.orchestrate.results.rows import CellStatus, rows_of

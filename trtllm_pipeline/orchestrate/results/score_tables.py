@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtllm_pipeline.base.text_tables import csv_table, plain_table
-from trtllm_pipeline.measure.load.stats import MEAN_INTERVAL
-from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult
-from trtllm_pipeline.measure.score.drift import Drift
+from trtllm_pipeline.base import csv_table, plain_table
+from trtllm_pipeline.measure import MEAN_INTERVAL, AccuracyResult, Drift
 
 
 def _scores_rows(found: AccuracyResult) -> list[dict[str, object]]:

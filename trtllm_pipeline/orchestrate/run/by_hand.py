@@ -20,13 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Exclusive, Scope
-from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.base.machine.gpus import MASK_VARIABLE
-from trtllm_pipeline.base.processes import out_of_memory
-from trtllm_pipeline.base.processes.secrets import without_secrets
+from trtllm_pipeline.base import (
+    MASK_VARIABLE,
+    Exclusive,
+    FailureClass,
+    Scope,
+    StageError,
+    UsageError,
+    probe,
+    reading,
+    without_secrets,
+)
 from trtllm_pipeline.orchestrate.run.executor import Job, failure_of
 from trtllm_pipeline.orchestrate.store.claims import (
     WaitingPlace,
@@ -34,8 +38,7 @@ from trtllm_pipeline.orchestrate.store.claims import (
     lease_machine,
     machine_users,
 )
-from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
-from trtllm_pipeline.tensorrt.worker import run_program, write_job
+from trtllm_pipeline.tensorrt import JOB, OUT, SERVICE_FILE, Stage, StageContext, out_of_memory, run_program, write_job
 
 _POLL_S: Final = 0.1
 _STDERR: Final = 2

@@ -16,20 +16,37 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.base.domain import Exclusive, Json, Resources, Scope, StageRunId
-from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.user_files import decode_mapping
-from trtllm_pipeline.base.files.writing import object_text, write_once
-from trtllm_pipeline.base.machine.gpus import GpuPeaks
-from trtllm_pipeline.base.processes import out_of_memory
-from trtllm_pipeline.base.processes.process import Exited, Guardian, Refused, Spawned
-from trtllm_pipeline.base.processes.secrets import hub_tokens
+from trtllm_pipeline.base import (
+    Exclusive,
+    Exited,
+    FailureClass,
+    GpuPeaks,
+    Guardian,
+    Json,
+    Refused,
+    Resources,
+    Scope,
+    Spawned,
+    StageError,
+    StageRunId,
+    UsageError,
+    decode_mapping,
+    hub_tokens,
+    object_text,
+    reading,
+    write_once,
+)
 from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
 from trtllm_pipeline.orchestrate.store.store import LOG
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.tensorrt.stage import failure
-from trtllm_pipeline.tensorrt.stage.base import SERVICE_FILE
+from trtllm_pipeline.tensorrt import (
+    SERVICE_FILE,
+    LogText,
+    failure,
+    first_cause,
+    first_error,
+    out_of_memory,
+    telling_lines,
+)
 
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02

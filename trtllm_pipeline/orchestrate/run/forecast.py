@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.domain import Fingerprint, Json, Resources, Scope, StageRunId
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.hub.sources import kept_bytes
+from trtllm_pipeline.base import Fingerprint, Json, Machine, Resources, Scope, StageRunId
+from trtllm_pipeline.models import kept_bytes
 from trtllm_pipeline.orchestrate.memory.estimates import (
     HOST,
     SHARED,
@@ -33,8 +32,7 @@ from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.order import FIRST, play
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.stage.download import PARTIAL
-from trtllm_pipeline.tensorrt.stage.params import DownloadParams
+from trtllm_pipeline.tensorrt import PARTIAL, DownloadParams
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.run.pulling import Offers

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.orchestrate.plan.request import LOCAL, RAY, SLURM, Request
 from trtllm_pipeline.orchestrate.plan.selection import machine_of
 from trtllm_pipeline.orchestrate.run.forecast import capacities
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.base.machine.model import Machine
+    from trtllm_pipeline.base import Machine
     from trtllm_pipeline.orchestrate.clusters.cluster import Cluster
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
     from trtllm_pipeline.orchestrate.run.executor import Executor

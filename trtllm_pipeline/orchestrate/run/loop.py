@@ -18,11 +18,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.base.domain import Cell, Exclusive, Fingerprint, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import FailureClass, StageError, StateError
-from trtllm_pipeline.base.files import disk
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.base.machine.probe import cpus_near, made_by, maker
+from trtllm_pipeline.base import (
+    Cell,
+    Exclusive,
+    FailureClass,
+    Fingerprint,
+    Json,
+    Scope,
+    StageError,
+    StageRunId,
+    StageStatus,
+    StateError,
+    cpus_near,
+    disk,
+    made_by,
+    maker,
+    read_object,
+)
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, to_run
 from trtllm_pipeline.orchestrate.run import file_views
@@ -35,8 +47,7 @@ from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, Waiting
 from trtllm_pipeline.orchestrate.store.index import Artifact, Peak, Published
 from trtllm_pipeline.orchestrate.store.manifest import Manifest, read
 from trtllm_pipeline.orchestrate.store.store import Attempt, Store
-from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE
-from trtllm_pipeline.tensorrt.stage.params import class_name, to_json
+from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, class_name, to_json
 
 _POLL_S: Final = 0.2
 """How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from trtllm_pipeline.base.domain import Exclusive, Scope, StageRunId
+from trtllm_pipeline.base import Exclusive, Scope, StageRunId
 from trtllm_pipeline.orchestrate.run.scheduler import (
     Capacity,
     Event,

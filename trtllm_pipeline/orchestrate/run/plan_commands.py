@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base.domain import Scope
+from trtllm_pipeline.base import Scope
 from trtllm_pipeline.orchestrate.memory.estimates import of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.stage.base import JOB, OUT, SERVICE_FILE, StageContext
+from trtllm_pipeline.tensorrt import JOB, OUT, SERVICE_FILE, StageContext
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.base.machine.model import Machine
+    from trtllm_pipeline.base import Machine
     from trtllm_pipeline.orchestrate.run.forecast import Forecast
 
 

@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Fingerprint, Scope, StageRunId
-from trtllm_pipeline.base.errors import RemoteError
-from trtllm_pipeline.base.wording import amount, count, size
+from trtllm_pipeline.base import Fingerprint, RemoteError, Scope, StageRunId, amount, count, size
 from trtllm_pipeline.orchestrate import provenance
 from trtllm_pipeline.orchestrate.plan.plan import Plan, to_run, wanted
 from trtllm_pipeline.orchestrate.plan.request import Request

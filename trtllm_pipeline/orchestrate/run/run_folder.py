@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base import Json, StateError, write_json
 from trtllm_pipeline.orchestrate.plan import plan_file, request, runs
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request

@@ -52,8 +52,7 @@ from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.base.domain import Exclusive, Resources, Scope, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import Exclusive, FailureClass, Resources, Scope, StageError, StageRunId, StageStatus
 
 BACKOFF_S: Final = 2.0
 """Mean wait before the first retry; doubles with each further one."""

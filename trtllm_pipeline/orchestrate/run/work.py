@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.base.domain import Fingerprint, StageRunId
-from trtllm_pipeline.base.errors import PlanError
-from trtllm_pipeline.base.wording import size
+from trtllm_pipeline.base import Fingerprint, PlanError, StageRunId, size
 from trtllm_pipeline.orchestrate.memory.estimates import DISK
 from trtllm_pipeline.orchestrate.plan import plan as planning
 from trtllm_pipeline.orchestrate.plan import retries
@@ -23,7 +21,7 @@ from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.base.machine.model import Machine
+    from trtllm_pipeline.base import Machine
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
     from trtllm_pipeline.orchestrate.run.executor import Executor
     from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome

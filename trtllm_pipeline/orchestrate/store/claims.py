@@ -19,9 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from trtllm_pipeline.base.domain import Exclusive
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base import Exclusive, StateError, reading
 
 CLAIMS: Final = "work"
 """Folder of a workspace's claims on stage runs, and of the attempts at them."""

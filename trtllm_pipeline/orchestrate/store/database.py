@@ -24,8 +24,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeVar
 
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files import reading
+from trtllm_pipeline.base import StateError, reading
 
 logger = logging.getLogger(__name__)
 

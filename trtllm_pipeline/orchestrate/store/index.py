@@ -20,15 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from trtllm_pipeline.base.domain import Fingerprint, Json
-from trtllm_pipeline.base.errors import StageError, StateError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.digest import stamp, stamped_digest
-from trtllm_pipeline.base.files.writing import write_all
-from trtllm_pipeline.base.fingerprints import encoding
+from trtllm_pipeline.base import (
+    Fingerprint,
+    Json,
+    StageError,
+    StateError,
+    encoding,
+    reading,
+    stamp,
+    stamped_digest,
+    write_all,
+)
 from trtllm_pipeline.orchestrate.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.orchestrate.store.manifest import Manifest
-from trtllm_pipeline.tensorrt.stage.base import OUT
+from trtllm_pipeline.tensorrt import OUT
 
 HISTORY: Final = "history.jsonl"
 

@@ -15,13 +15,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Fingerprint, Json
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.digest import digest_file, digest_text
-from trtllm_pipeline.base.files.writing import object_text, write_once
-from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.tensorrt.stage.base import OUT
+from trtllm_pipeline.base import (
+    Fingerprint,
+    Json,
+    StateError,
+    canonical,
+    digest_file,
+    digest_text,
+    fingerprint,
+    object_text,
+    reading,
+    write_once,
+)
+from trtllm_pipeline.tensorrt import OUT
 
 SCHEMA: Final = 1
 NAME: Final = "manifest.json"

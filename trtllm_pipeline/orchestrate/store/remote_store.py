@@ -29,14 +29,20 @@ from urllib.parse import quote, unquote, urlsplit
 
 from blake3 import blake3
 
-from trtllm_pipeline.base.domain import Fingerprint
-from trtllm_pipeline.base.errors import PipelineError, RemoteError, StateError, UsageError
-from trtllm_pipeline.base.files import disk, reading
-from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.base import (
+    Fingerprint,
+    PipelineError,
+    RemoteError,
+    StateError,
+    UsageError,
+    digest_file,
+    disk,
+    reading,
+)
 from trtllm_pipeline.orchestrate.store import manifest, transferable
 from trtllm_pipeline.orchestrate.store.manifest import Discrepancy, FileEntry, Manifest
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.stage.base import OUT
+from trtllm_pipeline.tensorrt import OUT
 
 if TYPE_CHECKING:
     import httpx

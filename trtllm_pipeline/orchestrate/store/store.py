@@ -28,14 +28,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.base.domain import Fingerprint, Json
-from trtllm_pipeline.base.errors import StageError, StateError
-from trtllm_pipeline.base.files import disk
-from trtllm_pipeline.base.files.collecting import uncollected
+from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, disk, uncollected
 from trtllm_pipeline.orchestrate.store import claims, manifest
 from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Index, Peak, Published
 from trtllm_pipeline.orchestrate.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
-from trtllm_pipeline.tensorrt.stage.base import OUT, PROGRESS_FILE
+from trtllm_pipeline.tensorrt import OUT, PROGRESS_FILE
 
 logger = logging.getLogger(__name__)
 

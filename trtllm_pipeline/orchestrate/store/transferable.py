@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.manifest import FileEntry, Manifest
-from trtllm_pipeline.tensorrt.stage.base import OUT
+from trtllm_pipeline.tensorrt import OUT
 
 _OURS: Final = frozenset({OUT, manifest.NAME, manifest.ENVELOPE})
 """Names in an artifact's directory that no record may have."""

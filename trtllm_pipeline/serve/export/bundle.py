@@ -28,19 +28,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.files.digest import sha256_of_file
-from trtllm_pipeline.base.files.user_files import decode_yaml
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
-from trtllm_pipeline.orchestrate.provenance import statement_of
-from trtllm_pipeline.orchestrate.store import manifest
+from trtllm_pipeline.base import StateError, decode_yaml, sha256_of_file, write_json
+from trtllm_pipeline.models import Engine, model_config
+from trtllm_pipeline.orchestrate import manifest, statement_of
 from trtllm_pipeline.serve.export import card, start_script
 from trtllm_pipeline.serve.export.deployment import BESIDE, Deployment
-from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER
-from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
+from trtllm_pipeline.tensorrt import DRAFTER, SERVE_FILE, companions
 
 SCHEMA: Final = 1
 FILE: Final = "bundle.json"
@@ -103,7 +96,7 @@ def write_tensors(deployment: Deployment, folder: Path) -> None:
     adapters = companions.adapters(deployment.served.cell)
     if deployment.kind != "engine" or not adapters:
         return
-    from trtllm_pipeline.tensorrt.stage.lora_tensors import convert
+    from trtllm_pipeline.tensorrt import convert
 
     dtype = Engine.read(folder / "engine").dtype or "float16"
     for place in adapters:

@@ -9,16 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.base.wording import size
-from trtllm_pipeline.measure.client.triton import IMAGE_INPUT
-from trtllm_pipeline.models.files.quantization import AS_IS, shown
-from trtllm_pipeline.orchestrate.results.rows import UNQUANTIZED
-from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.base import read_object, size
+from trtllm_pipeline.measure import IMAGE_INPUT
+from trtllm_pipeline.models import AS_IS, shown
+from trtllm_pipeline.orchestrate import UNQUANTIZED, Artifact
 from trtllm_pipeline.serve.export.deployment import Deployment
-from trtllm_pipeline.tensorrt.stage.base import JOB
-from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
+from trtllm_pipeline.tensorrt import EMBEDDED, JOB, companions
 
 _HUB_LICENCES: Final = {
     # as recipes say it -> as Hugging Face's model cards list it

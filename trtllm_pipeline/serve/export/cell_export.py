@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.orchestrate import Store
 from trtllm_pipeline.serve.export import bundle, manifests
 from trtllm_pipeline.serve.export.deployment import Deployment
 

@@ -9,7 +9,7 @@ import re
 from typing import Final, NamedTuple
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 
 TRITON: Final = "nvcr.io/nvidia/tritonserver"
 TRTLLM: Final = "nvcr.io/nvidia/tensorrt-llm/release"

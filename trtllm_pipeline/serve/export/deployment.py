@@ -8,24 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import StateError, UsageError
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, ENSEMBLE
-from trtllm_pipeline.orchestrate import provenance
-from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, of_run
-from trtllm_pipeline.orchestrate.plan.plan import StageRun
-from trtllm_pipeline.orchestrate.provenance import Policy
-from trtllm_pipeline.orchestrate.results.rows import CellResult
-from trtllm_pipeline.orchestrate.served_cell import ServedCell, run_command
-from trtllm_pipeline.orchestrate.store import manifest
-from trtllm_pipeline.orchestrate.store.manifest import Kind
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import StateError, UsageError, count
+from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE
+from trtllm_pipeline.orchestrate import (
+    HOST,
+    SHARED,
+    CellResult,
+    Corrections,
+    Kind,
+    Policy,
+    ServedCell,
+    StageRun,
+    Store,
+    manifest,
+    of_run,
+    provenance,
+    run_command,
+)
 from trtllm_pipeline.serve.export import container_images, kubernetes_names
 from trtllm_pipeline.serve.kept.serve_target import require_text
-from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, EMBEDDED, SERVERS, VISUAL
-from trtllm_pipeline.tensorrt.trtllm.llmapi import MODEL as LLMAPI_MODEL
-from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
+from trtllm_pipeline.tensorrt import DRAFTER, EMBEDDED, SERVE_FILE, SERVERS, VISUAL, companions
+from trtllm_pipeline.tensorrt import MODEL as LLMAPI_MODEL
 
 DEFAULT_LOAD_S: Final = 200.0
 """Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""

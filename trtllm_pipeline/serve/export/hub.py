@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base.errors import DownloadError, UsageError
-from trtllm_pipeline.models.hub.hugging_face import endpoint, errors_in_words
+from trtllm_pipeline.base import DownloadError, UsageError
+from trtllm_pipeline.models import endpoint, errors_in_words
 from trtllm_pipeline.serve.export.bundle import largest
 
 

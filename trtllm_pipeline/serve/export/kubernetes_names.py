@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 
 LONGEST: Final = 40
 """Of a name that we put together: what is derived from it (pods, their host names) has to stay below 63."""

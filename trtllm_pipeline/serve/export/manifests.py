@@ -11,12 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.orchestrate.matrix.gateway import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.serve.export import container_images
 from trtllm_pipeline.serve.export.deployment import Deployment, label
-from trtllm_pipeline.tensorrt.stage.params import load
-from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
+from trtllm_pipeline.tensorrt import EMBEDDED, companions, load
 
 if TYPE_CHECKING:
     from jinja2 import Environment

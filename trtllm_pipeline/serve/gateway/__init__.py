@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
+    from trtllm_pipeline.orchestrate import GatewayConfig
     from trtllm_pipeline.serve.gateway.gateway_server import Announce
 
 

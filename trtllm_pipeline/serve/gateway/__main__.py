@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
+from trtllm_pipeline.base import PipelineError
+from trtllm_pipeline.orchestrate import GatewayConfig
 from trtllm_pipeline.serve.gateway import run
 
 

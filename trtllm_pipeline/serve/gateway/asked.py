@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.base.files.user_files import JsonError, decode
+from trtllm_pipeline.base import JsonError, decode
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
 
 Endpoint = Literal["chat", "completions"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.measure.client.session import Answer
+from trtllm_pipeline.measure import Answer
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.serve.gateway.stops import StopWords

@@ -11,7 +11,7 @@ from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import Content
 from trtllm_pipeline.serve.gateway.openai_answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.serve.gateway.openai_backend import Passed
-from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
+from trtllm_pipeline.tensorrt import MOST_TOKENS
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serve.gateway.asked import Asked

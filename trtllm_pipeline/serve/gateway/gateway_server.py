@@ -18,13 +18,11 @@ import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.processes.process import allow_open_files
-from trtllm_pipeline.orchestrate.matrix.gateway import GATEWAY_FILE, SCHEMA, GatewayConfig
+from trtllm_pipeline.base import UsageError, allow_open_files, write_json
+from trtllm_pipeline.orchestrate import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.serve.gateway.openai_app import GatewayApp
-from trtllm_pipeline.tensorrt.servers.command_lines import reachable
+from trtllm_pipeline.tensorrt import reachable
 
 _BACKLOG: Final = 2048
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")

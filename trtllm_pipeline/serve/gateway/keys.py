@@ -8,8 +8,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import PipelineError, UsageError
-from trtllm_pipeline.base.files.user_files import read_text
+from trtllm_pipeline.base import PipelineError, UsageError, read_text
 
 _SHORTEST: Final = 8
 _LOG: Final = logging.getLogger(__name__)

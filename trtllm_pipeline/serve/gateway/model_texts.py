@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.base import FailureClass
 from trtllm_pipeline.measure import chat_templates as chat
-from trtllm_pipeline.models.files.model_files import Fields
-from trtllm_pipeline.models.files.tokenizer import added_prefix, read_tokenizer
-from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
+from trtllm_pipeline.models import Engine, EngineError, Fields, added_prefix, read_tokenizer
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
 
 _SHORT: Final = 2_000

@@ -24,8 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from trtllm_pipeline.base.processes.process import return_free_memory
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
+from trtllm_pipeline.base import return_free_memory
+from trtllm_pipeline.orchestrate import GatewayConfig
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.asked import PATHS, Asked, Endpoint, model_of, parse_body, read
 from trtllm_pipeline.serve.gateway.choice import Choice

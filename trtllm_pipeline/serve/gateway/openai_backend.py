@@ -9,18 +9,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.measure.client.transport.http import Connection, HttpError, fetch
-from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_STREAM_BYTES
-from trtllm_pipeline.measure.client.urls import server_url
+from trtllm_pipeline.measure import MAX_STREAM_BYTES, Connection, HttpError, fetch, server_url
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.serve.gateway.asked import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter
-from trtllm_pipeline.tensorrt.stage.asking import lora_request, number_of
+from trtllm_pipeline.tensorrt import lora_request, number_of
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure.client.service import Service
-    from trtllm_pipeline.measure.client.session import Option
-    from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams, OfferedModel
+    from trtllm_pipeline.measure import Option, Service
+    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
 
 IDLE_S: Final = 4.0
 """Servers close a connection that has no request after some time, uvicorn's after 5 s."""

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from trtllm_pipeline.measure.client import fields
-from trtllm_pipeline.measure.client.transport import ProtocolError
-from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES
+from trtllm_pipeline.measure import MAX_MESSAGE_BYTES, ProtocolError, fields
 
 _EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")

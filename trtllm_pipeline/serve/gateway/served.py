@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.orchestrate.matrix.gateway import OF_TRITON, GatewayParams, OfferedModel
+from trtllm_pipeline.base import ServerError
+from trtllm_pipeline.measure import Service
+from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams, OfferedModel
 from trtllm_pipeline.serve.gateway import openai_backend, triton_backend
 from trtllm_pipeline.serve.gateway.admission import Admission
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable

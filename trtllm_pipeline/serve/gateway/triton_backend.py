@@ -16,24 +16,32 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
-from trtllm_pipeline.measure.client.fields import shortened
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.client.session import GenerationRequest, Option, Session
-from trtllm_pipeline.measure.client.transport import ProtocolError
-from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client, ServedModel, failure_class, is_on, is_unknown
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
-from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
-from trtllm_pipeline.orchestrate.matrix.gateway import OF_TRITON
+from trtllm_pipeline.base import FailureClass, ServerError, StageError
+from trtllm_pipeline.measure import (
+    PERF_METRICS,
+    Client,
+    GenerationRequest,
+    Option,
+    ProtocolError,
+    ServedModel,
+    Service,
+    Session,
+    failure_class,
+    is_on,
+    is_unknown,
+    shortened,
+)
+from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine
+from trtllm_pipeline.orchestrate import OF_TRITON
 from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.asked import Asked, Guide
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.serve.gateway.model_texts import PromptTokens
-from trtllm_pipeline.tensorrt.stage.asking import draft_options, load_adapter, number_of
+from trtllm_pipeline.tensorrt import draft_options, load_adapter, number_of
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams, OfferedModel
+    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
     from trtllm_pipeline.serve.gateway.dialects import AnswerParser, Dialect
     from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 

@@ -16,16 +16,31 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Scope, StageRunId
-from trtllm_pipeline.base.errors import ServerError, StateError, UsageError
-from trtllm_pipeline.base.files import disk
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.base.processes.guardian import kill, process_table, with_descendants
-from trtllm_pipeline.base.processes.secrets import without_secrets
-from trtllm_pipeline.orchestrate.matrix.gateway import AUTO, GATEWAY_FILE, GatewayConfig, GatewayParams, OfferedModel
-from trtllm_pipeline.orchestrate.run.executor import Job, read_job
-from trtllm_pipeline.orchestrate.store import claims
-from trtllm_pipeline.orchestrate.store.store import LOG, Store
+from trtllm_pipeline.base import (
+    Scope,
+    ServerError,
+    StageRunId,
+    StateError,
+    UsageError,
+    disk,
+    kill,
+    process_table,
+    read_object,
+    with_descendants,
+    without_secrets,
+)
+from trtllm_pipeline.orchestrate import (
+    AUTO,
+    GATEWAY_FILE,
+    LOG,
+    GatewayConfig,
+    GatewayParams,
+    Job,
+    OfferedModel,
+    Store,
+    claims,
+    read_job,
+)
 from trtllm_pipeline.serve.gateway import require_packages
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
@@ -42,9 +57,7 @@ from trtllm_pipeline.serve.kept.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.tensorrt.servers.triton_server import remove_stale_leftovers
-from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
-from trtllm_pipeline.tensorrt.stage.params import class_name, to_json
+from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, class_name, remove_stale_leftovers, to_json
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _POLL_S: Final = 0.1

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
+from trtllm_pipeline.base import ServerError
+from trtllm_pipeline.measure import HttpError, Service, fetch
 from trtllm_pipeline.serve.kept.servers import gateway_url
 
 EVERY_S: Final = 2.0

@@ -26,25 +26,37 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.errors import FailureClass, PipelineError, ServerError, StateError
-from trtllm_pipeline.base.files import disk
-from trtllm_pipeline.base.files.writing import read_object, write_json
-from trtllm_pipeline.base.processes import out_of_memory
-from trtllm_pipeline.base.processes.process import FIND_REASON, Exited, Guardian, Refused
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.orchestrate.matrix.gateway import GATEWAY_FILE
-from trtllm_pipeline.orchestrate.run.executor import Job, failure_of, read_job
-from trtllm_pipeline.orchestrate.store import claims
-from trtllm_pipeline.orchestrate.store.store import LOG
+from trtllm_pipeline.base import (
+    FIND_REASON,
+    Exited,
+    FailureClass,
+    Guardian,
+    PipelineError,
+    Refused,
+    ServerError,
+    StateError,
+    count,
+    disk,
+    read_object,
+    terminal,
+    write_json,
+)
+from trtllm_pipeline.orchestrate import GATEWAY_FILE, LOG, Job, claims, failure_of, read_job
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.health import Health, gateway_health, server_health
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
 from trtllm_pipeline.serve.kept.servers import GATEWAY_CONFIG, GATEWAY_LOG, LOCK, Keeper, State
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText
-from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
-from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
-from trtllm_pipeline.tensorrt.stage.launch import LOG_FILE, told_to_end
+from trtllm_pipeline.tensorrt import (
+    FAILURE_FILE,
+    JOB,
+    LOG_FILE,
+    REPAIR_FILE,
+    SERVICE_FILE,
+    LogText,
+    busy_ports,
+    out_of_memory,
+    told_to_end,
+)
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
@@ -439,7 +451,7 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
     """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
     known: list[str] = []
     if gpus:
-        from trtllm_pipeline.base.machine.probe import this_machine
+        from trtllm_pipeline.base import this_machine
 
         known = [gpu.uuid for gpu in this_machine().gpus]
         if len(known) < gpus:

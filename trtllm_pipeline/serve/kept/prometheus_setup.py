@@ -17,8 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.files.writing import write_json, write_lines
+from trtllm_pipeline.base import reading, write_json, write_lines
 from trtllm_pipeline.serve.kept.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
 
 DASHBOARD: Final = PACKAGE / "data" / "dashboard.json"

@@ -10,25 +10,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import PlanError, StateError, UsageError
-from trtllm_pipeline.base.files.user_files import decode_yaml
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.triton_repository import model_config, referenced_paths
-from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
-from trtllm_pipeline.models.triton_repository.model_names import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
-from trtllm_pipeline.orchestrate import served_cell
-from trtllm_pipeline.orchestrate.store import manifest
-from trtllm_pipeline.tensorrt.stage.base import OUT, Stage, StageContext
-from trtllm_pipeline.tensorrt.stage.params import load
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.toolchains.companions import adapters
+from trtllm_pipeline.base import Json, Machine, PlanError, StateError, UsageError, decode_yaml, read_object
+from trtllm_pipeline.models import (
+    ENCODERS_MODEL,
+    ENGINE_MODEL,
+    ENSEMBLE,
+    Engine,
+    EngineError,
+    model_config,
+    referenced_paths,
+)
+from trtllm_pipeline.orchestrate import manifest, served_cell
+from trtllm_pipeline.tensorrt import OUT, Stage, StageContext, adapters, load
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.plan.request import Request
-    from trtllm_pipeline.orchestrate.store.index import Artifact
-    from trtllm_pipeline.orchestrate.store.store import Store
+    from trtllm_pipeline.orchestrate import Artifact, Request, Store
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
@@ -81,8 +78,7 @@ def require_text(inputs: Mapping[str, Path]) -> None:
 
 
 def _referenced(repository: Path) -> tuple[Path, ...]:
-    from trtllm_pipeline.tensorrt.trtllm.launching import serve_command
-    from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
+    from trtllm_pipeline.tensorrt import SERVE_FILE, serve_command
 
     command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
     return referenced_paths.folders(repository, command)
@@ -137,7 +133,7 @@ def of_cell(found: served_cell.ServedCell) -> ServeTarget:
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     """What serves a folder. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
-    from trtllm_pipeline.tensorrt.trtllm.params import SERVE_FILE
+    from trtllm_pipeline.tensorrt import SERVE_FILE
 
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
@@ -154,7 +150,7 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
 
 
 def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    from trtllm_pipeline.tensorrt.trtllm.launching import serve_command
+    from trtllm_pipeline.tensorrt import serve_command
 
     words = serve_command(folder)
     paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
@@ -295,7 +291,7 @@ def write_repository(target: ServeTarget, out: Path) -> Path:
         return target.inputs["repository"]
     if "repository" not in target.launch.inputs:
         return out
-    from trtllm_pipeline.tensorrt.worker import run_program
+    from trtllm_pipeline.tensorrt import run_program
 
     stage = toolchains.load(target.toolchain).stage("repository")
     engine = Engine.read(target.inputs["engine"])

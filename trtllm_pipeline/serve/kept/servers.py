@@ -26,14 +26,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.base.files.writing import read_object, write_json
-from trtllm_pipeline.base.processes.process import running_since
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.orchestrate.matrix.gateway import CONFIG_FILE, GATEWAY_FILE
-from trtllm_pipeline.orchestrate.store import claims
-from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK
-from trtllm_pipeline.tensorrt.stage.base import SERVICE_FILE
+from trtllm_pipeline.base import ServerError, read_object, running_since, write_json
+from trtllm_pipeline.measure import Service
+from trtllm_pipeline.orchestrate import CONFIG_FILE, GATEWAY_FILE, claims
+from trtllm_pipeline.tensorrt import LOOPBACK, SERVICE_FILE
 
 SCHEMA: Final = 1
 FOLDER: Final = claims.SERVERS

@@ -11,13 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.text_tables import aligned, plain_table
-from trtllm_pipeline.base.wording import duration, shorten
-from trtllm_pipeline.orchestrate.store.store import LOG
+from trtllm_pipeline.base import Json, aligned, duration, plain_table, shorten, terminal
+from trtllm_pipeline.orchestrate import LOG
 from trtllm_pipeline.serve.kept.servers import GATEWAY_LOG, KeptServer, api_keys_file
-from trtllm_pipeline.tensorrt.stage.launch import LOG_FILE
+from trtllm_pipeline.tensorrt import LOG_FILE
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
 """What a kept server writes, by which of its programs."""

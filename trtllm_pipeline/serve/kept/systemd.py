@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.machine.probe import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
+from trtllm_pipeline.base import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
 from trtllm_pipeline.serve.kept.servers import KeptRecord
 
 PREFIX: Final = "trtllm-pipeline-"

@@ -332,7 +332,7 @@ _OF_ANY_SERVER: Final = {
 
 def _mistake(error: typer.TyperException) -> Exception:
     """What Typer says of a command line, as an error of ours."""
-    from trtllm_pipeline.base.errors import UsageError
+    from trtllm_pipeline.base import UsageError
 
     near = getattr(error, "possibilities", None)
     message = (error.message if near else error.format_message()).rstrip(".").replace("Value error, ", "")
@@ -388,7 +388,7 @@ def _check_text(words: Sequence[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError as error:
-            from trtllm_pipeline.base.errors import UsageError
+            from trtllm_pipeline.base import UsageError
 
             raise UsageError(
                 f"{word}: is not UTF-8 text", hint="rename it, or give it by a link with another name"

@@ -12,11 +12,10 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.terminal import raw
+from trtllm_pipeline.base import UsageError, raw
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as, note
-from trtllm_pipeline.tensorrt.stage import params
+from trtllm_pipeline.tensorrt import params
 
 OTHER_NAMES: Final = {
     **dict.fromkeys(("request-count", "num-requests"), "requests"),
@@ -268,19 +267,22 @@ def load(
           --isl 512 --max-tokens 128
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
-    from trtllm_pipeline.measure.load.load import Load
-    from trtllm_pipeline.measure.load.load_run import ServerLoad
-    from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
-    from trtllm_pipeline.measure.load.metrics import analyze
-    from trtllm_pipeline.measure.load.objectives import of_load
-    from trtllm_pipeline.measure.load.prompts import BUILT_IN_PROMPTS
-    from trtllm_pipeline.measure.load.result import LoadResult
-    from trtllm_pipeline.measure.load.server_checks import ExpectedServer
-    from trtllm_pipeline.measure.load.stopping import StopRule, parse_precisions
-    from trtllm_pipeline.measure.load.target import Target
-    from trtllm_pipeline.measure.load.workloads import Workload, read_lengths
-    from trtllm_pipeline.models.files.tokenizer import tokenizer_at
-    from trtllm_pipeline.models.hub.dataset_file import data_file
+    from trtllm_pipeline.measure import (
+        BUILT_IN_PROMPTS,
+        LEVEL_METRICS,
+        ExpectedServer,
+        Load,
+        LoadResult,
+        ServerLoad,
+        StopRule,
+        Target,
+        Workload,
+        analyze,
+        of_load,
+        parse_precisions,
+        read_lengths,
+    )
+    from trtllm_pipeline.models import data_file, tokenizer_at
     from trtllm_pipeline.show.report import load_tables
 
     objectives = of_load(slo)
@@ -390,12 +392,9 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
-    from trtllm_pipeline.base.files.user_files import check
-    from trtllm_pipeline.measure.load.engine_report import Beside, EngineReport, write_dataset
-    from trtllm_pipeline.measure.load.metrics import analyze
-    from trtllm_pipeline.measure.load.objectives import of_load
-    from trtllm_pipeline.measure.load.result import LoadResult
-    from trtllm_pipeline.models.files.tokenizer import tokenizer_at
+    from trtllm_pipeline.base import check
+    from trtllm_pipeline.measure import Beside, EngineReport, LoadResult, analyze, of_load, write_dataset
+    from trtllm_pipeline.models import tokenizer_at
     from trtllm_pipeline.show.report import load_tables
 
     check(events)

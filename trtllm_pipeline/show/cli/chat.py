@@ -12,12 +12,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trtllm_pipeline.base.errors import PipelineError, ServerError, UsageError
-from trtllm_pipeline.base.terminal import raw
-from trtllm_pipeline.measure.client.conversation import Conversation, Reply, models
+from trtllm_pipeline.base import PipelineError, ServerError, UsageError, raw
+from trtllm_pipeline.measure import Conversation, Reply, models
 from trtllm_pipeline.orchestrate import provenance
-from trtllm_pipeline.serve.gateway.keys import read_keys
-from trtllm_pipeline.serve.kept.servers import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look
+from trtllm_pipeline.serve import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look, read_keys
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import explain_error, note
 
@@ -118,8 +116,8 @@ def _started(
     ctx: typer.Context, what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]
 ) -> Iterator[KeptServer]:
     """A server for a cell or folder, ended afterwards; or one that is kept for the same cell."""
-    from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams
-    from trtllm_pipeline.serve.kept import control
+    from trtllm_pipeline.orchestrate import GatewayParams
+    from trtllm_pipeline.serve import control
     from trtllm_pipeline.show.cli import stage_options
     from trtllm_pipeline.show.cli.serve import target_of
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, get_args
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import completion, options
 
 MATRIX_WORD: Final = "matrix_word"

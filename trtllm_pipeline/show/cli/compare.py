@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.terminal import clean
+from trtllm_pipeline.base import UsageError, clean
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_rendered, explain_error, note, rendered, write_output
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.results.measured import Side
+    from trtllm_pipeline.orchestrate import Side
 
 
 def compare(
@@ -76,7 +75,7 @@ def compare(
       pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1%'
       pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
     """
-    from trtllm_pipeline.orchestrate.results.measured import load_measured, selected
+    from trtllm_pipeline.orchestrate import load_measured, selected
     from trtllm_pipeline.show.report import compare_writers, gate
 
     if (by is None) == (baseline is None):

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.plan.plan_file import Outline
-    from trtllm_pipeline.orchestrate.store.store import Store
+    from trtllm_pipeline.orchestrate import Outline, Store
 
 
 def matrices(incomplete: str) -> list[str]:
     """Matrix files and folders."""
-    from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+    from trtllm_pipeline.orchestrate import matrices_folder
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     prefix = "" if str(folder) == "." and not incomplete.startswith("./") else f"{folder}/".replace("//", "/")
@@ -32,14 +31,14 @@ def matrices(incomplete: str) -> list[str]:
 
 def toolchains() -> list[str]:
     """Names of toolchains."""
-    from trtllm_pipeline.tensorrt.toolchains import catalog
+    from trtllm_pipeline.tensorrt import catalog
 
     return list(catalog.every_name())
 
 
 def recipes() -> list[str]:
     """Names of recipes, of the user and of the project."""
-    from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes
+    from trtllm_pipeline.orchestrate import list_recipes
 
     return list(list_recipes(Path()))
 
@@ -53,7 +52,7 @@ def runs(ctx: typer.Context) -> list[tuple[str, str]]:
 
 def cells(ctx: typer.Context) -> list[str]:
     """Ids of the cells of the matrix that was typed, or of the latest run."""
-    from trtllm_pipeline.base.errors import PipelineError
+    from trtllm_pipeline.base import PipelineError
 
     try:
         if matrix := ctx.params.get("matrix") or ctx.params.get("matrix_word"):
@@ -65,7 +64,7 @@ def cells(ctx: typer.Context) -> list[str]:
 
 def servers(ctx: typer.Context) -> list[tuple[str, str]]:
     """Names of the servers that are kept in the workspace, and how they stand."""
-    from trtllm_pipeline.serve.kept.servers import find
+    from trtllm_pipeline.serve import find
     from trtllm_pipeline.show.cli.options import WORKSPACE
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
@@ -82,8 +81,8 @@ def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
 
 def stages(ctx: typer.Context) -> list[str]:
     """Names of stages: of the latest run, or of all toolchains."""
-    from trtllm_pipeline.base.errors import PipelineError
-    from trtllm_pipeline.tensorrt.toolchains import catalog
+    from trtllm_pipeline.base import PipelineError
+    from trtllm_pipeline.tensorrt import catalog
 
     try:
         found = [stage for outline in _outlines(ctx) for stage in outline.stages]
@@ -93,16 +92,14 @@ def stages(ctx: typer.Context) -> list[str]:
 
 
 def _cells_of(params: dict[str, Any]) -> list[str]:
-    from trtllm_pipeline.orchestrate.matrix.expand import expand
-    from trtllm_pipeline.orchestrate.matrix.matrices import find_matrix
-    from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+    from trtllm_pipeline.orchestrate import expand, find_matrix, load_matrix
 
     loaded = load_matrix(find_matrix(params["matrix"]), params.get("sets") or ())
     return [str(cell.id) for cell in expand(loaded, default_toolchain=params.get("toolchain") or "auto")]
 
 
 def _store(ctx: typer.Context) -> Store | None:
-    from trtllm_pipeline.orchestrate.store.store import INDEX
+    from trtllm_pipeline.orchestrate import INDEX
     from trtllm_pipeline.show.cli.options import WORKSPACE, store_at
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
@@ -111,7 +108,7 @@ def _store(ctx: typer.Context) -> Store | None:
 
 
 def _outlines(ctx: typer.Context) -> Iterator[Outline]:
-    from trtllm_pipeline.orchestrate.plan.runs import find_run, read_run
+    from trtllm_pipeline.orchestrate import find_run, read_run
 
     store = _store(ctx)
     if store is not None:

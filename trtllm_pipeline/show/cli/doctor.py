@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as, note
 from trtllm_pipeline.show.doctor_findings import Examination
@@ -75,7 +75,7 @@ def doctor(
 def _deep(
     workspace: Path, assume: str | None, toolchain: str | None, family: str | None, precision: str | None, form: str
 ) -> int:
-    from trtllm_pipeline.base.text_blocks import on_terminal
+    from trtllm_pipeline.base import on_terminal
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.proof import examination
     from trtllm_pipeline.show.proof.findings import DeepExamination

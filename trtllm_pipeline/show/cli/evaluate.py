@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_as, note
-from trtllm_pipeline.tensorrt.stage import params
+from trtllm_pipeline.tensorrt import params
 
 Concurrency = Annotated[
     int, options.option("--concurrency", "N", "Requests in flight.", min=1, max=params.MOST_IN_FLIGHT)
@@ -64,11 +64,9 @@ def answers(
       pipeline eval answers -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
           --input-data builtin:accuracy --format csv
     """
-    from trtllm_pipeline.measure.load.target import Target
-    from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult
-    from trtllm_pipeline.measure.score.answers import score_url
-    from trtllm_pipeline.models.hub.dataset_file import data_file
-    from trtllm_pipeline.orchestrate.results import score_tables
+    from trtllm_pipeline.measure import AccuracyResult, Target, score_url
+    from trtllm_pipeline.models import data_file
+    from trtllm_pipeline.orchestrate import score_tables
 
     target = Target.at(
         url,
@@ -110,10 +108,8 @@ def drift(
     examples:
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
     """
-    from trtllm_pipeline.measure.load.stats import MEAN_INTERVAL
-    from trtllm_pipeline.measure.score import drift
-    from trtllm_pipeline.measure.score.scores import DRIFT
-    from trtllm_pipeline.orchestrate.results import score_tables
+    from trtllm_pipeline.measure import DRIFT, MEAN_INTERVAL, drift
+    from trtllm_pipeline.orchestrate import score_tables
 
     found = drift.compare(drift.read(reference), drift.read(other))
     told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
@@ -157,9 +153,8 @@ def lm_eval(
       pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50
       pipeline eval lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
-    from trtllm_pipeline.measure.score import lm_eval
-    from trtllm_pipeline.measure.score.accuracy_result import AccuracyResult
-    from trtllm_pipeline.orchestrate.results import score_tables
+    from trtllm_pipeline.measure import AccuracyResult, lm_eval
+    from trtllm_pipeline.orchestrate import score_tables
 
     evaluation = lm_eval.Evaluation(
         url=url if "://" in url else f"http://{url}",

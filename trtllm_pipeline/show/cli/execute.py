@@ -6,9 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline.orchestrate import provenance
-from trtllm_pipeline.orchestrate.run.by_hand import replay
-from trtllm_pipeline.orchestrate.run.executor import read_job
+from trtllm_pipeline.orchestrate import provenance, read_job, replay
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as, note
 

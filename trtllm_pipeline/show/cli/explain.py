@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trtllm_pipeline.orchestrate.plan.planner import plan_of
+from trtllm_pipeline.orchestrate import plan_of
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as
 
@@ -34,7 +34,7 @@ def explain(
       pipeline explain 'smollm2*/fp16/*' build
       pipeline explain fp16 --set axes.max_batch_size=[16]
     """
-    from trtllm_pipeline.orchestrate.run.forecast import forecast
+    from trtllm_pipeline.orchestrate import forecast
     from trtllm_pipeline.show.report.plan_text import explanation, explanation_text
 
     store = options.store_at(workspace)

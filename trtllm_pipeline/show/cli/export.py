@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_as, note
 
@@ -76,8 +76,7 @@ def export(
       pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
     """
     from trtllm_pipeline.orchestrate import provenance, served_cell
-    from trtllm_pipeline.serve.export import deployment, hub
-    from trtllm_pipeline.serve.export.cell_export import export_targets, next_steps
+    from trtllm_pipeline.serve import deployment, export_targets, hub, next_steps
 
     targets = _targets(to)
     if "hub" in targets:
@@ -121,7 +120,7 @@ def export(
 
 
 def _targets(text: str) -> list[str]:
-    from trtllm_pipeline.serve.export.cell_export import TARGETS
+    from trtllm_pipeline.serve import TARGETS
 
     found = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [target for target in found if target not in TARGETS]

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway import AUTO, GatewayConfig, GatewayParams, OfferedModel
-from trtllm_pipeline.serve.gateway import run
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.orchestrate import AUTO, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.serve import run
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit, note
-from trtllm_pipeline.tensorrt.stage.params import to_json
+from trtllm_pipeline.tensorrt import to_json
 
 _HOST = "127.0.0.1"
 _of = options.option

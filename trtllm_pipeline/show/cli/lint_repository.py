@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_json, note
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.models.triton_repository.engine_config import Engine
+    from trtllm_pipeline.models import Engine
 
 
 def lint(
@@ -42,7 +42,7 @@ def lint(
       pipeline models lint triton_model_repo
       pipeline models lint triton_model_repo --engine engines/tp4 --release 0.16.0 --ignore TRT504
     """
-    from trtllm_pipeline.models.triton_repository import lint as library
+    from trtllm_pipeline.models import lint as library
 
     findings = library.lint(
         repository,
@@ -66,7 +66,7 @@ def lint(
 
 
 def _engine(folder: Path) -> Engine:
-    from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
+    from trtllm_pipeline.models import Engine, EngineError
 
     try:
         return Engine.read(folder.absolute())

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files import reading
-from trtllm_pipeline.base.text_tables import aligned
-from trtllm_pipeline.orchestrate.plan.plan_file import Outline
-from trtllm_pipeline.orchestrate.plan.runs import newest_cells
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import UsageError, aligned, reading
+from trtllm_pipeline.orchestrate import Outline, Store, newest_cells
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit, emit_json, note, print_log
 from trtllm_pipeline.show.report.log_choice import failure_of, log_of, logs_of, measured_beside, stage_run_of

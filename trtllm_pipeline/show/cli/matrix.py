@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trtllm_pipeline.base.text_tables import aligned
+from trtllm_pipeline.base import aligned
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note
 
@@ -27,7 +27,7 @@ def init(
       pipeline matrix init my-matrix.yaml
       pipeline matrix init my-matrix.yaml --from quickstart
     """
-    from trtllm_pipeline.orchestrate.matrix.matrices import write_matrix
+    from trtllm_pipeline.orchestrate import write_matrix
 
     write_matrix(file, shipped=shipped, force=force)
     emit_as(format, {"schema": 1, "file": str(file)}, text=lambda _: f"wrote {file}; next: pipeline matrix show {file}")
@@ -49,7 +49,7 @@ def check(
       pipeline matrix check my-matrix.yaml
       pipeline matrix check my-matrix.yaml --set axes.precision=[fp16]
     """
-    from trtllm_pipeline.orchestrate.matrix.matrices import check_matrix
+    from trtllm_pipeline.orchestrate import check_matrix
 
     found = [check_matrix(file, sets or ()) for file in files]
     if format == "json":
@@ -84,10 +84,7 @@ def show(
       pipeline matrix show quickstart
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
-    from trtllm_pipeline.orchestrate.matrix.expand import expand, select
-    from trtllm_pipeline.orchestrate.matrix.matrices import find_matrix
-    from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
-    from trtllm_pipeline.orchestrate.plan.plan_file import axes
+    from trtllm_pipeline.orchestrate import axes, expand, find_matrix, load_matrix, select
 
     found = select(
         expand(load_matrix(find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"), cells or ()
@@ -103,7 +100,7 @@ def list_(format: options.TextOrJson = "text") -> None:
     examples:
       pipeline matrix list
     """
-    from trtllm_pipeline.orchestrate.matrix.matrices import list_matrices, summary
+    from trtllm_pipeline.orchestrate import list_matrices, summary
 
     found = {name: (path, summary(path)) for name, path in list_matrices().items()}
     rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in found.items()]
@@ -123,6 +120,6 @@ def schema(
       pipeline matrix schema > matrix.schema.json
       pipeline matrix schema --kind recipe > recipe.schema.json
     """
-    from trtllm_pipeline.orchestrate.matrix.models import json_schema
+    from trtllm_pipeline.orchestrate import json_schema
 
     emit_json(json_schema(kind))

@@ -29,7 +29,7 @@ def monitoring(
       pipeline serve monitoring --output-dir monitoring
       prometheus --config.file monitoring/prometheus.yml --web.listen-address 127.0.0.1:9090
     """
-    from trtllm_pipeline.serve.kept.prometheus_setup import write
+    from trtllm_pipeline.serve import write
 
     options.positive("--ttft-p99-s", ttft_p99_s)
     folder = options.empty_folder(output_dir)

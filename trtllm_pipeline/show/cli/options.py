@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.plan.request import DEFAULT_WORKSPACE, Request
-from trtllm_pipeline.orchestrate.store.store import Store, is_workspace
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.orchestrate import DEFAULT_WORKSPACE, Request, Store, is_workspace
 from trtllm_pipeline.show.cli import completion
 
 WORKSPACE = DEFAULT_WORKSPACE
@@ -324,7 +323,7 @@ def request(
     assume: str | None,
 ) -> Request:
     """What the options ask for. Raises UsageError for a matrix that is neither a file nor the name of a shipped one."""
-    from trtllm_pipeline.orchestrate.matrix.matrices import find_matrix
+    from trtllm_pipeline.orchestrate import find_matrix
 
     return Request(find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
 
@@ -402,7 +401,7 @@ def known_store(workspace: str) -> Store:
 
 def allowed(text: str) -> frozenset[str]:
     """The names of `--allow`. Raises UsageError."""
-    from trtllm_pipeline.measure.load.conditions import GROUPS, NAMES
+    from trtllm_pipeline.measure import GROUPS, NAMES
 
     found = frozenset(name.strip() for name in text.split(",") if name.strip())
     unknown = sorted(found - NAMES - set(GROUPS))
@@ -480,7 +479,7 @@ def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
 
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
     """NAME and VALUE of an option that is given several times, a value as JSON where it is any. Raises UsageError."""
-    from trtllm_pipeline.base.files.user_files import decode
+    from trtllm_pipeline.base import decode
 
     found = {}
     for text in texts or ():

@@ -9,11 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.errors import FailureClass, PipelineError, StageError, StateError, UsageError
-from trtllm_pipeline.base.files import disk
-from trtllm_pipeline.base.files.following import follow
-from trtllm_pipeline.base.files.writing import write_text
+from trtllm_pipeline.base import (
+    FailureClass,
+    PipelineError,
+    StageError,
+    StateError,
+    UsageError,
+    disk,
+    follow,
+    terminal,
+    write_text,
+)
 
 T = TypeVar("T")
 

@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.wording import count
+from trtllm_pipeline.base import UsageError, count
+from trtllm_pipeline.orchestrate import find_artifacts
 from trtllm_pipeline.orchestrate import provenance as library
-from trtllm_pipeline.orchestrate.plan.runs import find_artifacts
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit, emit_json, note
 

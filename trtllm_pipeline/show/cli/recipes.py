@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline.base.text_tables import aligned
+from trtllm_pipeline.base import aligned
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as
 
@@ -16,7 +16,7 @@ def list_(format: options.TextOrJson = "text") -> None:
     examples:
       pipeline models list
     """
-    from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes, load_recipe
+    from trtllm_pipeline.orchestrate import list_recipes, load_recipe
 
     recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
     keys = {"name", "summary", "family", "license"}
@@ -34,7 +34,7 @@ def show(
       pipeline models show smollm2-135m-instruct
       pipeline models show smollm2-135m-instruct --format json
     """
-    from trtllm_pipeline.orchestrate.matrix.recipe_files import find_recipe, load_recipe
+    from trtllm_pipeline.orchestrate import find_recipe, load_recipe
 
     path = find_recipe(name, Path())
     recipe = load_recipe(path)

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base.domain import Json, Scope
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.wording import count, size
-from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import Json, Scope, UsageError, count, size
+from trtllm_pipeline.orchestrate import Request, Store
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey, ArtifactTransfer, Progress
+    from trtllm_pipeline.orchestrate import ArtifactKey, ArtifactTransfer, Progress
 
 Url = Annotated[
     str,
@@ -88,7 +85,7 @@ def push(
       pipeline store push s3://engines/nightly build --run latest
       pipeline store push /mnt/engines --matrix my.yaml --cells 'qwen*' --until build --dry-run
     """
-    from trtllm_pipeline.orchestrate.store import remote_store
+    from trtllm_pipeline.orchestrate import remote_store
 
     store = options.known_store(workspace)
     with closing(remote_store.Remote(url, jobs=jobs, thorough=verify)) as there:
@@ -129,9 +126,8 @@ def pull(
       pipeline store pull s3://engines/nightly build --require-signed --trusted-keys trusted/
       pipeline store pull https://engines.example/nightly build-4a46c422fbf3
     """
-    from trtllm_pipeline.base.machine.probe import this_machine
-    from trtllm_pipeline.orchestrate import provenance
-    from trtllm_pipeline.orchestrate.store import remote_store
+    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.orchestrate import provenance, remote_store
 
     policy = provenance.policy(trusted_keys, required=require_signed)
     request = selection.request()
@@ -155,12 +151,11 @@ def _chosen(
     store: Store, known: Sequence[ArtifactKey] | None, selection: ArtifactSelection, request: Request | None
 ) -> list[ArtifactKey]:
     """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
-    from trtllm_pipeline.orchestrate.plan.runs import find_named, find_run, read_run
-    from trtllm_pipeline.orchestrate.store.remote_store import BOUND, ArtifactKey
+    from trtllm_pipeline.orchestrate import BOUND, ArtifactKey, find_named, find_run, read_run
 
     asked: Iterable[ArtifactKey] | None = None
     if request is not None:
-        from trtllm_pipeline.orchestrate.plan.planner import plan_of
+        from trtllm_pipeline.orchestrate import plan_of
 
         runs = plan_of(request, store).stage_runs.values()
         asked = [
@@ -193,8 +188,7 @@ def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> lis
 
 
 def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
-    from trtllm_pipeline.orchestrate.run.pulling import paced
-    from trtllm_pipeline.orchestrate.store.remote_store import Progress
+    from trtllm_pipeline.orchestrate import Progress, paced
 
     return Progress(paced(sum(each.transfer_bytes for each in pending), note))
 

@@ -6,7 +6,7 @@ import sys
 from io import StringIO
 from typing import Annotated, Literal
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, note, write_output
 

@@ -9,15 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files.collecting import uncollected
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.orchestrate import flow
-from trtllm_pipeline.orchestrate.plan.planner import check_feasible
-from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.plan.selection import load
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import UsageError, count, terminal, uncollected
+from trtllm_pipeline.orchestrate import Request, Store, check_feasible, flow, load
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_as, note
 
@@ -65,7 +58,7 @@ def run(
       pipeline run my.yaml --cells 'qwen*/int8_wo/*' --until build
       pipeline run my.yaml --set settings.perf.concurrency=[1,8]
     """
-    from trtllm_pipeline.orchestrate.plan.runs import check_name
+    from trtllm_pipeline.orchestrate import check_name
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.report.writers import print_report
 
@@ -173,8 +166,8 @@ def plan(
         return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
-    from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
-    from trtllm_pipeline.orchestrate.results.plan_difference import PlanDifference, compare_plans
+    from trtllm_pipeline.base import as_markdown, on_terminal
+    from trtllm_pipeline.orchestrate import PlanDifference, compare_plans
 
     emit_as(
         format,
@@ -188,8 +181,8 @@ def plan(
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
     """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
-    from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
-    from trtllm_pipeline.orchestrate.results.fits import Fits, fits_of
+    from trtllm_pipeline.base import as_markdown, on_terminal
+    from trtllm_pipeline.orchestrate import Fits, fits_of
 
     found = fits_of(request, store)
     emit_as(
@@ -205,7 +198,7 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
 @uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
-    from trtllm_pipeline.orchestrate.run.plan_commands import plan_json
+    from trtllm_pipeline.orchestrate import plan_json
     from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
     found, seen = flow.outlook(request, store, workspace)

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.orchestrate import Request, Store
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
@@ -50,7 +49,7 @@ def search(
       pipeline search my.yaml --objective latency --slo output_tps=100 --min-accuracy -1%
       pipeline search my.yaml --dry-run
     """
-    from trtllm_pipeline.base.text_blocks import on_terminal
+    from trtllm_pipeline.base import on_terminal
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.report import recommendation
     from trtllm_pipeline.show.search import driver

@@ -11,21 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.processes.process import allow_open_files
-from trtllm_pipeline.base.text_tables import aligned
-from trtllm_pipeline.orchestrate.matrix.gateway import OF_TRITON, GatewayParams
-from trtllm_pipeline.serve.kept import shown
-from trtllm_pipeline.serve.kept.servers import UNRESPONSIVE_S, KeptServer, State, find
-from trtllm_pipeline.serve.kept.servers import look as look_at
+from trtllm_pipeline.base import UsageError, aligned, allow_open_files, terminal
+from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams
+from trtllm_pipeline.serve import UNRESPONSIVE_S, KeptServer, State, find, shown
+from trtllm_pipeline.serve import look as look_at
 from trtllm_pipeline.show.cli import completion, options, stage_options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
-from trtllm_pipeline.tensorrt.servers.command_lines import reachable
-from trtllm_pipeline.tensorrt.stage.params import table
+from trtllm_pipeline.tensorrt import reachable, table
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.serve.kept.serve_target import ServeTarget
+    from trtllm_pipeline.serve import ServeTarget
 
 _PANELS: Final = {
     "What is served": ("sets", "toolchain", "require_signed", "trusted_keys"),
@@ -154,8 +149,7 @@ def _start(
       pipeline serve start ./engine --name mine --no-wait
     """
     from trtllm_pipeline.orchestrate import provenance
-    from trtllm_pipeline.serve.gateway.dialects import dialect_for
-    from trtllm_pipeline.serve.kept import control
+    from trtllm_pipeline.serve import control, dialect_for
 
     typed = {each: value for each, value in gateway.items() if value not in (None, [])}
     params = {
@@ -225,8 +219,8 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
-    from trtllm_pipeline.base.machine.probe import this_machine
-    from trtllm_pipeline.serve.kept import serve_target as target
+    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.serve import serve_target as target
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
     if target.is_folder(what):
@@ -266,7 +260,7 @@ def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
 
 def _until_ready(server: KeptServer) -> KeptServer:
     """The server once it is ready; when that is interrupted, it is stopped."""
-    from trtllm_pipeline.serve.kept import control
+    from trtllm_pipeline.serve import control
 
     note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
     try:
@@ -334,7 +328,7 @@ def status(
 
 
 def _named(names: list[str], workspace: str) -> list[KeptServer]:
-    from trtllm_pipeline.serve.kept import control
+    from trtllm_pipeline.serve import control
 
     return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
 
@@ -361,7 +355,7 @@ def logs(
       pipeline serve logs chat -f
       pipeline serve logs chat --part keeper --lines 20
     """
-    from trtllm_pipeline.serve.kept import control
+    from trtllm_pipeline.serve import control
 
     server = control.find(Path(workspace), name)
     if server.state is not State.READY:
@@ -404,7 +398,7 @@ def stop(
       pipeline serve stop chat
       pipeline serve stop --all --remove
     """
-    from trtllm_pipeline.serve.kept import control
+    from trtllm_pipeline.serve import control
 
     done = []
     chosen = _chosen(names, workspace, every=every)
@@ -443,7 +437,7 @@ def restart(
       pipeline serve restart chat
       pipeline serve restart --all --no-wait
     """
-    from trtllm_pipeline.serve.kept import control
+    from trtllm_pipeline.serve import control
 
     allow_open_files()
     done = []
@@ -472,7 +466,7 @@ def install(
       pipeline serve install chat
       pipeline serve install chat --system --output chat.service
     """
-    from trtllm_pipeline.serve.kept import control, systemd
+    from trtllm_pipeline.serve import control, systemd
 
     server = control.find(Path(workspace), name)
     if server.record is None:

@@ -15,23 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base.domain import Scope
-from trtllm_pipeline.base.errors import MatrixError, UsageError
-from trtllm_pipeline.base.processes.process import allow_open_files
-from trtllm_pipeline.orchestrate import provenance
-from trtllm_pipeline.orchestrate.run import by_hand
+from trtllm_pipeline.base import MatrixError, Scope, UsageError, allow_open_files
+from trtllm_pipeline.orchestrate import by_hand, provenance
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note
 from trtllm_pipeline.show.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
-from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
-from trtllm_pipeline.tensorrt.stage.params import load
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt import Stage, StageContext, companions, load
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.plan.plan import Plan
-    from trtllm_pipeline.orchestrate.plan.request import Request
-    from trtllm_pipeline.orchestrate.store.store import Store
+    from trtllm_pipeline.orchestrate import Plan, Request, Store
 
 _EXAMPLES = {
     "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
@@ -112,7 +105,7 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    from trtllm_pipeline.base.machine.probe import this_machine
+    from trtllm_pipeline.base import this_machine
 
     known = [toolchains.load(each) for each in toolchains.names()]
     usable = [each for each in known if each.missing(this_machine()) is None]
@@ -124,8 +117,7 @@ def _stage(name: str, toolchain: str | None) -> Stage:
 
 
 def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
-    from trtllm_pipeline.orchestrate import flow
-    from trtllm_pipeline.orchestrate.store.store import Store
+    from trtllm_pipeline.orchestrate import Store, flow
     from trtllm_pipeline.show.progress import observer
 
     service = stage.scope is Scope.SERVICE
@@ -163,7 +155,7 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
     """The service's stage by the toolchain of the one cell that is selected, what was typed for it, and the last stage that it
     is started from. Raises UsageError.
     """
-    from trtllm_pipeline.orchestrate.plan import selection
+    from trtllm_pipeline.orchestrate import selection
 
     machine = selection.machine_of(request)
     cells = selection.select_cells(request, selection.load(request), machine)
@@ -201,9 +193,8 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 
 def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     """The source of a model as people name it, its revision resolved, for the stage `name`."""
-    from trtllm_pipeline.models.hub.files import MODEL
-    from trtllm_pipeline.models.hub.sources import local_folder, resolve
-    from trtllm_pipeline.orchestrate.matrix.recipe_files import sources_of
+    from trtllm_pipeline.models import MODEL, local_folder, resolve
+    from trtllm_pipeline.orchestrate import sources_of
 
     if model is None:
         raise UsageError(f"pipeline stage {name}: which model?", hint=f"pipeline stage {_EXAMPLES[name][0]}")
@@ -244,7 +235,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
     )
     if stage.name == "perf" and typed["format"] == "text":
         from trtllm_pipeline.show.report.load_tables import to_text
-        from trtllm_pipeline.tensorrt.stage.perf import measured
+        from trtllm_pipeline.tensorrt import measured
 
         note(to_text(measured(context)))
     return 0
@@ -252,7 +243,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
 
 def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     """What is missing of the inputs and files of a stage, or cannot be read."""
-    from trtllm_pipeline.base.files.user_files import check
+    from trtllm_pipeline.base import check
 
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
     wrong = [
@@ -296,8 +287,8 @@ def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
 
 def _file(stage: Stage, name: str, given: str | None) -> str | None:
     """Path of a file: what was typed, a `builtin:NAME`, or else what a matrix would take."""
-    from trtllm_pipeline.models.hub.dataset_file import data_file
-    from trtllm_pipeline.orchestrate.matrix.models import Settings
+    from trtllm_pipeline.models import data_file
+    from trtllm_pipeline.orchestrate import Settings
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
     given = given or getattr(defaults, name, None)

@@ -13,14 +13,20 @@ from dataclasses import MISSING, is_dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from trtllm_pipeline.base.domain import Json, Scope
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import Json, Scope, UsageError
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.tensorrt.stage.base import Stage
-from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
-from trtllm_pipeline.tensorrt.stage.params import Objectives, ParamField, Precisions, StopMetric, load, table
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt import (
+    ADAPTERS,
+    Objectives,
+    ParamField,
+    Precisions,
+    Stage,
+    StopMetric,
+    companions,
+    load,
+    table,
+)
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 T = TypeVar("T")
 _BY_HAND = "On explicit files"
@@ -250,9 +256,7 @@ def wrong(stage: Stage, given: Mapping[str, Any]) -> list[str]:
 
 def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
     """What is missing of the parameters of a class, and what no matrix could have."""
-    from trtllm_pipeline.orchestrate.matrix.check import check
-    from trtllm_pipeline.orchestrate.matrix.derive import model_of
-    from trtllm_pipeline.orchestrate.matrix.document import Document
+    from trtllm_pipeline.orchestrate import Document, check, model_of
 
     _, found = check(model_of(cls), Document("", dict(given)))
     return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in found]
@@ -275,11 +279,11 @@ def _read(field: ParamField, text: Any) -> Any:
     if isinstance(text, bool):
         return text
     if field.type == Objectives:
-        from trtllm_pipeline.measure.load.objectives import per_request
+        from trtllm_pipeline.measure import per_request
 
         return {f"{name}_ms": limit for name, limit in per_request(text).items()}
     if field.type == Precisions:
-        from trtllm_pipeline.measure.load.stopping import parse_precisions
+        from trtllm_pipeline.measure import parse_precisions
 
         return parse_precisions(text, get_args(StopMetric))
     if _is_mapping(field):
@@ -300,7 +304,7 @@ def _scalar(kind: Any, text: str) -> Json:
 
 def _mapping(pairs: list[str]) -> dict[str, Any]:
     """`a.b=1` and `c=text` as a mapping; values are YAML."""
-    from trtllm_pipeline.base.files.user_files import decode_yaml
+    from trtllm_pipeline.base import decode_yaml
 
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -332,7 +336,7 @@ def instead(stage: Stage, typed: str) -> str:
     """What to do with a matrix instead of typing this option of the stage."""
     from pydantic import BaseModel
 
-    from trtllm_pipeline.orchestrate.matrix.models import Axes, Settings
+    from trtllm_pipeline.orchestrate import Axes, Settings
 
     name = typed.removeprefix("file_")
     section = OF_ANOTHER.get((stage.name, name), stage.section or stage.name)

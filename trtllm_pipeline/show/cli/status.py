@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.plan.planner import plan_of
-from trtllm_pipeline.orchestrate.results import report_file
+from trtllm_pipeline.base import UsageError, terminal
+from trtllm_pipeline.orchestrate import plan_of, report_file
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_json, emit_rendered
 
@@ -46,8 +44,7 @@ def status(
       pipeline status --run latest~1
       pipeline status --runs
     """
-    from trtllm_pipeline.orchestrate.plan.plan_file import outline
-    from trtllm_pipeline.orchestrate.plan.runs import newest_cells
+    from trtllm_pipeline.orchestrate import newest_cells, outline
     from trtllm_pipeline.show.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.show.progress.left import goes_on, read
     from trtllm_pipeline.show.progress.watching import watch as keep_showing
@@ -79,7 +76,7 @@ def status(
 
 
 def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.orchestrate.results.forecast_check import of_report
+    from trtllm_pipeline.orchestrate import of_report
     from trtllm_pipeline.show.progress.cell_status import Took
 
     check = of_report(folder / report_file.NAME)
@@ -87,7 +84,7 @@ def _took(folder: Path) -> Took | None:
 
 
 def _list_runs(workspace: str, format: str) -> None:
-    from trtllm_pipeline.orchestrate.results.run_list import runs_json, to_text
+    from trtllm_pipeline.orchestrate import runs_json, to_text
 
     found = runs_json(options.known_store(workspace))
     emit_json(found) if format == "json" else emit(to_text(found))

@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.files.disk import folder_bytes
-from trtllm_pipeline.orchestrate.store.index import Artifact
-from trtllm_pipeline.orchestrate.store.manifest import Discrepancy, Kind
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import Json, UsageError, folder_bytes
+from trtllm_pipeline.orchestrate import Artifact, Discrepancy, Kind, Store
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.plan.unused import Roots
+    from trtllm_pipeline.orchestrate import Roots
 
 
 Names = Annotated[
@@ -68,11 +64,11 @@ class Needed:
 
     def roots(self, store: Store) -> Roots:
         """The same, with the matrices planned. Raises UsageError, MatrixError."""
-        from trtllm_pipeline.orchestrate.plan.unused import Roots
+        from trtllm_pipeline.orchestrate import Roots
 
         matrices = {}
         for matrix in self.keep_matrix or ():
-            from trtllm_pipeline.orchestrate.plan.planner import plan_of
+            from trtllm_pipeline.orchestrate import plan_of
 
             plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
             matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
@@ -160,8 +156,8 @@ def prune(
       pipeline store prune --unused-for 30d
       pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
-    from trtllm_pipeline.base.wording import count, size
-    from trtllm_pipeline.orchestrate.plan.unused import sort_out
+    from trtllm_pipeline.base import count, size
+    from trtllm_pipeline.orchestrate import sort_out
 
     store = options.known_store(workspace)
     roots = needed.roots(store)
@@ -223,8 +219,8 @@ def rm(
       pipeline store rm build-4a46c422fbf3 --yes
       pipeline store rm --run nightly-12 --yes
     """
-    from trtllm_pipeline.base.wording import count, size
-    from trtllm_pipeline.orchestrate.plan import removal
+    from trtllm_pipeline.base import count, size
+    from trtllm_pipeline.orchestrate import removal
 
     if not names and run is None:
         raise UsageError(
@@ -276,8 +272,7 @@ def keep(
       pipeline store keep --run release-1.0
       pipeline store keep --forget build
     """
-    from trtllm_pipeline.orchestrate.plan import unused
-    from trtllm_pipeline.orchestrate.plan.runs import find_artifacts, find_run, read_run
+    from trtllm_pipeline.orchestrate import find_artifacts, find_run, read_run, unused
 
     store = options.known_store(workspace)
     kept = unused.kept(store)
@@ -304,8 +299,8 @@ def du(
     examples:
       pipeline store du
     """
-    from trtllm_pipeline.base.text_blocks import on_terminal
-    from trtllm_pipeline.orchestrate.results.disk_use import disk_use
+    from trtllm_pipeline.base import on_terminal
+    from trtllm_pipeline.orchestrate import disk_use
 
     found = disk_use(options.known_store(workspace))
     emit_as(format, found.to_json(), text=lambda _: on_terminal(found.blocks()))

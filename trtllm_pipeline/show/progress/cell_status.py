@@ -11,13 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.base.domain import Json, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import in_brackets
-from trtllm_pipeline.base.terminal import clean
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun
-from trtllm_pipeline.orchestrate.plan.stage_status import StageState, stage_states
-from trtllm_pipeline.orchestrate.store.store import LOG, Store
+from trtllm_pipeline.base import Json, StageRunId, StageStatus, clean, count, in_brackets
+from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, StageState, Store, stage_states
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -74,7 +69,7 @@ def status_of(
     """How far the cells of `outline` are that fit the patterns `cells`. Raises UsageError where none does."""
     shown: Sequence[OutlineCell] = outline.cells
     if cells:
-        from trtllm_pipeline.orchestrate.matrix.expand import select
+        from trtllm_pipeline.orchestrate import select
 
         shown = select(outline.cells, cells)
     states = stage_states(outline, store, artifacts=False)
@@ -121,7 +116,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     With a `height` in lines, no more than that: where not all cells fit, a line for each stage, and below it what runs
     before what failed.
     """
-    from trtllm_pipeline.base.wording import shared_parts, shorten, without
+    from trtllm_pipeline.base import shared_parts, shorten, without
     from trtllm_pipeline.show.progress.views import grid, infeasible, legend, retries, styled, time_left
 
     states = status.states
@@ -186,7 +181,7 @@ def _counted(
     ascii_only: bool,
 ) -> list[Text]:
     """A line for each stage, then one for each group of cells, where there are groups that fit."""
-    from trtllm_pipeline.base.wording import groups, without
+    from trtllm_pipeline.base import groups, without
     from trtllm_pipeline.show.progress.views import GROUPS, grid, group_line, stage_line
 
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
@@ -222,8 +217,8 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
     """What runs or failed, in words, after an empty line."""
-    from trtllm_pipeline.base.wording import duration
-    from trtllm_pipeline.orchestrate.plan.stage_status import running_s
+    from trtllm_pipeline.base import duration
+    from trtllm_pipeline.orchestrate import running_s
     from trtllm_pipeline.show.progress.views import told
 
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")

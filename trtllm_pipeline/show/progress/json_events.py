@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from trtllm_pipeline.base.domain import CellId, Json, StageRunId
+from trtllm_pipeline.base import CellId, Json, StageRunId
 
 SCHEMA: Final = 2
 """In 1 each line about a stage run had all its cells: ten thousand ids a second, of a download that as many share."""

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.base import read_object
+from trtllm_pipeline.orchestrate import claims
 
 NAME: Final = "left.json"
 _WIDTH: Final = 100

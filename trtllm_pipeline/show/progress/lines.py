@@ -10,12 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TextIO
 
-from trtllm_pipeline.base.domain import Cell, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.base.terminal import clean
-from trtllm_pipeline.base.wording import count, duration
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.run.loop import Nodes, Observer
+from trtllm_pipeline.base import Cell, Json, Scope, StageError, StageRunId, StageStatus, clean, count, duration
+from trtllm_pipeline.orchestrate import Nodes, Observer, Plan, StageRun
 from trtllm_pipeline.show.progress import json_events
 from trtllm_pipeline.show.progress.left import TimeLeft
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Clock, Tracker

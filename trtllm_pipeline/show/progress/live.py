@@ -13,11 +13,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.domain import Cell, CellId, Json, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.base.wording import count, duration, groups, in_flow_order, shared_parts, shorten, without
-from trtllm_pipeline.orchestrate.plan.plan import StageRun
+from trtllm_pipeline.base import (
+    Cell,
+    CellId,
+    Json,
+    StageError,
+    StageRunId,
+    StageStatus,
+    count,
+    duration,
+    groups,
+    in_flow_order,
+    shared_parts,
+    shorten,
+    terminal,
+    without,
+)
+from trtllm_pipeline.orchestrate import StageRun
 from trtllm_pipeline.show.progress.lines import QuietObserver
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Tracker
 from trtllm_pipeline.show.progress.views import (

@@ -7,12 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
-from trtllm_pipeline.base.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.run.forecast import Durations, capacities, simulate
-from trtllm_pipeline.orchestrate.run.loop import Nodes
-from trtllm_pipeline.orchestrate.run.scheduler import overdue
+from trtllm_pipeline.base import Scope, StageRunId, StageStatus, count
+from trtllm_pipeline.orchestrate import Durations, Nodes, Plan, StageRun, capacities, overdue, simulate
 from trtllm_pipeline.show.progress.views import GOOD, time_left
 
 Clock = Callable[[], float]

@@ -6,13 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from trtllm_pipeline.base.domain import Cell, Json, StageStatus, in_words
-from trtllm_pipeline.base.errors import StageError, in_brackets
-from trtllm_pipeline.base.terminal import clean, console
-from trtllm_pipeline.base.wording import amount, duration, never_works, shorten
-from trtllm_pipeline.orchestrate.plan.plan import StageRun
-from trtllm_pipeline.orchestrate.plan.plan_file import OutlineCell
-from trtllm_pipeline.orchestrate.plan.stage_status import StageState
+from trtllm_pipeline.base import (
+    Cell,
+    Json,
+    StageError,
+    StageStatus,
+    amount,
+    clean,
+    console,
+    duration,
+    in_brackets,
+    in_words,
+    never_works,
+    shorten,
+)
+from trtllm_pipeline.orchestrate import OutlineCell, StageRun, StageState
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -10,11 +10,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TextIO
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.domain import Json, StageStatus
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.orchestrate.plan.plan_file import OutlineRun
-from trtllm_pipeline.orchestrate.plan.stage_status import StageState
+from trtllm_pipeline.base import Json, StageStatus, count, terminal
+from trtllm_pipeline.orchestrate import OutlineRun, StageState
 from trtllm_pipeline.show.progress import json_events
 from trtllm_pipeline.show.progress.cell_status import DONE, MatrixStatus, Took, to_text
 from trtllm_pipeline.show.progress.views import LOOKS, REMIND_EVERY_S, time_left

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, CellId, StageRunId
-from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.run.forecast import Forecast, capacities, simulate
+from trtllm_pipeline.base import Cell, CellId, StageRunId
+from trtllm_pipeline.orchestrate import Forecast, Plan, capacities, simulate
 
 LIMIT_S: Final = 600.0
 _BEFORE_SEVERAL: Final = 4

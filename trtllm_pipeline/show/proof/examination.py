@@ -8,26 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.errors import PipelineError, PlanError, UsageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.wording import about
-from trtllm_pipeline.measure.score.accuracy_result import ANSWERS
-from trtllm_pipeline.orchestrate import flow
-from trtllm_pipeline.orchestrate.matrix.document import nearest
-from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
-from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.results.forecast_check import checked
-from trtllm_pipeline.orchestrate.results.rows import CellResult, rows
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import PipelineError, PlanError, UsageError, about, write_json
+from trtllm_pipeline.measure import ANSWERS
+from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, checked, flow, nearest, rows
 from trtllm_pipeline.show.proof import budget, findings, installed, material, reference_answers
 from trtllm_pipeline.show.proof.findings import DeepExamination, DeepFinding
-from trtllm_pipeline.tensorrt.stage.params import table
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import table
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.base.machine.model import Machine
-    from trtllm_pipeline.orchestrate.plan.plan import Plan
-    from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome
+    from trtllm_pipeline.base import Machine
+    from trtllm_pipeline.orchestrate import Observer, Outcome, Plan
 
 FOLDER: Final = "doctor"
 """In the workspace: models, questions, the matrix and the result."""
@@ -53,7 +44,7 @@ def examine(
     is said to `tell` before it begins. What an earlier examination made is not made again. Raises UsageError for unknown
     names, PlanError where no toolchain can be used or no cell can work.
     """
-    from trtllm_pipeline.base.machine.probe import this_machine
+    from trtllm_pipeline.base import this_machine
 
     _check("--family", families, material.FAMILIES)
     if precisions is not None:

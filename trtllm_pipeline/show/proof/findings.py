@@ -8,16 +8,23 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, Json, layout_name
-from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine
-from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.base import (
+    Block,
+    Cell,
+    FailureClass,
+    Grid,
+    Heading,
+    Items,
+    Json,
+    Machine,
+    TextLine,
+    layout_name,
+    probe,
+)
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck
 from trtllm_pipeline.show.proof.installed import InstalledComparison
 from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
-from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
+from trtllm_pipeline.tensorrt import EMBEDDED
 
 SCHEMA: Final = 1
 _ONE_GPU: Final = "tp1pp1"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.tensorrt.trtllm import commands, installation, program_options, releases, templates
+from trtllm_pipeline.base import Machine, TensorRTLLM
+from trtllm_pipeline.tensorrt import commands, installation, program_options, releases, templates
 
 _AT_ONCE: Final = 4
 """Each imports all of TensorRT-LLM."""

@@ -10,14 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.files.writing import write_json, write_lines
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.files.tokenizer import read_tokenizer
-from trtllm_pipeline.models.hub.dataset_file import data_file
+from trtllm_pipeline.base import Json, Machine, write_json, write_lines
+from trtllm_pipeline.models import data_file, read_tokenizer
 from trtllm_pipeline.show.proof.families import FAMILIES, reference, write_model
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.trtllm.backends import BACKEND
+from trtllm_pipeline.tensorrt import BACKEND
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 MATRIX: Final = "matrix.yaml"
 MAX_TOKENS: Final = 24

@@ -16,15 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.files.user_files import RowError, read_json_lines
-from trtllm_pipeline.measure.score.accuracy_result import ANSWERS
-from trtllm_pipeline.models.files.tokenizer import read_tokenizer
+from trtllm_pipeline.base import Json, RowError, read_json_lines
+from trtllm_pipeline.measure import ANSWERS
+from trtllm_pipeline.models import read_tokenizer
 from trtllm_pipeline.show.proof import families
 from trtllm_pipeline.show.proof.material import MAX_TOKENS
-from trtllm_pipeline.tensorrt.embedded import random_model
-from trtllm_pipeline.tensorrt.embedded.reference import Reference
-from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
+from trtllm_pipeline.tensorrt import EMBEDDED, Reference, random_model
 
 _TOLERANCES: Final = {
     **dict.fromkeys(("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq"), 0.05),

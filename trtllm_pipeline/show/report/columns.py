@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.measure.load.result import LevelResult
-from trtllm_pipeline.orchestrate.results.report_file import METRICS
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.measure import LevelResult
+from trtllm_pipeline.orchestrate import METRICS, CellResult
 
 _FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
 

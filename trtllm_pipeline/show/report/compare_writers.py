@@ -6,10 +6,22 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine, Value, as_markdown, on_terminal
-from trtllm_pipeline.base.text_tables import csv_table, number
-from trtllm_pipeline.base.wording import about, shared_parts, without
-from trtllm_pipeline.measure.load.conditions import UNKNOWN
+from trtllm_pipeline.base import (
+    Block,
+    Grid,
+    Heading,
+    Items,
+    TextLine,
+    Value,
+    about,
+    as_markdown,
+    csv_table,
+    number,
+    on_terminal,
+    shared_parts,
+    without,
+)
+from trtllm_pipeline.measure import UNKNOWN
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.show.report.gate import Break, Judgement
 

@@ -13,14 +13,25 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.measure.load import stats
-from trtllm_pipeline.measure.load.conditions import Difference, deciding, differences, of_makers, of_questions
-from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
-from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult, latency_of, load_words
-from trtllm_pipeline.measure.load.stats import Interval, Statistic
-from trtllm_pipeline.orchestrate.results.measured import Measured, RequestSample, Side
+from trtllm_pipeline.base import Json, UsageError
+from trtllm_pipeline.measure import (
+    HIGHER_IS_BETTER,
+    LEVEL_METRICS,
+    RATES,
+    Difference,
+    Interval,
+    LevelResult,
+    RepeatResult,
+    Statistic,
+    deciding,
+    differences,
+    latency_of,
+    load_words,
+    of_makers,
+    of_questions,
+    stats,
+)
+from trtllm_pipeline.orchestrate import Measured, RequestSample, Side
 
 if TYPE_CHECKING:
     import numpy as np
@@ -539,7 +550,7 @@ def _paired_questions(score: str, cell: Measured, other: Measured) -> Interval |
 
     Where the answers are not here any more, it is as the run itself noted it.
     """
-    from trtllm_pipeline.measure.score import drift
+    from trtllm_pipeline.measure import drift
 
     noted = cell.accuracy_drift if cell.accuracy_drift and cell.accuracy_drift.reference == other.id else None
     found = [] if noted is None else [noted]

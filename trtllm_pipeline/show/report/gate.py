@@ -10,11 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import NOT_COMPARABLE, ComparisonError, UsageError
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
-from trtllm_pipeline.orchestrate.results.measured import Side
+from trtllm_pipeline.base import NOT_COMPARABLE, ComparisonError, Json, UsageError, count
+from trtllm_pipeline.measure import LEVEL_METRICS
+from trtllm_pipeline.orchestrate import Side
 from trtllm_pipeline.show.report.comparison import (
     DEFAULT,
     ChangeVerdict,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trtllm_pipeline.base.domain import ALONE
-from trtllm_pipeline.base.wording import count
-from trtllm_pipeline.measure.load.result import LevelResult, load_words
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.base import ALONE, count
+from trtllm_pipeline.measure import LevelResult, load_words
+from trtllm_pipeline.orchestrate import CellResult
 
 _MOST: Final = 0.5
 """A measurement covered by another for less than this share of its time says little about the effect of the other."""

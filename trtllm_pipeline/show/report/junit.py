@@ -12,11 +12,9 @@ from datetime import datetime, timezone
 from typing import Final
 from xml.etree import ElementTree as Xml
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.terminal import clean
-from trtllm_pipeline.measure.load.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
-from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageRecord
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.base import Json, clean
+from trtllm_pipeline.measure import BY_NAME, FIELDS, UNKNOWN, Conditions, common
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, Ending, Record, StageRecord
 from trtllm_pipeline.show.report.writers import moment
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

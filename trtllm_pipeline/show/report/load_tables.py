@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from trtllm_pipeline.base.text_tables import cell, csv_table, plain_table
-from trtllm_pipeline.measure.load.conditions import system_words, workload_words
-from trtllm_pipeline.measure.load.engine_report import Beside
-from trtllm_pipeline.measure.load.metric_names import RATES
-from trtllm_pipeline.measure.load.result import LevelDetails, LevelResult, LoadResult, load_words
-from trtllm_pipeline.measure.load.stats import STATISTICS
+from trtllm_pipeline.base import cell, csv_table, plain_table
+from trtllm_pipeline.measure import (
+    RATES,
+    STATISTICS,
+    Beside,
+    LevelDetails,
+    LevelResult,
+    LoadResult,
+    load_words,
+    system_words,
+    workload_words,
+)
 
 _STATISTICS: Final = ("n", *STATISTICS)
 _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base.domain import CellId
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.results.report_file import NAME, read_report
-from trtllm_pipeline.orchestrate.results.rows import CellResult
-from trtllm_pipeline.orchestrate.store.store import Store, is_workspace
+from trtllm_pipeline.base import CellId, UsageError
+from trtllm_pipeline.orchestrate import NAME, CellResult, Store, is_workspace, read_report
 from trtllm_pipeline.show.report.results import read_results
 from trtllm_pipeline.show.report.writers import flat
 

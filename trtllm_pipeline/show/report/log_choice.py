@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import UsageError, in_brackets
-from trtllm_pipeline.base.files.writing import read_object
-from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun
-from trtllm_pipeline.orchestrate.plan.runs import find_cell, find_stage
-from trtllm_pipeline.orchestrate.plan.stage_status import failed_attempt, stage_states
-from trtllm_pipeline.orchestrate.store.store import LOG, Store
+from trtllm_pipeline.base import Scope, StageRunId, StageStatus, UsageError, in_brackets, read_object
+from trtllm_pipeline.orchestrate import (
+    LOG,
+    Outline,
+    OutlineCell,
+    OutlineRun,
+    Store,
+    failed_attempt,
+    find_cell,
+    find_stage,
+    stage_states,
+)
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure.load.result import LevelResult
+    from trtllm_pipeline.measure import LevelResult
 
 SERVER_LOG: Final = "server.log"
 
@@ -98,7 +103,7 @@ def measured_beside(log: Path) -> tuple[LevelResult, ...]:
     data = read_object(log.parent / "out" / "perf.json")
     if data is None:
         return ()
-    from trtllm_pipeline.measure.load.result import levels_of
+    from trtllm_pipeline.measure import levels_of
 
     return levels_of(data.get("levels"))
 

@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from trtllm_pipeline.measure.load.metric_names import LATENCIES
-from trtllm_pipeline.measure.load.result import DEFINITIONS, LevelResult, TritonUse
-from trtllm_pipeline.orchestrate.results.report_file import METRICS
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.measure import DEFINITIONS, LATENCIES, LevelResult, TritonUse
+from trtllm_pipeline.orchestrate import METRICS, CellResult
 
 _PREFIX: Final = "pipeline_cell"
 _FORMULAS: Final = {**DEFINITIONS, **{metric.name: metric.formula for metric in METRICS}}

@@ -7,18 +7,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Json, Scope, StageRunId
-from trtllm_pipeline.base.errors import StateError, UsageError
-from trtllm_pipeline.base.machine.probe import code_digest
-from trtllm_pipeline.base.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown
-from trtllm_pipeline.base.wording import about, count, never_works, size
-from trtllm_pipeline.models.files.quantization import AS_IS, shown
-from trtllm_pipeline.orchestrate.memory.estimates import TIME, Need, tightest
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.run.forecast import Forecast, durations
-from trtllm_pipeline.orchestrate.store import manifest
-from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.base import (
+    Block,
+    Grid,
+    Heading,
+    Items,
+    Json,
+    Scope,
+    StageRunId,
+    StateError,
+    TextLine,
+    UsageError,
+    about,
+    as_markdown,
+    code_digest,
+    count,
+    never_works,
+    size,
+)
+from trtllm_pipeline.models import AS_IS, shown
+from trtllm_pipeline.orchestrate import TIME, Forecast, Need, Plan, StageRun, Store, durations, manifest, tightest
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """What becomes of a stage run, as in a plan's JSON, in words."""

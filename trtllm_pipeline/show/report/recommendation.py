@@ -11,19 +11,39 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.base.text_blocks import Block, Grid, TextLine, Value, on_terminal
-from trtllm_pipeline.base.text_tables import number
-from trtllm_pipeline.base.wording import shared_parts, without
-from trtllm_pipeline.measure.load import objectives
-from trtllm_pipeline.measure.load.conditions import deciding, differences, of_questions
-from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
-from trtllm_pipeline.measure.load.objectives import Objective
-from trtllm_pipeline.measure.load.result import LevelResult, load_words
-from trtllm_pipeline.orchestrate.results.comparable_loads import Workload, shortened, words, workloads
-from trtllm_pipeline.orchestrate.results.measured import Measured, Side, selected
-from trtllm_pipeline.orchestrate.results.rows import UNQUANTIZED, references
+from trtllm_pipeline.base import (
+    Block,
+    Grid,
+    Json,
+    TextLine,
+    UsageError,
+    Value,
+    number,
+    on_terminal,
+    shared_parts,
+    without,
+)
+from trtllm_pipeline.measure import (
+    LEVEL_METRICS,
+    LevelResult,
+    Objective,
+    deciding,
+    differences,
+    load_words,
+    objectives,
+    of_questions,
+)
+from trtllm_pipeline.orchestrate import (
+    UNQUANTIZED,
+    Measured,
+    Side,
+    Workload,
+    references,
+    selected,
+    shortened,
+    words,
+    workloads,
+)
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta
 
 if TYPE_CHECKING:

@@ -7,15 +7,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
-from trtllm_pipeline.base.domain import CellId
-from trtllm_pipeline.base.errors import PipelineError, UsageError
-from trtllm_pipeline.base.terminal import clean
-from trtllm_pipeline.orchestrate.plan.runs import NewestCells, newest_cells
-from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
-from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageRecord, read_record
-from trtllm_pipeline.orchestrate.results.report_file import NAME, read_report
-from trtllm_pipeline.orchestrate.results.rows import CellResult, rows_of
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import CellId, PipelineError, UsageError, clean
+from trtllm_pipeline.orchestrate import (
+    NAME,
+    CellResult,
+    Ending,
+    ForecastCheck,
+    NewestCells,
+    Record,
+    StageRecord,
+    Store,
+    newest_cells,
+    read_record,
+    read_report,
+    rows_of,
+)
 from trtllm_pipeline.show.report.writers import print_report
 
 if TYPE_CHECKING:
@@ -113,9 +119,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
     that can be compared, or else of one that cannot.
     """
-    from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, read_request
-    from trtllm_pipeline.orchestrate.plan.runs import run_folders
-    from trtllm_pipeline.orchestrate.results.measured import load_measured, with_files
+    from trtllm_pipeline.orchestrate import REQUEST_FILE, load_measured, read_request, run_folders, with_files
     from trtllm_pipeline.show.report.comparison import DEFAULT, compare
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
@@ -152,8 +156,7 @@ def _earlier(stage: StageRecord) -> StageRecord:
 
 def page_limits(text: str) -> dict[str, float | str]:
     """The limits of `report --slo` as the page's form has them. Raises UsageError."""
-    from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER
-    from trtllm_pipeline.measure.load.result import latency_of
+    from trtllm_pipeline.measure import HIGHER_IS_BETTER, latency_of
     from trtllm_pipeline.show.report.html.page import LIMITED
     from trtllm_pipeline.show.report.recommendation import parse_slo
 

@@ -13,27 +13,40 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
-from trtllm_pipeline.base import terminal
-from trtllm_pipeline.base.domain import CellId, Json
-from trtllm_pipeline.base.errors import in_brackets
-from trtllm_pipeline.base.text_blocks import Grid, Heading, Items, TextLine, as_markdown
-from trtllm_pipeline.base.text_tables import csv_table
-from trtllm_pipeline.base.wording import count, path_from_here, shared_parts, shorten, without
-from trtllm_pipeline.measure.load.conditions import (
+from trtllm_pipeline.base import (
+    CellId,
+    Grid,
+    Heading,
+    Items,
+    Json,
+    TextLine,
+    as_markdown,
+    count,
+    csv_table,
+    in_brackets,
+    path_from_here,
+    shared_parts,
+    shorten,
+    terminal,
+    without,
+)
+from trtllm_pipeline.measure import (
     FIELDS,
+    LATENCIES,
+    LENGTHS,
+    TRITON_GAUGES,
     UNKNOWN,
     Conditions,
+    LevelResult,
+    TritonUse,
+    load_words,
     machine_words,
     system_words,
     version_words,
     workload_words,
 )
-from trtllm_pipeline.measure.load.metric_names import LATENCIES
-from trtllm_pipeline.measure.load.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
-from trtllm_pipeline.models.files.quantization import AS_IS
-from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
-from trtllm_pipeline.orchestrate.results.report_file import report_json
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.models import AS_IS
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_json
 from trtllm_pipeline.show.report.columns import Column, columns
 from trtllm_pipeline.show.report.interference import interference
 

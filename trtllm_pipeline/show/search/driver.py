@@ -13,21 +13,41 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import ALONE, Cell, CellId, Json, Scope
-from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.base.files.writing import read_object, write_json
-from trtllm_pipeline.base.text_blocks import Block, Heading, Items, TextLine
-from trtllm_pipeline.base.wording import count, shared_parts, without
-from trtllm_pipeline.orchestrate import flow
-from trtllm_pipeline.orchestrate.plan.plan import Plan, part, to_run
-from trtllm_pipeline.orchestrate.plan.plan_file import axes, outline
-from trtllm_pipeline.orchestrate.plan.planner import check_feasible
-from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.results.measured import Measured, Side, with_files
-from trtllm_pipeline.orchestrate.results.rows import CellStatus, rows
-from trtllm_pipeline.orchestrate.run.forecast import Forecast
-from trtllm_pipeline.orchestrate.run.loop import Observer
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import (
+    ALONE,
+    Block,
+    Cell,
+    CellId,
+    FailureClass,
+    Heading,
+    Items,
+    Json,
+    Scope,
+    TextLine,
+    count,
+    read_object,
+    shared_parts,
+    without,
+    write_json,
+)
+from trtllm_pipeline.orchestrate import (
+    CellStatus,
+    Forecast,
+    Measured,
+    Observer,
+    Plan,
+    Request,
+    Side,
+    Store,
+    axes,
+    check_feasible,
+    flow,
+    outline,
+    part,
+    rows,
+    to_run,
+    with_files,
+)
 from trtllm_pipeline.show.report.recommendation import Recommendation, advise
 from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice
 from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide

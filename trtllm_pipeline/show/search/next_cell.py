@@ -13,16 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base.domain import CellId, Json
-from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.base.text_tables import number
-from trtllm_pipeline.base.wording import about
-from trtllm_pipeline.measure.load.conditions import GROUPS
-from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER
-from trtllm_pipeline.measure.load.objectives import Objective
-from trtllm_pipeline.measure.load.result import LevelResult, load_words
-from trtllm_pipeline.orchestrate.results.measured import Measured
-from trtllm_pipeline.orchestrate.results.rows import references
+from trtllm_pipeline.base import CellId, FailureClass, Json, about, number
+from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
+from trtllm_pipeline.orchestrate import Measured, references
 from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.show.search import surrogate
 

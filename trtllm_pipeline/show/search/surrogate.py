@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 
 if TYPE_CHECKING:
     import numpy as np

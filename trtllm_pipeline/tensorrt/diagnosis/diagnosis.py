@@ -15,8 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS
-from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass
 from trtllm_pipeline.tensorrt.diagnosis.signatures import ANY_STAGE, KILLED, Signature, Weight
 from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures as shipped_signatures
 from trtllm_pipeline.tensorrt.diagnosis.statements import Grade, Statement, first_statement, flattened, statements

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.base.processes import out_of_memory
-from trtllm_pipeline.base.processes.guardian import proc_file, process_table, with_descendants
+from trtllm_pipeline.base import FailureClass, proc_file, process_table, with_descendants
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 
 STUB: Final = "triton_python_backend_stub"
 LOOK_EVERY_S: Final = 0.05

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.base import FailureClass
 
 MACHINE: Final = "/proc/vmstat"
 OWN_GROUPS: Final = "/proc/self/cgroup"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.base import FailureClass
 
 KILLED: Final = "killed"
 """Key of the signature for a process that was killed. The log does not say by what; `out_of_memory.verdict` finds out."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import Fields
 from trtllm_pipeline.tensorrt.embedded.params import ARCHITECTURES
 
 if TYPE_CHECKING:

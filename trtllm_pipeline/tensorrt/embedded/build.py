@@ -13,12 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.machine.memory import physical_bytes
-from trtllm_pipeline.base.machine.packages import version_of
-from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, find
+from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass, StageError, physical_bytes, version_of, write_json
+from trtllm_pipeline.models import Fields, ModelFileError, find
 from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.tensorrt.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
 from trtllm_pipeline.tensorrt.stage.base import StageContext

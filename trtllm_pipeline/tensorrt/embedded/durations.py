@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import Cell, Machine
 from trtllm_pipeline.tensorrt.embedded.needs import weights_bytes
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, token_s
 from trtllm_pipeline.tensorrt.trtllm import model_shape

@@ -19,10 +19,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.models.files.model_files import Fields, find
-from trtllm_pipeline.models.files.tokenizer import read_tokenizer as load_tokenizer
+from trtllm_pipeline.base import StageError, write_json
+from trtllm_pipeline.models import Fields, find
+from trtllm_pipeline.models import read_tokenizer as load_tokenizer
 from trtllm_pipeline.tensorrt.embedded.architecture import (
     EMBEDDING,
     HEAD,

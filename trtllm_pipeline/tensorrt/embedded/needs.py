@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, Needs
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import Cell, Machine, Needs
 from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP
 from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
 

@@ -17,9 +17,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.machine.model import cpu_count
-from trtllm_pipeline.models.hub.tensor_values import to_bfloat16
+from trtllm_pipeline.base import FailureClass, StageError, cpu_count
+from trtllm_pipeline.models import to_bfloat16
 
 Array = NDArray[np.float32]
 BLOCK: Final = 32

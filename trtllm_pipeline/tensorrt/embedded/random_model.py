@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.tensorrt.embedded import safetensors
 from trtllm_pipeline.tensorrt.embedded.architecture import (
     EMBEDDING,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.models.triton_repository.model_names import ENGINE_MODEL
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import ENGINE_MODEL
 from trtllm_pipeline.tensorrt.embedded.models import tensors
 from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.tensorrt.embedded.runtime import Limits
@@ -77,7 +77,7 @@ def config_text(name: str, engine: Path, model: Path, settings: RepositoryEmbedd
 
 def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbedded) -> Any:
     """The ModelConfig of model `name`."""
-    from trtllm_pipeline.models.triton_repository.triton_messages import model_config_pb2
+    from trtllm_pipeline.models import model_config_pb2
 
     config = model_config_pb2.ModelConfig(name=name, max_batch_size=settings.max_batch_size)
     inputs, outputs = {

@@ -27,9 +27,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.machine.model import limited_by_quota
-from trtllm_pipeline.models.files.model_files import Fields, ModelFileError
+from trtllm_pipeline.base import FailureClass, ServerError, limited_by_quota
+from trtllm_pipeline.models import Fields, ModelFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,11 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files import model_files
-from trtllm_pipeline.models.hub.files import INDEX, SINGLE, read_index
-from trtllm_pipeline.models.hub.tensor_values import DTYPES, read, to_bfloat16
-from trtllm_pipeline.models.hub.verify import TensorEntry, tensors
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import (
+    DTYPES,
+    INDEX,
+    SINGLE,
+    TensorEntry,
+    model_files,
+    read,
+    read_index,
+    tensors,
+    to_bfloat16,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,11 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell, Json, Resources
-from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.base.machine.packages import version_of
-from trtllm_pipeline.models.files.model_parts import CONVERTED, ModelPart
+from trtllm_pipeline.base import Cell, Json, Machine, Resources, ServerError, version_of
+from trtllm_pipeline.models import CONVERTED, ModelPart
 from trtllm_pipeline.tensorrt.embedded import durations, needs
 from trtllm_pipeline.tensorrt.embedded.params import (
     ARCHITECTURES,
@@ -64,7 +61,7 @@ def _missing(_machine: Machine) -> str | None:
 
 def _triton() -> str | None:
     """The server that would be started and its version, without its path; None where there is none."""
-    from trtllm_pipeline.base.machine import triton_installation
+    from trtllm_pipeline.base import triton_installation
 
     try:
         return triton_installation.find().source

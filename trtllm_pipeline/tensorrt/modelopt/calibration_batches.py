@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure import chat_templates as chat
 from trtllm_pipeline.tensorrt.stage.calibration_rows import Messages, Row, Tokens
 from trtllm_pipeline.tensorrt.stage.params import Selection

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.models.files.model_files import Fields, named_alike, num_experts, rotary
+from trtllm_pipeline.base import FailureClass, StageError, write_json
+from trtllm_pipeline.models import Fields, named_alike, num_experts, rotary
 from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.tensorrt.modelopt.shards import ShardWriter
 from trtllm_pipeline.tensorrt.toolchains import tiles

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.tensorrt.modelopt import calibration_memory
 from trtllm_pipeline.tensorrt.modelopt.calibration_batches import batches
 from trtllm_pipeline.tensorrt.stage.calibration_rows import Tokens

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from modelopt.torch.quantization.calib import MaxCalibrator
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base import FailureClass, StageError
 
 
 class Maximum(MaxCalibrator):  # type: ignore[misc]

@@ -15,11 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files import model_files
-from trtllm_pipeline.base.files.collecting import uncollected
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.base import FailureClass, StageError, uncollected, write_json
+from trtllm_pipeline.models import Fields, model_files
 from trtllm_pipeline.tensorrt.modelopt import (
     calibration_batches,
     calibration_memory,
@@ -337,6 +334,6 @@ def _synchronize() -> None:
 def _device_name() -> str:
     import torch
 
-    from trtllm_pipeline.base.machine.model import cpu_name
+    from trtllm_pipeline.base import cpu_name
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()

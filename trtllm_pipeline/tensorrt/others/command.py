@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.domain import Cell, Json
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base import Cell, Json, digest_file, probe
 from trtllm_pipeline.tensorrt.stage.params import OPENAI_SERVERS
 
 MODEL: Final = "model"

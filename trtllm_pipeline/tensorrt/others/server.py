@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.processes.process import Group
-from trtllm_pipeline.base.processes.secrets import without_secrets
-from trtllm_pipeline.measure.client.urls import server_url
+from trtllm_pipeline.base import FailureClass, Group, ServerError, StageError, without_secrets, write_json
+from trtllm_pipeline.measure import server_url
 from trtllm_pipeline.tensorrt.others import command
 from trtllm_pipeline.tensorrt.others.command import GGUF, KNOWN, MODEL
 from trtllm_pipeline.tensorrt.servers.command_lines import Ports
@@ -132,8 +129,7 @@ def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
     """What clients need to know of a server that is ready. Raises ServerError when it does not answer, or serves no model."""
     import asyncio  # a server is started before anything is asked
 
-    from trtllm_pipeline.measure.client.openai import OpenAiClient
-    from trtllm_pipeline.measure.load.target import environment_key
+    from trtllm_pipeline.measure import OpenAiClient, environment_key
 
     async def look() -> tuple[list[str] | None, str | None]:
         key = environment_key() if asked.url else None

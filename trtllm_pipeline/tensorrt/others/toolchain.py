@@ -15,13 +15,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell, Exclusive, Json, Needs, Resources
-from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.base.machine.assume import ASSUMED
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.files.model_parts import ModelPart, part_of
-from trtllm_pipeline.models.files.quantization import AS_IS, shown
+from trtllm_pipeline.base import ASSUMED, Cell, Exclusive, Json, Machine, Needs, Resources, ServerError, probe
+from trtllm_pipeline.models import AS_IS, ModelPart, part_of, shown
 from trtllm_pipeline.tensorrt.embedded import toolchain as embedded
 from trtllm_pipeline.tensorrt.embedded.params import PRECISIONS as GGUF_PRECISIONS
 from trtllm_pipeline.tensorrt.others import command
@@ -71,7 +66,7 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     if told["url"]:
         if told["command"]:
             return "settings.openai.url and command are both set: one or the other"
-        from trtllm_pipeline.measure.load.target import service_at  # a client, which most plans do not need
+        from trtllm_pipeline.measure import service_at  # a client, which most plans do not need
 
         try:
             service_at(told["url"], "openai", cell.model)
@@ -205,8 +200,7 @@ def _running(url: str) -> str | None:
     """What a server that runs already says it is, and which models it has; None where it does not answer."""
     import asyncio  # what prints a plan or a log needs none of it
 
-    from trtllm_pipeline.measure.client.openai import OpenAiClient
-    from trtllm_pipeline.measure.load.target import environment_key
+    from trtllm_pipeline.measure import OpenAiClient, environment_key
 
     async def ask() -> str | None:
         client = OpenAiClient(url, "", "completions", stream=True, timeout_s=ASKED_FOR_S, api_key=environment_key())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.models.triton_repository.model_names import ENCODERS_MODEL, ENGINE_MODEL
+from trtllm_pipeline.models import ENCODERS_MODEL, ENGINE_MODEL
 
 IMAGE_POOL: Final = 300_000_000
 """Bytes of GPU 0 in which Triton hands features of images from model to model. Source: docs/multimodal.md of the templates."""

@@ -15,12 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.machine.model import Gpu, Machine
-from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, find
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
+from trtllm_pipeline.base import FailureClass, Gpu, Machine, ServerError, digest_file, write_json
+from trtllm_pipeline.models import Engine, Fields, ModelFileError, find
 
 FILE: Final = "engine.json"
 _ENGINE: Final = re.compile(r"rank(\d+)\.engine")

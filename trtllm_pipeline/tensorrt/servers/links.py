@@ -14,9 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.files.user_files import decode_yaml
-from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.base import FailureClass, ServerError, decode_yaml
+from trtllm_pipeline.models import model_config
 
 COMPILED: Final = "__pycache__"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./+@%=-]*")

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.base.processes.guardian import Process, kill, look_up, proc_file, process_table
-from trtllm_pipeline.base.processes.process import Group, running_since
-from trtllm_pipeline.models.triton_repository.model_names import (
-    BLS_MODEL,
-    DRAFT_MODEL,
-    ENCODERS_MODEL,
-    ENGINE_MODEL,
-    ENSEMBLE,
+from trtllm_pipeline.base import (
+    FailureClass,
+    Group,
+    Process,
+    ServerError,
+    TritonInstallation,
+    kill,
+    look_up,
+    proc_file,
+    process_table,
+    running_since,
 )
+from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.tensorrt.servers import links, triton_server
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, argv, nested
 

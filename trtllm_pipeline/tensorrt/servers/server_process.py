@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.processes import killed, out_of_memory
-from trtllm_pipeline.measure.client.transport import ProtocolError
+from trtllm_pipeline.base import FailureClass, ServerError
+from trtllm_pipeline.measure import ProtocolError
+from trtllm_pipeline.tensorrt.diagnosis import killed, out_of_memory
 from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports
 
@@ -64,7 +64,7 @@ class Server(ABC):
         # Not before the server is started: importing them takes as long as it takes to begin.
         import asyncio
 
-        from trtllm_pipeline.measure.client.transport.http import fetch
+        from trtllm_pipeline.measure import fetch
 
         data = b"" if body is None else json.dumps(body).encode()
         address = f"[{self.host}]:{self.ports.http}" if ":" in self.host else f"{self.host}:{self.ports.http}"

@@ -26,12 +26,18 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.machine.packages import version_of
-from trtllm_pipeline.base.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.base.processes import out_of_memory
-from trtllm_pipeline.base.processes.guardian import kill, look_up, proc_file, process_table
-from trtllm_pipeline.base.processes.secrets import without_secrets
+from trtllm_pipeline.base import (
+    FailureClass,
+    ServerError,
+    TritonInstallation,
+    kill,
+    look_up,
+    proc_file,
+    process_table,
+    version_of,
+    without_secrets,
+)
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText
 from trtllm_pipeline.tensorrt.diagnosis.killed import STUB, model_run_by
 from trtllm_pipeline.tensorrt.servers import links

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_pipeline.base.errors import ServerError
-from trtllm_pipeline.base.processes.process import Group
-from trtllm_pipeline.base.processes.secrets import without_secrets
-from trtllm_pipeline.measure.client.transport import ProtocolError
-from trtllm_pipeline.models.triton_repository.model_names import ENSEMBLE
+from trtllm_pipeline.base import Group, ServerError, without_secrets
+from trtllm_pipeline.measure import ProtocolError
+from trtllm_pipeline.models import ENSEMBLE
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
 from trtllm_pipeline.tensorrt.servers.server_process import Server
 from trtllm_pipeline.tensorrt.servers.triton_server import reached_at

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.load.prompts import chat_renderer
-from trtllm_pipeline.measure.score.answers import questions_of, score_server
-from trtllm_pipeline.measure.score.functions import metrics_of
+from trtllm_pipeline.measure import Service, chat_renderer, metrics_of, questions_of, score_server
 from trtllm_pipeline.tensorrt.stage.asking import (
     adapters_asked,
     chosen_adapters,
@@ -38,7 +35,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
     questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, prompts, strict=True)]
     images = any(question.prompt.images for question in questions)
     adapters = adapters_asked(service, context.inputs, asked.request_timeout_s, asked.lora_names)
-    from trtllm_pipeline.measure.load.target import Target  # what talks to a server, once there is something to ask
+    from trtllm_pipeline.measure import Target  # what talks to a server, once there is something to ask
 
     found = score_server(
         Target(

@@ -7,18 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.measure.client.images import ImagesAsked
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.load.prompts import Prompt, with_images
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
-from trtllm_pipeline.models.triton_repository.model_config import FLOAT_TYPES
-from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure import ImagesAsked, Prompt, Service, with_images
+from trtllm_pipeline.models import BLS_MODEL, FLOAT_TYPES, Engine
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS, NO_ADAPTER
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure.client.session import InputTensor, Option
-    from trtllm_pipeline.measure.client.triton import Client, ServedModel
+    from trtllm_pipeline.measure import Client, InputTensor, Option, ServedModel
     from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors
 
 
@@ -39,7 +34,7 @@ def special_tokens_asked(service: Service, protocol: str, timeout_s: float) -> C
     """Asks `service`, when it is called, whether it puts special tokens around prompts. Imports a client no sooner."""
 
     def ask() -> bool:
-        from trtllm_pipeline.measure.load.target import adds_special_tokens
+        from trtllm_pipeline.measure import adds_special_tokens
 
         return adds_special_tokens(service, protocol, timeout_s)
 
@@ -129,7 +124,7 @@ async def load_adapter(
     """
     if service.kind == "openai":
         return lora_request(name, number, folder)
-    from trtllm_pipeline.measure.client.triton import Client
+    from trtllm_pipeline.measure import Client
 
     async with Client(service, model, "grpc", timeout_s=timeout_s) as client:
         if client.model.takes("lora_task_id"):
@@ -180,8 +175,7 @@ def _data_type(engine: Path | None, model: ServedModel) -> str:
 
 async def _send(client: Client, number: int, adapter: LoraTensors) -> None:
     """The first request of an adapter, with which the server keeps it. Raises StageError."""
-    from trtllm_pipeline.measure.client.session import GenerationRequest
-    from trtllm_pipeline.measure.client.triton import failure_class, sampling
+    from trtllm_pipeline.measure import GenerationRequest, failure_class, sampling
 
     options: dict[str, Option | InputTensor] = {**sampling(0, seed=0), "lora_task_id": number, **adapter.inputs()}
     answer = await client.session().generate(GenerationRequest(_FIRST_PROMPT, 1, options))

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from trtllm_pipeline.base.domain import Cell, Needs, Resources, Scope
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.models.files.model_parts import ModelPart
+from trtllm_pipeline.base import Cell, Needs, Resources, Scope, write_json
+from trtllm_pipeline.models import ModelPart
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.base.machine.model import Machine
+    from trtllm_pipeline.base import Machine
 
 OUT: Final = "out"
 """Folder of an attempt, and of an artifact, that holds the result."""

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.errors import Fault, MatrixError
-from trtllm_pipeline.base.files import tables, user_files
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import Fault, Machine, MatrixError, tables, user_files
 from trtllm_pipeline.tensorrt.stage.params import Selection
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.base import DownloadError, FailureClass
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import DownloadParams
 
@@ -16,8 +16,7 @@ PARTIAL: Final = "partial"
 
 def run(context: StageContext[DownloadParams]) -> None:
     """Fetch or generate the source into `context.out`."""
-    from trtllm_pipeline.models.hub.files import MODEL
-    from trtllm_pipeline.models.hub.sources import fetch, kind_of
+    from trtllm_pipeline.models import MODEL, fetch, kind_of
 
     asked = context.params
     if kind_of(asked.source) == "generated":
@@ -41,8 +40,7 @@ def run(context: StageContext[DownloadParams]) -> None:
 
 def _check_quantization(folder: Path, expected: str) -> None:
     """Raise DownloadError where the files of a model say something else of its weights than was planned."""
-    from trtllm_pipeline.models.files.model_files import Fields
-    from trtllm_pipeline.models.files.quantization import FILES, quantization
+    from trtllm_pipeline.models import FILES, Fields, quantization
 
     found = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
     if found is None or found.form != expected:
@@ -55,7 +53,7 @@ def _check_quantization(folder: Path, expected: str) -> None:
 
 
 def _generate(out: Path, architecture: str, seed: int) -> None:
-    from trtllm_pipeline.models.hub.verify import check_folder
+    from trtllm_pipeline.models import check_folder
 
     try:
         tiny = importlib.import_module("trtllm_pipeline.tensorrt.embedded.random_model")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.writing import read_object, write_json
+from trtllm_pipeline.base import FailureClass, StageError, read_object, write_json
 from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE
 
 

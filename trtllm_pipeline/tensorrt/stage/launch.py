@@ -23,13 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.machine import triton_installation
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.base.processes import out_of_memory
-from trtllm_pipeline.models.triton_repository import referenced_paths
-from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, ENSEMBLE
+from trtllm_pipeline.base import FailureClass, Machine, ServerError, triton_installation, write_json
+from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE, referenced_paths
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 from trtllm_pipeline.tensorrt.servers import engine_requirements, mpi_server, triton_server, trtllm_serve
 from trtllm_pipeline.tensorrt.servers.command_lines import (
     THREADS_VARIABLE,

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import Fields
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.models.hub.verify import TensorEntry
+    from trtllm_pipeline.models import TensorEntry
 
 ADAPTERS: Final = ("adapter", "adapter2", "adapter3", "adapter4")
 """Inputs of stages with adapters, and the stages that fetch them: as many as a cell can have."""
@@ -68,7 +68,7 @@ def number_of_values(adapter: Path) -> int:
 
 def tensors_of(adapter: Path) -> Iterator[tuple[str, Path, TensorEntry]]:
     """Name, file and entry of each tensor of an adapter."""
-    from trtllm_pipeline.models.hub.verify import tensors
+    from trtllm_pipeline.models import tensors
 
     for file in sorted(adapter.glob("*.safetensors")):
         shard = tensors(adapter, file.name)

@@ -19,11 +19,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.measure.client.session import InputTensor
-from trtllm_pipeline.models.files.model_files import Fields
-from trtllm_pipeline.models.hub.files import CONFIGURATION
-from trtllm_pipeline.models.hub.tensor_values import DTYPES, read, to_bfloat16
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure import InputTensor
+from trtllm_pipeline.models import CONFIGURATION, DTYPES, Fields, read, to_bfloat16
 from trtllm_pipeline.tensorrt.stage.lora import MODULE_IDS, MODULES, tensors_of
 
 WEIGHTS_FILE: Final = "model.lora_weights.npy"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trtllm_pipeline.models.files.model_files import Fields, names
-from trtllm_pipeline.models.files.tokenizer import SETTINGS, has_tokenizer, read_tokenizer
+from trtllm_pipeline.models import SETTINGS, Fields, has_tokenizer, names, read_tokenizer
 
 
 def model_folder(inputs: Mapping[str, Path]) -> Path:

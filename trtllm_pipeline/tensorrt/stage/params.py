@@ -21,8 +21,8 @@ from typing import (
     get_origin,
 )
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.measure.client.images import ImagesAsked
+from trtllm_pipeline.base import Json
+from trtllm_pipeline.measure import ImagesAsked
 
 T = TypeVar("T")
 ITSELF = "."
@@ -635,7 +635,7 @@ def conflicts(perf: Any) -> Iterator[str]:
     if perf.find_rate is not None and not perf.slo:
         yield "find_rate needs slo: the rate is the highest that keeps it"
     if perf.find_rate is not None and perf.measurement_interval_ms is None:
-        from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED
+        from trtllm_pipeline.measure import LEAST_SEARCHED
 
         if perf.requests < LEAST_SEARCHED:
             yield (

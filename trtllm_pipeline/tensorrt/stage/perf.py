@@ -12,23 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.load.objectives import Objectives
-from trtllm_pipeline.measure.load.prompts import (
+from trtllm_pipeline.base import FailureClass, StageError, write_json
+from trtllm_pipeline.measure import (
     BUILT_IN_PROMPTS,
+    MOST_MADE,
     LeftOut,
+    Objectives,
+    Openings,
     Prompt,
+    Service,
+    Workload,
     chat_renderer,
+    least_requests,
+    made,
+    read_lengths,
     read_prompts,
     unrendered,
 )
-from trtllm_pipeline.measure.load.windows import least_requests
-from trtllm_pipeline.measure.load.workloads import MOST_MADE, Openings, Workload, made, read_lengths
-from trtllm_pipeline.models.files.tokenizer import read_tokenizer
-from trtllm_pipeline.models.hub.dataset_file import data_file
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
+from trtllm_pipeline.models import Engine, data_file, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.asking import (
     adapters_asked,
     chosen_adapters,
@@ -44,8 +45,7 @@ from trtllm_pipeline.tensorrt.stage.params import PerfParams, to_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from trtllm_pipeline.measure.client.session import Option
-    from trtllm_pipeline.measure.load.result import LoadResult, MeasurementFinding
+    from trtllm_pipeline.measure import LoadResult, MeasurementFinding, Option
 
 EVENTS: Final = "events.jsonl"
 
@@ -69,7 +69,7 @@ def run(context: StageContext[PerfParams]) -> None:
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
     _record(context, service, prompts, max_tokens, tokenizer, workload, left_out)
-    from trtllm_pipeline.measure.load.result import PERF_FILE
+    from trtllm_pipeline.measure import PERF_FILE
 
     result = measured(context)
     write_json(context.out / PERF_FILE, result.to_json())
@@ -93,11 +93,7 @@ def _record(
     left_out: LeftOut,
 ) -> None:
     """Ask the server, and write what is observed. What talks to one is not needed before there is something to ask."""
-    from trtllm_pipeline.measure.load.load import Load
-    from trtllm_pipeline.measure.load.load_run import record
-    from trtllm_pipeline.measure.load.server_checks import ExpectedServer
-    from trtllm_pipeline.measure.load.stopping import Rounds, StopRule
-    from trtllm_pipeline.measure.load.target import Target
+    from trtllm_pipeline.measure import ExpectedServer, Load, Rounds, StopRule, Target, record
 
     asked, engine = context.params, context.inputs["engine"]
     adapters = adapters_asked(service, context.inputs, asked.request_timeout_s, asked.lora_names)
@@ -150,9 +146,7 @@ def _record(
 
 def measured(context: StageContext[PerfParams]) -> LoadResult:
     """What follows from the events of a stage that has run."""
-    from trtllm_pipeline.measure.load.metrics import (
-        analyze,  # what computes is not needed before there is something measured
-    )
+    from trtllm_pipeline.measure import analyze
 
     return analyze(context.out / EVENTS, read_tokenizer(model_folder(context.inputs)), _objectives(context.params))
 
@@ -241,7 +235,7 @@ def failure_of(invalid: Sequence[MeasurementFinding]) -> FailureClass:
     """TRANSIENT where the machine was too busy to measure, or the server was started again while it was measured."""
     if all(finding.check in {"client_cpu", "client_lag", "schedule", "server"} for finding in invalid):
         return FailureClass.TRANSIENT
-    from trtllm_pipeline.measure.client.triton import failure_class
+    from trtllm_pipeline.measure import failure_class
 
     causes = "; ".join(finding.message for finding in invalid if finding.check == "failures")
     return failure_class(causes) if causes else FailureClass.CHECK

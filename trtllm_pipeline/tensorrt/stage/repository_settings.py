@@ -7,7 +7,7 @@ Types of fields are read, so no `from __future__ import annotations`.
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, cast
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 from trtllm_pipeline.tensorrt.stage.params import ITSELF, Param, Parameters, table
 
 DataType = Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"]

@@ -5,14 +5,17 @@ Leaves `answers.jsonl` (every measured answer and its scores) and `accuracy.json
 
 from __future__ import annotations
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.measure.load.prompts import chat_renderer
-from trtllm_pipeline.measure.score import accuracy_result
-from trtllm_pipeline.measure.score.answers import asked_at
-from trtllm_pipeline.measure.score.functions import metrics_of
-from trtllm_pipeline.measure.score.questions import read_questions, scorable
-from trtllm_pipeline.measure.score.timed_answers import timed_answers
-from trtllm_pipeline.models.files.tokenizer import added_prefix, read_tokenizer
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure import (
+    accuracy_result,
+    asked_at,
+    chat_renderer,
+    metrics_of,
+    read_questions,
+    scorable,
+    timed_answers,
+)
+from trtllm_pipeline.models import added_prefix, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
 from trtllm_pipeline.tensorrt.stage.params import ScoreParams, to_json

@@ -13,19 +13,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.processes.process import running_since
-from trtllm_pipeline.measure.client.images import ImagesAsked
-from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.client.session import Answer
-from trtllm_pipeline.measure.client.transport.http import HttpError
-from trtllm_pipeline.measure.client.triton import PREPROCESSING, PROTOCOLS, Client, data_types, failure_class
-from trtllm_pipeline.measure.load.prompts import Prompt, with_images
-from trtllm_pipeline.measure.load.target import AnyClient, Target
-from trtllm_pipeline.models.files.tokenizer import read_tokenizer
-from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
+from trtllm_pipeline.base import FailureClass, ServerError, StageError, running_since, write_json
+from trtllm_pipeline.measure import (
+    PREPROCESSING,
+    PROTOCOLS,
+    Answer,
+    AnyClient,
+    Client,
+    HttpError,
+    ImagesAsked,
+    Prompt,
+    Service,
+    Target,
+    data_types,
+    failure_class,
+    with_images,
+)
+from trtllm_pipeline.models import Engine, model_config, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.asking import adapter_options, chosen_adapters, draft_options, protocol_for
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS

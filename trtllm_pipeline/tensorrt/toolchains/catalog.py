@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, Json
-from trtllm_pipeline.base.errors import PlanError, UsageError
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import Cell, Json, Machine, PlanError, UsageError
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import OPENAI_SERVERS
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.domain import Cell, Exclusive, Json, Needs, Resources, Scope
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED
-from trtllm_pipeline.measure.load.windows import least_requests
-from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, Scope
+from trtllm_pipeline.measure import LEAST_SEARCHED, least_requests
+from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.servers.command_lines import (
     TRTLLM_SERVE,
     OpenAiWays,
@@ -368,14 +366,14 @@ def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P
 
 @lru_cache(maxsize=256)
 def _check_prompts(path: str, _changed_ns: int, turns: int, most: int | None) -> None:
-    from trtllm_pipeline.measure.load.prompts import check_first_prompt
+    from trtllm_pipeline.measure import check_first_prompt
 
     check_first_prompt(Path(path), turns=turns, most=most)
 
 
 @lru_cache(maxsize=256)
 def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scored: bool) -> None:
-    from trtllm_pipeline.measure.score.questions import check_first_question
+    from trtllm_pipeline.measure import check_first_question
 
     check_first_question(Path(path), metrics, scored=scored)
 
@@ -413,7 +411,7 @@ def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
     data = str(cell.settings[asked_by]["input_data"])
     named = _named_images(cell, data)
     if named:
-        from trtllm_pipeline.measure.load.prompts import check_images
+        from trtllm_pipeline.measure import check_images
 
         check_images(Path(cell.base_dir, data), named)
     return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
@@ -447,7 +445,7 @@ def _changed(path: str) -> int:
 @lru_cache(maxsize=256)
 def _images(path: str, _changed_ns: int) -> Mapping[str, int]:
     """The images that a prompt file names; cells share files and ask often."""
-    from trtllm_pipeline.measure.load.prompts import image_files
+    from trtllm_pipeline.measure import image_files
 
     return image_files(Path(path))
 

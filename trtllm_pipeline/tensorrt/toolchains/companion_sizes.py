@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, Json
+from trtllm_pipeline.base import Cell, Json
 from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
 
 _DRAFT_VOCABULARY: Final = 32_000

@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell, Json, Needs, Resources
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.models.files.model_files import Fields, rotary
+from trtllm_pipeline.base import Cell, FailureClass, Json, Needs, Resources, StageError
+from trtllm_pipeline.models import Fields, rotary
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS, MODULES
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.models.files.model_files import copy, find
+from trtllm_pipeline.base import DownloadError
+from trtllm_pipeline.models import copy, find
 
 BESIDE_WEIGHTS: Final = (
     "tokenizer.json",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.base.machine.speeds import FP8, speeds
-from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.base import FP8, Cell, Machine, speeds
+from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token, weight_bits, weights_bytes
 from trtllm_pipeline.tensorrt.trtllm.prequantized import computed
 

@@ -8,13 +8,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell, Json, Needs, Resources
-from trtllm_pipeline.base.files.digest import digest_file
-from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.base.machine import probe, triton_installation
-from trtllm_pipeline.base.machine.assume import ASSUMED
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.files.model_files import Fields
+from trtllm_pipeline.base import (
+    ASSUMED,
+    Cell,
+    Json,
+    Machine,
+    Needs,
+    Resources,
+    canonical,
+    digest_file,
+    fingerprint,
+    probe,
+    triton_installation,
+)
+from trtllm_pipeline.models import Fields
 from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import FORM
 from trtllm_pipeline.tensorrt.servers.command_lines import nested
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import USUAL_KV_SHARE, Cell, Json
-from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.models.files.quantization import AS_IS, shown
+from trtllm_pipeline.base import USUAL_KV_SHARE, Cell, Json, Machine, TensorRTLLM
+from trtllm_pipeline.models import AS_IS, shown
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options, speculation, vision
 from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape

@@ -13,11 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import layout_name
-from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
-from trtllm_pipeline.models.files.model_files import Fields
-from trtllm_pipeline.models.files.quantization import FILES, quantization
-from trtllm_pipeline.models.hub.verify import check_folder, tensors
+from trtllm_pipeline.base import DownloadError, FailureClass, StageError, layout_name
+from trtllm_pipeline.models import FILES, Fields, check_folder, quantization, tensors
 from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS, kv_cache_algorithm
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, EngineBuild, HuggingFaceCheckpoint

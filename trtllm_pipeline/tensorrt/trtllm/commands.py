@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trtllm_pipeline.base.domain import USUAL_NUM_TOKENS, Json
-from trtllm_pipeline.base.errors import FailureClass, PlanError, StageError
-from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass, Json, PlanError, StageError
+from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.servers.command_lines import MPIRUN
 from trtllm_pipeline.tensorrt.stage.calibration_rows import MOST
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, Selection

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.measure.load.prompts import Render, chat_renderer
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure import Render, chat_renderer
 from trtllm_pipeline.tensorrt.stage.base import JOB, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import Row, choose, default_set, read_rows
 from trtllm_pipeline.tensorrt.stage.params import Selection

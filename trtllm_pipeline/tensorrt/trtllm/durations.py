@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.base.machine.speeds import speeds
+from trtllm_pipeline.base import Cell, Machine, speeds
 from trtllm_pipeline.tensorrt.modelopt.calibration_memory import SATURATING_TOKENS
 from trtllm_pipeline.tensorrt.modelopt.formats import precision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES

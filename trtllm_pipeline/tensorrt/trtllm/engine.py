@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtllm_pipeline.base.errors import StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.files.model_files import Fields
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
+from trtllm_pipeline.base import Machine, StageError, probe, write_json
+from trtllm_pipeline.models import Engine, Fields
 from trtllm_pipeline.tensorrt.servers import engine_requirements
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.toolchains.companions import ADAPTER

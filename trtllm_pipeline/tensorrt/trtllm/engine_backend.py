@@ -12,11 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import USUAL_KV_SHARE, Cell
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.files.model_parts import CONVERTED, ModelPart
-from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL
+from trtllm_pipeline.base import USUAL_KV_SHARE, Cell, FailureClass, Machine, StageError
+from trtllm_pipeline.models import BLS_MODEL, CONVERTED, DRAFT_MODEL, ModelPart
 from trtllm_pipeline.tensorrt.modelopt import job
 from trtllm_pipeline.tensorrt.servers.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext

@@ -10,10 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.base.errors import FailureClass, MatrixError, StageError
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.measure.load import engine_report
+from trtllm_pipeline.base import Cell, FailureClass, Machine, MatrixError, StageError
+from trtllm_pipeline.measure import engine_report
 from trtllm_pipeline.tensorrt.stage.base import JOB, Stage, StageContext
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.common_stages import images_asked

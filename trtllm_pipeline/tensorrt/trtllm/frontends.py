@@ -11,12 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.writing import write_json
-from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.base.machine.model import TensorRTLLM
-from trtllm_pipeline.models.triton_repository import lint, model_config
-from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
+from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, probe, write_json
+from trtllm_pipeline.models import Engine, EngineError, lint, model_config
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, VISUAL

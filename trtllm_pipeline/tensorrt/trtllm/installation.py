@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.base import FailureClass, Machine, StageError, TensorRTLLM
 
 _NESTED: Final = "models/core/"
 

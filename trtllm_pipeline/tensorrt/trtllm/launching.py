@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.machine import probe
-from trtllm_pipeline.base.machine.triton_installation import OPENAI_PROGRAM
-from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.base import OPENAI_PROGRAM, FailureClass, StageError, probe
+from trtllm_pipeline.models import model_config
 from trtllm_pipeline.tensorrt.servers import command_lines, engine_requirements
 from trtllm_pipeline.tensorrt.stage import launch
 from trtllm_pipeline.tensorrt.stage.base import StageContext

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.files.user_files import decode_yaml
-from trtllm_pipeline.base.machine.model import TensorRTLLM
-from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, decode_yaml
+from trtllm_pipeline.models import model_config
 from trtllm_pipeline.tensorrt.stage.lora import check_weights
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi

@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
-from trtllm_pipeline.models.triton_repository.model_names import ENGINE_MODEL, ENSEMBLE
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import ENGINE_MODEL, ENSEMBLE, Engine, model_config
 from trtllm_pipeline.tensorrt.stage.lora import check_weights, number_of_values
 from trtllm_pipeline.tensorrt.toolchains.companions import read_adapter
 from trtllm_pipeline.tensorrt.trtllm.needs import ADAPTER_CACHE

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 
 _WEIGHT_BITS: Final = {
     "fp32": 32.0,

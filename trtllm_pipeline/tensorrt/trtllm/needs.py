@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, Json, Needs
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import Cell, Json, Machine, Needs
 from trtllm_pipeline.tensorrt.modelopt import calibration_memory as model_optimizer
 from trtllm_pipeline.tensorrt.modelopt.formats import precision
 from trtllm_pipeline.tensorrt.servers.command_lines import IMAGE_POOL

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell, Json
-from trtllm_pipeline.base.machine.assume import LAST_WITH_ENGINES
-from trtllm_pipeline.models.files.quantization import AS_IS
+from trtllm_pipeline.base import LAST_WITH_ENGINES, Cell, Json
+from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse

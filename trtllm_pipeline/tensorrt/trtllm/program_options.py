@@ -16,8 +16,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base import Json, Machine
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
 Tool = str

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.models.files.quantization import AS_IS
-from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.base import Cell, Machine
+from trtllm_pipeline.models import AS_IS, model_config
 from trtllm_pipeline.tensorrt.modelopt import job
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import with_true_samples

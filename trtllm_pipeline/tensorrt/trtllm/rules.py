@@ -15,12 +15,9 @@ from typing import Final, Literal
 
 from packaging.specifiers import SpecifierSet
 
-from trtllm_pipeline.base.domain import Cell, Json
-from trtllm_pipeline.base.machine.assume import LAST_WITH_ENGINES
-from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.measure.client.images import ImagesAsked
-from trtllm_pipeline.models.files.quantization import AS_IS
-from trtllm_pipeline.models.hub.files import trusted_code
+from trtllm_pipeline.base import LAST_WITH_ENGINES, Cell, Json, Machine
+from trtllm_pipeline.measure import ImagesAsked
+from trtllm_pipeline.models import AS_IS, trusted_code
 from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import (
     AWQ_OF_EXPERTS,
     read_since,

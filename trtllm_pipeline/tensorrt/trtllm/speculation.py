@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from trtllm_pipeline.base.domain import Cell, Json
+from trtllm_pipeline.base import Cell, Json
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES

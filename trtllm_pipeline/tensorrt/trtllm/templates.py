@@ -18,11 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.models.triton_repository.engine_config import Engine
-from trtllm_pipeline.models.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
+from trtllm_pipeline.base import FailureClass, Json, StageError
+from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine, model_config
 from trtllm_pipeline.tensorrt.stage.params import Scalar
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS, SETTINGS, Setting
 from trtllm_pipeline.tensorrt.trtllm import vision

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.models.triton_repository.model_names import ENCODERS_MODEL
+from trtllm_pipeline.base import Cell
+from trtllm_pipeline.models import ENCODERS_MODEL
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 
 TEMPLATE_SET: Final = "multimodal"

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from trtllm_pipeline.base.errors import DownloadError
-from trtllm_pipeline.base.files import model_files
+from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.hub import hub_errors, hugging_face, local, modelscope, peek
 from trtllm_pipeline.models.hub.files import description_files
 from trtllm_pipeline.models.hub.sources import code_of, fetch, kind_of, local_folder, resolve

@@ -16,7 +16,7 @@ from tests.contexts import context
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.base.machine import triton_installation
-from trtllm_pipeline.base.processes import out_of_memory
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 from trtllm_pipeline.tensorrt.servers import triton_server
 from trtllm_pipeline.tensorrt.stage import launch
 from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.models.triton_repository.engine_config import Engine
 from trtllm_pipeline.models.triton_repository.lint import model_repository
 from trtllm_pipeline.models.triton_repository.lint.rule import Finding, LintRule, Severity

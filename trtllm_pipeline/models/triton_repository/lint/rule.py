@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base import Json
 from trtllm_pipeline.models.triton_repository.lint.model_repository import ModelRepository, Violation
 
 Severity = Literal["error", "warning", "note"]

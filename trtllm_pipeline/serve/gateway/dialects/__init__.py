@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.serve.gateway.dialects.deepseek import DeepSeek, DeepSeekV31
 from trtllm_pipeline.serve.gateway.dialects.dialect import (
     PLAIN,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.measure.chat_templates import Chat
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.measure import Chat
 from trtllm_pipeline.serve.gateway.dialects.parsing import (
     AnswerParser,
     BrokenError,

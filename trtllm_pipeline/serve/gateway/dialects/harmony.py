@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from trtllm_pipeline.measure.chat_templates import Chat
+from trtllm_pipeline.measure import Chat
 from trtllm_pipeline.serve.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.serve.gateway.dialects.parsing import BrokenError, Content, Reader, Reasoning, Steps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from trtllm_pipeline.measure.chat_templates import Chat
+from trtllm_pipeline.measure import Chat
 from trtllm_pipeline.serve.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.serve.gateway.dialects.parsing import Reader, Steps
 

@@ -7,7 +7,7 @@ import secrets
 import string
 from typing import Any, Final
 
-from trtllm_pipeline.measure.chat_templates import Chat
+from trtllm_pipeline.measure import Chat
 from trtllm_pipeline.serve.gateway.dialects.dialect import Object
 from trtllm_pipeline.serve.gateway.dialects.json_calls import JsonCalls
 from trtllm_pipeline.serve.gateway.dialects.parsing import BrokenError, Reader, Steps

@@ -24,18 +24,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base.domain import CellId, Scope
-from trtllm_pipeline.base.fingerprints import fingerprint
-from trtllm_pipeline.base.text_blocks import as_html
-from trtllm_pipeline.base.wording import count, duration, shared_parts, without
-from trtllm_pipeline.measure.load.conditions import FIELDS
-from trtllm_pipeline.measure.load.result import TRITON_GAUGES, LevelResult, MetricDefinition, TritonUse, load_words
-from trtllm_pipeline.measure.score.drift import Drift
-from trtllm_pipeline.orchestrate.results.comparable_loads import label_of, shortened, words, workloads
-from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
-from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageRecord
-from trtllm_pipeline.orchestrate.results.report_file import METRICS
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.base import CellId, Scope, as_html, count, duration, fingerprint, shared_parts, without
+from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse, load_words
+from trtllm_pipeline.orchestrate import (
+    METRICS,
+    CellResult,
+    CellStatus,
+    Ending,
+    ForecastCheck,
+    Record,
+    StageRecord,
+    label_of,
+    shortened,
+    words,
+    workloads,
+)
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison

@@ -10,8 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.models.files.model_files import Fields
-from trtllm_pipeline.models.files.tokenizer import read_tokenizer
+from trtllm_pipeline.models import Fields, read_tokenizer
 
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

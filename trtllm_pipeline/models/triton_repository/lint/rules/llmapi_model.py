@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base.files.user_files import decode_yaml
+from trtllm_pipeline.base import decode_yaml
 from trtllm_pipeline.models.triton_repository.lint.model_repository import ModelRepository, Violation
 from trtllm_pipeline.models.triton_repository.lint.rule import rule
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.base.processes import out_of_memory
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 
 OWN = {
     # the layout of the machine -> what /proc/self/cgroup says, and the file of the own group

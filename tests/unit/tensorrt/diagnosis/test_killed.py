@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from trtllm_pipeline.base.processes import guardian, killed, out_of_memory
+from trtllm_pipeline.base.processes import guardian
+from trtllm_pipeline.tensorrt.diagnosis import killed, out_of_memory
 
 CHILD = """
 import subprocess, sys

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import DownloadError, FailureClass
-from trtllm_pipeline.base.files import model_files
 from trtllm_pipeline.base.files.digest import digest_file
+from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.models.hub import local
 from trtllm_pipeline.tensorrt.toolchains import passed_files

@@ -8,8 +8,8 @@ import pytest
 
 from tests.helpers.failure_logs import UNKNOWN, FailureLog, failure_logs
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.base.processes import diagnosis
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+from trtllm_pipeline.tensorrt.diagnosis import diagnosis
 from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
 
