@@ -1,4 +1,5 @@
 # Names that other houses may import from `trtllm_pipeline.models`: its door. Loaded on first use by `doors.py`.
+from .files import model_files as model_files
 from .files.model_files import Fields as Fields
 from .files.model_files import ModelFileError as ModelFileError
 from .files.model_files import copy as copy

@@ -1,4 +1,5 @@
 # Names that other houses may import from `trtllm_pipeline.tensorrt`: its door. Loaded on first use by `doors.py`.
+from .diagnosis import out_of_memory as out_of_memory
 from .diagnosis.diagnosis import LogText as LogText
 from .diagnosis.diagnosis import first_cause as first_cause
 from .diagnosis.diagnosis import first_error as first_error
