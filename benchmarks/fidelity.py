@@ -181,7 +181,7 @@ def open_llama_cpp(
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.fit_params = params.warmup = params.ui = False
     params.verbosity = 1
-    # llama.cpp insists on listening; a socket in a folder that is gone a moment later is reached by nobody.
+    # llama.cpp insists on listening; a socket in a directory that is gone a moment later is reached by nobody.
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
         params.hostnames = [f"{folder}/closed.sock"]
         params.n_threads_http = 1

@@ -39,7 +39,7 @@ class Use:
     gib: Annotated[float, Param("allocated on each device")]
     together: Annotated[int, Param("loads that begin at the same time")]
     cpu: Annotated[bool, Param("on the CPU instead")]
-    meet: Annotated[str, Param("folder where these meet", runtime=True)]
+    meet: Annotated[str, Param("directory where these meet", runtime=True)]
 
 
 def use(context: StageContext[Use]) -> None:

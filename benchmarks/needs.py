@@ -2,7 +2,7 @@
 
     python benchmarks/needs.py [--model SHAPE[/LAYERS]=RUN,RUN,...]... [--limit-s 400] [--json FILE]
 
-For each model a folder with random weights of its true shape is made (see `quantize.py`, which also says how a run is
+For each model a directory with random weights of its true shape is made (see `quantize.py`, which also says how a run is
 written). Then the stage's own program runs on it as the pipeline starts it, under a guardian that measures, and NVML is
 looked at meanwhile. The estimates are those of `pipeline plan`, before any correction by measurements.
 """

@@ -162,8 +162,8 @@ def _routing(axes: Axes, running: int) -> float:
 
 
 def _drafting(axes: Axes, running: int) -> float:
-    """Checking drafts costs little while a step reads weights and much once it computes; of each draft 70 % are taken, of a
-    4-bit model's 62 %, and what follows one that is not taken is lost (geometric series).
+    """Checking drafts costs little while a step reads weights and much once it computes; of each draft 70% are taken, of a
+    4-bit model's 62%, and what follows one that is not taken is lost (geometric series).
     """
     drafted = _number(axes, "max_draft_len")
     taken = 0.62 if axes["precision"] == "int4_awq" else 0.7

@@ -84,7 +84,7 @@ max_position_embeddings: 2048
 
 
 def write_matrix(cells: int, folder: Path) -> Path:
-    """A matrix of this many cells, 64 or more, with its recipes, in `folder`."""
+    """A matrix of this many cells, 64 or more, with its recipes, in `directory`."""
     models, rest = divmod(cells, 64)
     names = [f"m{number:04}" for number in range(models)]
     (folder / "recipes").mkdir(parents=True)

@@ -72,8 +72,8 @@ _WORTH_SHOWING: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
 """Recipe -> layouts, tp and pp."""
 _FILLED_BY: Final = {
     "triton_max_batch_size": "`settings.repository.triton_max_batch_size`, or else the axis `max_batch_size`",
-    "engine_dir": "the engine's folder",
-    "tokenizer_dir": "the model's folder",
+    "engine_dir": "the engine's directory",
+    "tokenizer_dir": "the model's directory",
 }
 _ONE_GPU: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 8),
@@ -452,7 +452,7 @@ def _screens() -> ModuleType:
 
 
 def screen(name: str) -> Iterator[str]:
-    """What a terminal shows while a run goes on."""
+    """What a terminal shows while a run continues."""
     yield from _screens().screen(name)
 
 

@@ -1,4 +1,4 @@
-"""Draws what a terminal shows while a run goes on, for the documentation, by the view that draws it there.
+"""Draws what a terminal shows while a run continues, for the documentation, by the view that draws it there.
 
 The runs are played: real plans for an assumed machine, the scheduler on a simulated clock, durations by their formulas. So the
 pictures are the same every time, and `docs/generate.py` writes them again when the view changes.

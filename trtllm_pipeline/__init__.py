@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 PACKAGE: Final = Path(__file__).resolve().parent
-"""The folder of this package; its data files are in `data`."""
+"""The directory of this package; its data files are in `data`."""
 
 
 def __getattr__(name: str) -> Any:

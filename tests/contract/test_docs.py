@@ -415,7 +415,7 @@ def test_the_picture_is_a_recorded_run() -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like a clone, with a workspace, where the quickstart's model is a little one made on the spot."""
+    """A directory like a clone, with a workspace, where the quickstart's model is a little one made on the spot."""
     pytest.importorskip("xllamacpp")
     folder = tmp_path_factory.mktemp("desk")
     shutil.copytree(matrices_folder(), folder / "matrices")

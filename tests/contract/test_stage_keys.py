@@ -133,7 +133,7 @@ def test_a_model_whose_files_are_told_is_known_by_them_alone(
 ) -> None:
     """Keys of a model from a hub have changed once, on purpose, where the hub tells the digests of its files: from the
     address to the content. Not those of models that nobody tells anything of, which are recorded above, as are a package's,
-    a local folder's, and a generated model's.
+    a local directory's, and a generated model's.
     """
     address = pinned
 

@@ -46,7 +46,7 @@ LLAMA["num_attention_heads"] = 32
 
 
 def model(folder: Path, config: Mapping[str, Any] = QWEN) -> Path:
-    """A Hugging Face folder of a few bytes."""
+    """A Hugging Face directory of a few bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(safetensors(0))

@@ -269,7 +269,7 @@ def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted
     assert "transformers has it since 4.41.0, here is 4.38.2" in told
     assert "and its hub, which has the files' SHA-256, cannot be reached now" in told
     assert "try: plan where the hub can be reached, name the files that you trust with their SHA-256" in told
-    assert "or name a folder that has the model" in told
+    assert "or name a directory that has the model" in told
     assert "--assume takes transformers=VERSION" in told
     assert len(feasible(planner.plan("phi3", "0.10.0,transformers=4.41.0"))) == 1
     trusted = {"phi-3-mini-128k-instruct": {"configuration_phi3.py": "0" * 64}}

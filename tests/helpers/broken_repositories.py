@@ -98,7 +98,7 @@ def write_model(folder: Path) -> Path:
 
 
 def write_good(folder: Path) -> Path:
-    """Repositories of both backends, an engine and a model in `folder`."""
+    """Repositories of both backends, an engine and a model in `directory`."""
     for name in ("repository", "llmapi"):
         (folder / name).mkdir()
     engine, model = write_engine(folder / "engine", RELEASE), write_model(folder / "model")

@@ -53,7 +53,7 @@ def spoken(text: str, *, gap_s: float = 0.0, size: int = 3) -> Script:
 
 
 def write_model(folder: Path, template: str = TEMPLATE, special: Sequence[str] = ()) -> Path:
-    """A model's folder: a token is a byte, or one of `special`."""
+    """A model's directory: a token is a byte, or one of `special`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)

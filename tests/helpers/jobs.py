@@ -14,7 +14,7 @@ from trtllm_pipeline.tensorrt.stage.base import JOB
 
 
 def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> Job:
-    """A job of one command, with its attempt's folder; for the node "one"."""
+    """A job of one command, with its attempt's directory; for the node "one"."""
     attempt = folder / f"{name}.1"
     (attempt / "out").mkdir(parents=True, exist_ok=True)
     return Job(

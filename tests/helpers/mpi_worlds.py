@@ -26,7 +26,7 @@ MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")
 
 
 class Stage:
-    """Stand-in ranks: the program, the models that it would serve, and the folder that it gets its orders from."""
+    """Stand-in ranks: the program, the models that it would serve, and the directory that it gets its orders from."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class Stage:
             assert self.left(world.prefix) == []
 
     def left(self, prefix: str = "") -> list[str]:
-        """Processes that were started from here and still run, and files in shared memory that begin with `prefix`."""
+        """Processes that were started from here and still run, and files in shared memory that start with `prefix`."""
         mine = self.marker.encode()
         found = [path.name for path in triton_server.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
         for entry in Path("/proc").iterdir():

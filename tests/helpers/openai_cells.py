@@ -1,4 +1,4 @@
-"""Cells of servers of others, and their command lines: nothing is run."""
+"""Cells of other OpenAI-compatible servers, and their command lines: nothing is run."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def cell(toolchain: str = "vllm", precision: str = "bf16", **changes: Any) -> Ce
 
 
 def started(one: Cell, **inputs: str) -> list[str]:
-    """The command line that starts the server of a cell, with these folders."""
+    """The command line that starts the server of a cell, with these directories."""
     asked = toolchains.load(one.toolchain).stage("launch").read(one)
     return argv(asked, {name: Path(path) for name, path in inputs.items()}, "127.0.0.1", PORTS)

@@ -180,7 +180,7 @@ def test_a_mistyped_machine_is_a_message_not_a_traceback() -> None:
 
 
 def bare(*words: str) -> subprocess.CompletedProcess[str]:
-    """`-S` leaves site-packages out: nothing but Python and the project's own folder."""
+    """`-S` leaves site-packages out: nothing but Python and the project's own directory."""
     return subprocess.run(
         [sys.executable, "-S", "-m", "trtllm_pipeline", *words],
         capture_output=True,

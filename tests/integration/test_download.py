@@ -94,7 +94,7 @@ HUBS = pytest.mark.parametrize("kind", ["hugging_face", "modelscope"])
 
 
 def get(kind: str, folder: Path, **options: object) -> Path:
-    """Resolve and fetch as two stages do it; the model's folder."""
+    """Resolve and fetch as two stages do it; the model's directory."""
     pinned = resolve([{kind: MODEL}])
     return fetch_pinned(pinned, folder, **options)
 
@@ -263,7 +263,7 @@ def test_what_arrives_is_hashed_on_its_way_and_only_what_an_earlier_attempt_left
     hub.faults.append(Fault(f"tiny/{BIG}", "drop", times=99))
     with pytest.raises(DownloadError):
         get("hugging_face", tmp_path / "broken")
-    assert read == [], "connections of one attempt go on where the last one stopped"
+    assert read == [], "connections of one attempt continue where the last one stopped"
     hub.faults = []
     get("hugging_face", tmp_path / "broken")
     assert read == [2_000_000]

@@ -144,7 +144,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     full.mkdir()
     (full / "mine").touch()
     words = ("export", CELL, "--to", "bundle", "--workspace", str(workspace), "--output-dir", str(full))
-    assert "is not an empty folder" in pipeline(*words, code=2).stderr
+    assert "is not an empty directory" in pipeline(*words, code=2).stderr
     assert [each.name for each in full.iterdir()] == ["mine"]
 
     for weights in workspace.glob("store/build/*/out/model.gguf"):

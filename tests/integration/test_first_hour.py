@@ -29,7 +29,7 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
-    """A folder as the page expects it, where the quickstart's model is a little one made on the spot."""
+    """A directory as the page expects it, where the quickstart's model is a little one made on the spot."""
     walk.prepare(tmp_path)
     little = yaml.safe_load((recipes_folder() / "tiny.yaml").read_text(encoding="utf-8"))
     little |= {"name": "smollm2-135m-instruct", "smoke": {"prompt": "The capital of France is"}}

@@ -54,7 +54,7 @@ BROKEN_ANSWERS = {
 
 
 class Upstream:
-    """A server that sends the parts of `parts`, one a chunk; before each after the first it waits until it may go on."""
+    """A server that sends the parts of `parts`, one a chunk; before each after the first it waits until it may continue."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

@@ -28,7 +28,7 @@ from trtllm_pipeline.tensorrt.servers.trtllm_serve import OpenAiServer
 
 LIMIT_S = 0.4
 NEVER_S = 3600.0
-"""The lies go on for longer than pytest lets a test run, or for ever."""
+"""The lies continue for longer than pytest lets a test run, or for ever."""
 OK = b"HTTP/1.1 200 OK\r\n"
 EVENTS = OK + b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

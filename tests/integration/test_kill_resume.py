@@ -57,7 +57,7 @@ def test_a_removal_that_is_killed_leaves_nothing_half(tmp_path: Path, moment: st
         return sum(name.endswith(".0") for name in os.listdir(workspace / "work"))
 
     def killed_within() -> bool:
-        """Whether gc was killed at that moment: of 205 artifacts it moves 200 aside, removes these, and goes on."""
+        """Whether gc was killed at that moment: of 205 artifacts it moves 200 aside, removes these, and continues."""
         process, most = subprocess.Popen(gc, stdout=subprocess.DEVNULL), 0
         while process.poll() is None:
             most = max(most, aside())

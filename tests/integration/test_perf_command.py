@@ -101,7 +101,7 @@ def test_an_open_loop_against_an_openai_server(service: Service, tmp_path: Path,
     assert level["finish_reasons"] == {"stop": 20}
     assert result["token_count"]["source"] == "server"
     assert level["output_tokens_per_request"]["mean"] == 6
-    # A chat begins with a message that only says who speaks: first content is not first message.
+    # A chat starts with a message that only says who speaks: first content is not first message.
     first_message, first_content = level["as"]["vllm"]["ttft_ms"], level["ttft_ms"]
     assert first_message["mean"] < first_content["mean"] if endpoint == "chat" else first_message == first_content
 
@@ -221,7 +221,11 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
             "expected a positive whole number up to 65536, got '0'",
         ),
         (("-u", "GRPC", "--model", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
-        (("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"), 2, "--engine nowhere: there is no such folder"),
+        (
+            ("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"),
+            2,
+            "--engine nowhere: there is no such directory",
+        ),
         (("-u", "GRPC/v2", "--model", "ensemble"), 2, "/v2: a Triton server has no path"),
         (("-u", "127.0.0.1:99999", "--model", "ensemble"), 2, "127.0.0.1:99999: expected HOST, HOST:PORT or"),
         (

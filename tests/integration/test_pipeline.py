@@ -69,7 +69,7 @@ def artifacts(workspace: Path) -> dict[str, dict[str, str]]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Command lines of processes that work below `folder`."""
+    """Command lines of processes that work below `directory`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -88,7 +88,7 @@ def wait_until_gone(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in which the tiny matrix ran from end to end."""
+    """A directory in which the tiny matrix ran from end to end."""
     folder = tmp_path_factory.mktemp("done")
     out = pipeline("run", "--matrix", TINY, cwd=folder)
     assert "2 cells: 2 done" in out

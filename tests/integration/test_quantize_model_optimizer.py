@@ -60,7 +60,7 @@ LENGTHS = (3, 5, 8, 12, 17, 24, 31, 40)
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder with random weights; some input channels are ten times louder, as in trained models."""
+    """A Hugging Face directory with random weights; some input channels are ten times louder, as in trained models."""
     folder = tmp_path_factory.mktemp(request.param)
     write_model(folder, request.param)
     return folder
@@ -170,7 +170,7 @@ def _bytes(tensor: Any) -> Any:
 
 
 def originals(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The projections of the model in `folder` by their names in a checkpoint."""
+    """The projections of the model in `directory` by their names in a checkpoint."""
     source = load_file(folder / "model.safetensors")
     for index in range(LAYERS):
         hf, ours = f"model.layers.{index}.", f"transformer.layers.{index}."
@@ -380,8 +380,8 @@ def test_batches_are_halved_until_they_fit(
         handle.remove()
     assert scarce.failed == 2
     log = capsys.readouterr().out
-    assert "memory ran out at 8 rows of 40 tokens; going on with 4" in log
-    assert "memory ran out at 4 rows of 40 tokens; going on with 2" in log
+    assert "memory ran out at 8 rows of 40 tokens; continuing 4" in log
+    assert "memory ran out at 4 rows of 40 tokens; continuing 2" in log
     facts = json.loads((out / quantization_worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert facts["calibration"]["batch_size"] == 2
     expected = joined(plain, 1, 1)

@@ -171,7 +171,7 @@ def test_mpirun_needs_no_ssh(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> N
         assert found
         (stage.folder / "bin" / Path(found).name).symlink_to(Path(found).resolve())
     monkeypatch.setenv("PATH", str(stage.folder / "bin"))
-    monkeypatch.setattr(sys, "executable", str(stage.folder / "bin" / "python"))  # whose folder is put on PATH
+    monkeypatch.setattr(sys, "executable", str(stage.folder / "bin" / "python"))  # whose directory is put on PATH
     (stage.folder / "bin" / "python").symlink_to(Path(os.path.realpath("/proc/self/exe")))
     with stage.world(2) as world:
         assert world.ready()

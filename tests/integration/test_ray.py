@@ -365,7 +365,7 @@ def test_an_engine_is_built_on_the_type_that_it_will_serve_on(tmp_path: Path, mo
 
 
 def test_a_matrix_on_a_node_that_does_not_see_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the workspace's place the node has a disk of its own: all that it reads and leaves passes through a folder."""
+    """In the workspace's place the node has a disk of its own: all that it reads and leaves passes through a directory."""
     pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
     workspace, exchange = tmp_path / "w", tmp_path / "exchange"
     workspace.mkdir()

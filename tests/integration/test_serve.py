@@ -1,4 +1,4 @@
-"""Kept servers: started by one command, found by others, killed in every way, stopped without anything left.
+"""Managed servers: started by one command, found by others, killed in every way, stopped without anything left.
 
 Mostly trtllm-serve's stand-in is kept, which starts in a second; each other kind of server once.
 """
@@ -372,7 +372,7 @@ def test_what_is_not_as_it_was_signed_is_not_started_again(host: Host, tmp_path:
         config.write_bytes(before + b" ")
         _, err = host.pipeline("serve", "restart", "signed", code=2)
         assert "config.json: is not what was signed" in err
-        assert host.status("signed")["keeper_pid"] == said["keeper_pid"], "it goes on as it was"
+        assert host.status("signed")["keeper_pid"] == said["keeper_pid"], "it continues as it was"
         os.kill(processes(said["keeper_pid"])["server"], signal.SIGKILL)
         assert "config.json: is not what was signed" in host.becomes("signed", "failed")["reason"]
         assert eventually(lambda: host.left() == [])

@@ -1,4 +1,4 @@
-"""What a server of ours refuses whoever reaches it, over HTTP and gRPC, and what it goes on answering."""
+"""What a server of ours refuses whoever reaches it, over HTTP and gRPC, and what it continues answering."""
 
 from __future__ import annotations
 

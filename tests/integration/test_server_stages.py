@@ -144,7 +144,7 @@ def lie(**lies: Any) -> Respond:
     ("respond", "message"),
     [
         (lie(text=" "), "answer failed on model ensemble over grpc: the answer to 'count' is empty"),
-        (lie(text="count one two three"), "begins with the prompt itself"),
+        (lie(text="count one two three"), "starts with the prompt itself"),
         (lie(text=" one two"), "should contain 'three', got ' one two'"),
         (lie(unary=" one two three"), "over http_unary: the greedy answer should be ' one two three four five six'"),
         (lie(ignore_stop=True), "stop_words failed on model ensemble over grpc: stop word ' two' should end"),

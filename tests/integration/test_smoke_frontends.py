@@ -129,7 +129,7 @@ def unary_lie(model: str, values: Mapping[str, Any]) -> Script:
 @pytest.mark.parametrize(
     ("respond", "words"),
     [
-        (lambda _model, _values: Script(((0.0, "count one two three"),)), "begins with the prompt itself"),
+        (lambda _model, _values: Script(((0.0, "count one two three"),)), "starts with the prompt itself"),
         (lambda _model, _values: Script(((0.0, " one"),)), "over openai_completions: .* should contain 'three'"),
         (lambda _model, _values: Script.of(ANSWER), "stop_words failed .* should end the answer"),
         (unary_lie, "over openai_completions_unary: the greedy answer should be ' one two three four five six'"),

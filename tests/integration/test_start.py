@@ -90,7 +90,7 @@ def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
 
 
 class Removing(QuietObserver):
-    """Removes the workspace as soon as a run has begun."""
+    """Removes the workspace as soon as a run has started."""
 
     def __init__(self, workspace: Path) -> None:
         super().__init__(io.StringIO())

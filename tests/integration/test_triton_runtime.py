@@ -206,7 +206,7 @@ def test_fragments_not_marked_as_control_tokens_are_an_error_not_a_wrong_answer(
 
 
 def test_folders_that_are_no_engines(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="is not an engine folder"):
+    with pytest.raises(ServerError, match="is not an engine directory"):
         Runtime(tmp_path)
     engine = script_engine(tmp_path / "engine")
     (engine / "model.gguf").unlink()

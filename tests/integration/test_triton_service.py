@@ -124,7 +124,7 @@ def gone(session: int) -> bool:
 
 
 def shared_memory(pid: int) -> list[str]:
-    """What servers that `pid` has started have in shared memory, and in the system's temporary folder."""
+    """What servers that `pid` has started have in shared memory, and in the system's temporary directory."""
     marks = {path: path.read_text() for path in triton_server.TEMPORARY.glob("python_env_*/trtllm-pipeline")}
     folders = [str(path.parent) for path, prefix in marks.items() if f"-{pid}-" in prefix]
     return [*folders, *(name for name in os.listdir(triton_server.SHARED_MEMORY) if f"-{pid}-" in name)]
@@ -195,7 +195,7 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
         while not (victims := [pid for pid, model in stubs_of(service.process.pid) if model == "tensorrt_llm"]):
             assert time.monotonic() < deadline, service.log.read_text()
             time.sleep(0.01)
-        os.kill(victims[0], signal.SIGSTOP)  # so that it goes on loading until the launcher has seen it
+        os.kill(victims[0], signal.SIGSTOP)  # so that it continues loading until the launcher has seen it
         time.sleep(1)
         os.kill(victims[0], signal.SIGKILL)
         status, log = service.end()

@@ -42,7 +42,7 @@ class Invocation:
             )
 
     def begins(self) -> Self:
-        """Return when it begins the next: to build or to measure."""
+        """Return when it starts the next: to build or to measure."""
         assert self.process.stdout is not None
         stage, when = self.process.stdout.readline().split()
         assert stage in {"make", "look"}

@@ -122,7 +122,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture
 def make() -> Callable[[Path, str], None]:
-    """Puts a folder or a named pipe in the place of a file, which need not be there."""
+    """Puts a directory or a named pipe in the place of a file, which need not be there."""
 
     def put(path: Path, kind: str) -> None:
         path.unlink(missing_ok=True)

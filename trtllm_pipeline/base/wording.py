@@ -148,6 +148,6 @@ def amount(done: float, total: float | None, unit: str) -> str:
 
 
 def path_from_here(path: Path) -> str:
-    """`path` as short as it can be typed in the current folder."""
+    """`path` as short as it can be typed in the current directory."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

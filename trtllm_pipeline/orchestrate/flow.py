@@ -57,7 +57,7 @@ def run(
     keep_going: bool = True,
     name: str | None = None,
 ) -> Result:
-    """Do all that the request asks for and that is not done yet. The run's folder gets plan, report and lock file.
+    """Do all that the request asks for and that is not done yet. The run's directory gets plan, report and lock file.
 
     The run's id ends with `name`, which later commands accept in its place.
     """

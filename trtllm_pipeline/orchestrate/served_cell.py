@@ -56,7 +56,7 @@ class ServedCell:
 
     @property
     def repository(self) -> Path:
-        """The Triton repository; for trtllm-serve, the folder with its command line."""
+        """The Triton repository; for trtllm-serve, the directory with its command line."""
         return self.inputs["repository"]
 
     @property
@@ -66,7 +66,7 @@ class ServedCell:
 
     @property
     def model_folder(self) -> Path:
-        """A folder with tokenizer, chat template and generation_config.json."""
+        """A directory with tokenizer, chat template and generation_config.json."""
         return self.artifacts["download"].out if "download" in self.artifacts else self.inputs["model"]
 
     @property

@@ -299,7 +299,7 @@ def _packages() -> MachineCheck:
     distribution = probe.distribution_of("trtllm-pipeline")
     if distribution is None:
         detail, hint = (
-            "the project runs from a folder and is not installed",
+            "the project runs from a directory and is not installed",
             f"{_SOURCE_INSTALL} installs it with all it needs",
         )
         return _check("host.packages", None, detail, hint)
@@ -385,7 +385,7 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
                 f"tensorrt_llm.{part}",
                 getattr(found, part),
                 problems.get(part, f"no {what} of release {found.release}; {without}"),
-                f"set {variable} to the folder of the same release",
+                f"set {variable} to the directory of the same release",
                 CheckStatus.WARNING if part in problems else CheckStatus.MISSING,
             )
     if machine.mpirun is None:
@@ -462,7 +462,7 @@ def _workspace(folder: Path) -> MachineCheck:
         return _check("space.workspace", None, f"{folder}: {error}", "name another with --workspace")
     where = f"{_size(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
-        hint = "name another folder with --workspace, or change who may write there"
+        hint = "name another directory with --workspace, or change who may write there"
         return _missing("space.workspace", f"{where}, which you may not write to", hint, free)
     hint = "a 7B model takes about 50 GiB as model, checkpoint and engine: --workspace on a larger disk"
     return _check("space.workspace", free, where, hint if free < _LEAST_DISK else None)

@@ -3,7 +3,7 @@
 A template comes with its model, so it is untrusted. A separate process (`template_worker.py`) renders it in Jinja2's sandbox, which
 keeps it from files and from Python. The process has little memory, and is killed if it takes too long.
 
-    template = chat.read(folder)            # None where the model has none
+    template = chat.read(directory)            # None where the model has none
     with chat.Renderer(template) as renderer:
         text = renderer.render(chat.Chat(messages))
 
@@ -49,7 +49,7 @@ _KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
 _CHUNK: Final = 1 << 16
 _ESCAPED_BYTES: Final = 12
 """The longest that JSON writes one character."""
-_REPLACE: Final = "give prompts as text, or put a template that you trust into the model folder"
+_REPLACE: Final = "give prompts as text, or put a template that you trust into the model directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Chat:
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
-    """Whether the text ends where the model's answer begins."""
+    """Whether the text ends where the model's answer starts."""
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +115,7 @@ _ERRORS: Final = {
 
 
 def read(folder: Path) -> Template | None:
-    """The chat template of a model's folder, None where it has none. Raises DownloadError for files that cannot be read."""
+    """The chat template of a model's directory, None where it has none. Raises DownloadError for files that cannot be read."""
     source = read_source(folder)
     if source is None:
         return None

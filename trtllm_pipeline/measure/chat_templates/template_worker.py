@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-sys.path.pop(0)  # the folder of this file, where nothing is to be imported from
+sys.path.pop(0)  # the directory of this file, where nothing is to be imported from
 
 import json
 import resource

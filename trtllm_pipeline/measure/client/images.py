@@ -18,7 +18,7 @@ from typing import Any, Final
 
 _FORM: Final = re.compile(r"([1-9]\d?)@([1-9]\d{0,3})x([1-9]\d{0,3})")
 _TILE: Final = 16
-"""Pixels along the edge of a square of one colour: images differ everywhere, and still compress."""
+"""Pixels along the edge of a square of one color: images differ everywhere, and still compress."""
 _KINDS: Final = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 _MAGIC: Final = max(map(len, _KINDS))
 _LARGEST: Final = 20_000_000
@@ -50,7 +50,7 @@ class ImagesAsked:
 
 
 def png(width: int, height: int, seed: int) -> bytes:
-    """An image of coloured squares, 8 bits for each of red, green and blue."""
+    """An image of colored squares, 8 bits for each of red, green and blue."""
     import random  # not where nothing is drawn: every stage's program imports this module
 
     draw = random.Random(seed)  # noqa: S311 - not a secret

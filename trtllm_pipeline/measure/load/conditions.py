@@ -150,7 +150,7 @@ def system(target: Target, engine: Path | None = None, exclusive: Json = None) -
 
 
 def _runtime(engine: Path) -> str:
-    """Which of RUNTIMES computes what this folder holds: engines of llama.cpp say so, all others are TensorRT-LLM's."""
+    """Which of RUNTIMES computes what this directory holds: engines of llama.cpp say so, all others are TensorRT-LLM's."""
     version = Fields.read_optional(engine, "config.json").values.get("version")
     return "xllamacpp" if str(version).startswith("xllamacpp ") else "tensorrt_llm"
 
@@ -249,7 +249,7 @@ class Conditions:
     """Conditions of a cell's measurements. What was not recorded is None."""
 
     measured_s: float | None = None
-    """Unix time at which the load run began."""
+    """Unix time at which the load run started."""
     system: Mapping[str, Json] | None = None
     workload: Mapping[str, Json] | None = None
     questions: Mapping[str, Json] | None = None

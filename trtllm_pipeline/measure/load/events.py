@@ -203,7 +203,7 @@ class UnsentRecord(_OfLevel):
 
 
 class ProbedRecord(_OfLevel):
-    """A level that a search for the highest rate begins."""
+    """A level that a search for the highest rate starts."""
 
     type: Literal["probed"]
 
@@ -390,7 +390,7 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
     found: dict[str, list[tuple[int, Any]]] = {}
     for number, record in _records(path, text):
         if not found and record["type"] != "header":
-            _fail(path, number, "not the header, with which an event file of a load run begins")
+            _fail(path, number, "not the header, with which an event file of a load run starts")
         found.setdefault(record["type"], []).append((number, record))
     if not found:
         raise StageError(f"{path} is not an event file of a load run: it is empty")
@@ -540,4 +540,4 @@ def _check_together(path: Path, requests: Sequence[tuple[int, RequestRecord]]) -
                 _fail(path, next_line, f"slot {slot} sent this while the request of line {line} was in flight there")
     for (_, end_ns, line), (next_ns, _, next_line) in pairwise(sorted(levels.values())):
         if next_ns < end_ns:
-            _fail(path, next_line, f"its level begins before that of line {line} has ended")
+            _fail(path, next_line, f"its level starts before that of line {line} has ended")

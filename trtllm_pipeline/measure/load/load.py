@@ -46,7 +46,7 @@ WARMUP_REQUESTS: Final = 4
 WARMUP_ID: Final = " (warm-up)"
 """Ends the ids of prompts that are made for the warm-up."""
 MOST_WARMUP: Final = 8
-"""Times as many requests as it has at least, where the warm-up goes on until times are flat."""
+"""Times as many requests as it has at least, where the warm-up continues until times are flat."""
 FLAT: Final = 0.05
 """By how much of itself the median may still fall."""
 _FLAT_WINDOW: Final = 8
@@ -139,7 +139,7 @@ class Load:
     seed: int = 0
     """The same seed gives the same times of an open loop, for every repeat others."""
     until_flat: bool = False
-    """The warm-up goes on until the time to first token is flat, MOST_WARMUP times as long at most."""
+    """The warm-up continues until the time to first token is flat, MOST_WARMUP times as long at most."""
     interval_s: float | None = None
     """Measure each level for so long, instead of `requests`."""
     max_in_flight: int | None = None
@@ -179,7 +179,7 @@ class Load:
             empty_slots = max(0, concurrency - len(conversations(cold)))
             return _taken(talks, first, requests, waves=WAVES * concurrency, after=empty_slots)
 
-        # Each repeat goes on where the one before ended: all prompts are measured evenly.
+        # Each repeat continues where the one before ended: all prompts are measured evenly.
         first = repeat * len(conversations(taken(0))) % len(talks)
         warmup = tuple(map(warmup_prompt, _taken(talks, 0, MOST_WARMUP * least) if self.until_flat else cold))
         measured = taken(first)

@@ -171,7 +171,7 @@ class ServerLoad:
     workload: Workload | None = None
     """Prompts of wanted lengths, of `input_data` where that is given; needs the tokenizer."""
     tokenizer: Path | None = None
-    """tokenizer.json or a model's folder."""
+    """tokenizer.json or a model's directory."""
     processes: int | None = None
 
     def check(self, objectives: Objectives) -> None:

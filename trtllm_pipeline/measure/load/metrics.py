@@ -73,7 +73,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
 
 
 def _wide(levels: Iterable[LevelResult], asked: object) -> Iterator[MeasurementFinding]:
-    """What repeats were to go on for, and was not reached: the most of them, or the seconds, were spent before."""
+    """What repeats were to continue for, and was not reached: the most of them, or the seconds, were spent before."""
     for level in levels:
         for name, wanted in asked.items() if isinstance(asked, dict) else ():
             values = [value for repeat in level.repeats if (value := repeat.value(name)) is not None]

@@ -18,7 +18,7 @@ PER_REQUEST: Final = ("ttft", "tpot", "e2e")
 """Latencies that every request has."""
 LEAST_SEARCHED: Final = 300
 """Requests of each rate that a search for the highest tries. With fewer a level ends before its queue is long: of a simulated
-queue (M/M/1) the rate that was found was up to 31 % wrong in nine of ten searches with 64, up to 15 % with 300.
+queue (M/M/1) the rate that was found was up to 31% wrong in nine of ten searches with 64, up to 15% with 300.
 """
 _FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s|)\s*")
 

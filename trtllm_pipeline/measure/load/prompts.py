@@ -167,7 +167,7 @@ def read_prompts(
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
     `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
-    them), `image` (a file from the folder of `path`, or a list of them), and with `messages` the fields of a chat request that
+    them), `image` (a file from the directory of `path`, or a list of them), and with `messages` the fields of a chat request that
     are in _REQUEST. Other keys are the user's own and are left alone. Rows of public data sets are read too: `conversations`
     (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail.
 
@@ -244,7 +244,7 @@ def _read(
     folder: Path | None,
     first: bool = False,
 ) -> list[Sequence[T]]:
-    """What `make` makes of the prompts, row and number of each row until there are `enough`, or with `first` of the first rows, with their images from `folder`."""
+    """What `make` makes of the prompts, row and number of each row until there are `enough`, or with `first` of the first rows, with their images from `directory`."""
     known: set[str] = set()
 
     def parse(row: object, number: int) -> Sequence[T]:
@@ -398,7 +398,7 @@ def beside_template(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt) -> Prompt:
-    """A prompt with the images that its row names; without a folder, none of them is read."""
+    """A prompt with the images that its row names; without a directory, none of them is read."""
     names = _texts(row, "image")
     try:
         urls = [] if folder is None else [images.read(folder / name) for name in names]
@@ -449,7 +449,7 @@ def check_images(path: Path, named: Mapping[str, int]) -> None:
             line, key = (None, f"row {number}: image") if tables.is_table(path) else (number, "image")
             faults.append(Fault(os.fspath(path), line, key, f"{name!r} {error}"))
     if faults:
-        raise MatrixError(tuple(faults), hint="images are files from the folder of the prompt file")
+        raise MatrixError(tuple(faults), hint="images are files from the directory of the prompt file")
 
 
 def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -468,7 +468,7 @@ def unrendered(messages: Sequence[Mapping[str, Any]], **_more: object) -> str:
 
 @contextmanager
 def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -> Iterator[Render | None]:
-    """How chat messages become a prompt for the model whose tokenizer files lie in the folder `model`.
+    """How chat messages become a prompt for the model whose tokenizer files lie in the directory `model`.
 
     None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, those that
     the template writes first are left out, so that they are there once. The server is asked with the first message.
@@ -490,5 +490,5 @@ def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -
 
 
 def tokenizer_folder(path: Path | None) -> Path | None:
-    """The folder that a tokenizer.json lies in, which may be named by itself or by its folder; None for none."""
+    """The directory that a tokenizer.json lies in, which may be named by itself or by its directory; None for none."""
     return path if path is None or path.is_dir() else path.parent

@@ -37,7 +37,7 @@ DEFINITIONS: Final = {
     "saturated_rps": "open loop with max_in_flight: requests a second that were answered while so many were in flight and "
     "others that were due waited; where more than half had to wait, or some were not sent any more",
     "highest_rate": "highest request rate that was tried, in a bisection, at which the wanted share of the requests met every "
-    "objective; low and high: 95 % interval of the rate where that share is crossed, by a logistic regression of the rates near "
+    "objective; low and high: 95% interval of the rate where that share is crossed, by a logistic regression of the rates near "
     "it, widened by how much their rounds differ; where none can be fitted, that rate and the lowest that did not keep it",
     "tokens_per_joule": "output tokens of the whole window / energy that the server's GPUs took in it, by samples of their power "
     "10 times a second: GPUs of its CUDA_VISIBLE_DEVICES where its process is known, of which those that did nothing are left "
@@ -58,9 +58,9 @@ DEFINITIONS: Final = {
     "whole": "first send -> last content of the measured requests; in every window, output tokens of successful requests count "
     "when they arrive, input tokens when the first content arrives, and requests when the last one does, those of the warm-up too",
     "active": "the part of the whole window with at least one request in flight",
-    "steady": "longest time with at least 95 % of the wanted requests in flight, from the first measured request that follows "
+    "steady": "longest time with at least 95% of the wanted requests in flight, from the first measured request that follows "
     "another one in every slot until the first slot finds no further request; a slot between two requests counts as in flight "
-    "for up to 5 ms, or 5 % of the next request's time. Its rates are the mean over all windows that start in its first wave and "
+    "for up to 5 ms, or 5% of the next request's time. Its rates are the mean over all windows that start in its first wave and "
     "end in its last one. Open loop: first to last measured sending, without the mean time of a request after the first of all",
     "waves": "requests sent in the steady window / concurrency; open loop: seconds of it / mean e2e",
     "headline": f"steady when it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
@@ -386,7 +386,7 @@ class HighestRate:
     rate: float | None
     """Requests a second; None where the lowest that was tried was too high, or for the `reason`."""
     low: float | None
-    """With `high`, the 95 % interval of the rate."""
+    """With `high`, the 95% interval of the rate."""
     high: float | None
     """None where even the highest that was tried kept them."""
     tried: Mapping[str, Mapping[str, Any]]
@@ -395,16 +395,16 @@ class HighestRate:
     """Why there is no rate, where it is not that all were too high."""
 
     def __str__(self) -> str:
-        """`7.2 requests/s keep ttft 300 ms for 95 % of requests (95 % interval 7 to 7.6)`."""
+        """`7.2 requests/s keep ttft 300 ms for 95% of requests (95% interval 7 to 7.6)`."""
         of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
-        share = f"{self.wanted_share * 100:g} % of requests"
+        share = f"{self.wanted_share * 100:g}% of requests"
         if self.reason is not None:
             return f"not known at which {share} keep {of}: {self.reason}"
         if self.rate is None:
             return f"no rate that was tried keeps {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
         told = "no higher rate was tried"
         if self.low is not None and self.high is not None:
-            told = f"95 % interval {self.low:.4g} to {self.high:.4g}"
+            told = f"95% interval {self.low:.4g} to {self.high:.4g}"
         return f"{self.rate:g} requests/s keep {of} for {share} ({told})"
 
     @staticmethod

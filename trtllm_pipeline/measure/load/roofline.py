@@ -53,7 +53,7 @@ _EMBEDDINGS: Final = (
 )
 _VISION: Final = re.compile(r"(^|\.)(visual|vision)")
 _SERVED_BITS: Final = 16
-"""Of a value of a Hugging Face folder: what is stored in 32 bits is loaded in 16."""
+"""Of a value of a Hugging Face directory: what is stored in 32 bits is loaded in 16."""
 _Form = Literal["engine", "safetensors", "torch", "gguf"]
 _CLOCK_MEM: Final = 2
 """As in nvml.h."""
@@ -73,7 +73,7 @@ class Limit:
 
 
 def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limit:
-    """The limit of a folder with an engine, or a Hugging Face model, or of a GGUF file or its folder, on this machine. `weight_bits`: see `bytes_per_token`.
+    """The limit of a directory with an engine, or a Hugging Face model, or of a GGUF file or its directory, on this machine. `weight_bits`: see `bytes_per_token`.
 
     A TensorRT engine runs on GPUs, `tp` of them reading side by side. So does a model where there is a GPU. For any other
     the CPUs' bandwidth is measured, which takes up to a second.
@@ -98,7 +98,7 @@ def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int 
     """Bytes of weights that one token reads at least, or None and why that is not known.
 
     Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value. A server of a
-    Hugging Face folder keeps so many bits of a value at most; 0: nobody knows how many.
+    Hugging Face directory keeps so many bits of a value at most; 0: nobody knows how many.
     """
     try:
         return _bytes_per_token(engine, weight_bits)
@@ -109,7 +109,7 @@ def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int 
 
 
 def _form(engine: Path, config: Fields) -> _Form:
-    """In which form a folder, or a file, has its weights."""
+    """In which form a directory, or a file, has its weights."""
     if engine.is_file():
         return "gguf"
     if any(engine.glob("*.safetensors")):
@@ -144,7 +144,7 @@ def _bytes_per_token(engine: Path, weight_bits: int) -> tuple[int | None, str]:
 
 
 def _shards(folder: Path) -> list[str]:
-    """The files that a server reads: some folders have the same weights in another form beside them."""
+    """The files that a server reads: some directories have the same weights in another form beside them."""
     names = sorted(file.name for file in folder.glob("*.safetensors"))
     if names and (folder / INDEX).is_file():
         return sorted({*read_index(folder).values()})
@@ -152,7 +152,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _stored(folder: Path, form: _Form) -> dict[str, StoredTensor]:
-    """The tensors in the files that a server reads of a Hugging Face folder."""
+    """The tensors in the files that a server reads of a Hugging Face directory."""
     found: dict[str, StoredTensor] = {}
     if form == "torch":
         for name in torch_files(folder):
@@ -174,7 +174,7 @@ def _of_model(stored: Mapping[str, StoredTensor], config: Fields, weight_bits: i
 
 
 def _of_gguf(place: Path) -> tuple[int | None, str]:
-    """The same of a GGUF file, or of the one in a folder: its server keeps the bits that it has."""
+    """The same of a GGUF file, or of the one in a directory: its server keeps the bits that it has."""
     headers = [gguf_header(path) for path in gguf_files(place)]
     if any(each.experts for each in headers):
         return None, _MIXTURE

@@ -237,7 +237,7 @@ def compare(written: Message, served: Message, prefix: str = "") -> Iterator[tup
 
 
 def _same_file(one: object, other: object) -> bool:
-    """Whether both are absolute paths of one file or folder: a server is told another name of one; see `links`."""
+    """Whether both are absolute paths of one file or directory: a server is told another name of one; see `links`."""
     if not (isinstance(one, str) and isinstance(other, str) and one.startswith("/") and other.startswith("/")):
         return False
     with suppress(OSError, ValueError):

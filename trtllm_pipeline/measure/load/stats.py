@@ -1,4 +1,4 @@
-"""Statistics of samples: percentiles, summaries, and 95 % intervals of means and of relative differences.
+"""Statistics of samples: percentiles, summaries, and 95% intervals of means and of relative differences.
 
 Two kinds of repetition give two kinds of interval. Repeats of a measurement show what changes from one to the next; the
 requests of one repeat show only what other requests of the same kind would have given, so their interval is narrower.
@@ -38,7 +38,7 @@ _WIDEST: Final = math.log(1000)
 """Half an interval of a rate's logarithm that is as wide says that no curve fits."""
 _HELD: Final = 2_000_000
 """Numbers held in memory at a time."""
-# Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last is taken, which is 4 % too wide.
+# Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last is taken, which is 4% too wide.
 _T: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),

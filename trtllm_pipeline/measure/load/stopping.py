@@ -1,4 +1,4 @@
-"""How long a load run goes on: repeats until intervals are narrow, and a search for the highest rate that keeps objectives.
+"""How long a load run continues: repeats until intervals are narrow, and a search for the highest rate that keeps objectives.
 
 Both look at what was measured so far and name the levels to measure next, so that what they decided can be computed again.
 """
@@ -26,7 +26,7 @@ _ROUNDS: Final = 3
 """How often a rate is measured at most when its share cannot be told from the wanted one."""
 _RATES: Final = 24
 _OF_MOST: Final = 0.7
-"""Of the throughput of a closed loop: where a search begins."""
+"""Of the throughput of a closed loop: where a search starts."""
 _DOUBLINGS: Final = 10
 _NEAR: Final = 1.5
 """By how much more or less a rate may be to say something about the one that is looked for."""
@@ -110,7 +110,7 @@ class RateSearch:
 
     wanted: float
     first: float = 1.0
-    """Requests a second to begin with."""
+    """Requests a second to start with."""
 
     def next(self, probes: Sequence[Probe]) -> float | None:
         """The rate to measure next; one that was measured, for another round of it. None when the search is over."""
@@ -138,7 +138,7 @@ class RateSearch:
         return max(kept, default=None), high
 
     def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
-        """95 % interval of the rate, which holds the one that is told; where the share falls so sharply that no curve can be
+        """95% interval of the rate, which holds the one that is told; where the share falls so sharply that no curve can be
         fitted, the same as `bounds`.
         """
         low, high = self.bounds(probes)
@@ -182,7 +182,7 @@ class Rounds:
         self._search: RateSearch | None = None
         self._ends_s = math.inf if stop.budget_s is None else time.monotonic() + stop.budget_s
         self.levels = replace(load, repeats=self._repeats).levels(prompts)
-        """To begin with."""
+        """To start with."""
 
     @property
     def open_end(self) -> bool:

@@ -110,7 +110,7 @@ class Target:
     in_turn: tuple[Mapping[str, Option], ...] = ()
     """Further inputs of one request after the other, from the first on again."""
     exact_length: bool = False
-    """Answers go on past the model's own end, up to the tokens that were asked for."""
+    """Answers continue past the model's own end, up to the tokens that were asked for."""
     stop_words: tuple[str, ...] = ()
     """Of requests whose prompt has none."""
     seed: int = 0

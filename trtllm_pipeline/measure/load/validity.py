@@ -354,7 +354,7 @@ def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
 
 
 def _fixed_length(run: LoadRun) -> bool:
-    """The requests asked the server to go on past the model's own end, as `ignore_eos` does."""
+    """The requests asked the server to continue past the model's own end, as `ignore_eos` does."""
     settings = run.records.header["settings"]
     given = settings.get("extra_inputs")
     asked = given if isinstance(given, list) else ()
@@ -489,7 +489,7 @@ def _texts(run: LoadRun, level: LevelRun) -> Found:
     tokens = sum(request.output_tokens for request in plain)
     if run.special_tokens is None:
         most, spare, unit = sum(len(request.text.encode()) for request in plain), 0.0, "bytes"
-    elif _fixed_length(run):  # a model that has to go on behind its end writes special tokens, which are no text
+    elif _fixed_length(run):  # a model that has to continue behind its end writes special tokens, which are no text
         return
     else:
         most, spare, unit = sum(request.encoded_again for request in plain), MAX_UNSEEN_SHARE, "tokens"

@@ -159,7 +159,7 @@ def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -
 def at_full_concurrency(
     slots: Iterable[Iterable[tuple[int, int]]], concurrency: int, *, not_before_ns: int, not_after_ns: int
 ) -> tuple[int, int] | None:
-    """Longest time in which at least 95 % of `concurrency` slots were busy, as (start, end) in ns; None without one.
+    """Longest time in which at least 95% of `concurrency` slots were busy, as (start, end) in ns; None without one.
 
     `slots` gives each slot's (sent, ended) times in order. The short time a slot needs to send its next request
     counts as busy, or every request would end the window.

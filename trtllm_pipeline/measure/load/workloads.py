@@ -68,11 +68,11 @@ class Workload:
     shared_prefixes: int = 1
     """How many different beginnings there are, in turn."""
     turns: int = 1
-    """Of a conversation: prompts that each go on where the one before ended."""
+    """Of a conversation: prompts that each continue where the one before ended."""
     prompts: int | None = None
     """Or conversations. None: one for each text, or else for each of `lengths`, or else MADE."""
     fresh: bool = False
-    """Every request begins with other words, see `Openings`."""
+    """Every request starts with other words, see `Openings`."""
     seed: int = 0
 
     def to_json(self) -> dict[str, Json]:
@@ -109,7 +109,7 @@ def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ())
     """The prompts of a workload: `texts` one after another, cut or padded, or else text of the corpus.
 
     Text that reads as text: random tokens would be no prompt any model was made for, and change what is generated. What
-    pads a text, or is made up, begins at another place of the corpus each time, until it has no others, so that no two share
+    pads a text, or is made up, starts at another place of the corpus each time, until it has no others, so that no two share
     a beginning that is not asked for. The same seed gives the same prompts. Raises StageError when a prompt cannot have its length.
     """
     writer = _Writer(tokenizer, random.Random(workload.seed))  # noqa: S311 - not a secret

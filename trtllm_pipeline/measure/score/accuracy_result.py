@@ -215,6 +215,6 @@ def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
 
 
 def write(folder: Path, scored: Iterable[AnsweredQuestion], result: AccuracyResult) -> None:
-    """Write both files into `folder`."""
+    """Write both files into `directory`."""
     write_answers(folder, scored)
     write_json(folder / ACCURACY_FILE, result.to_json())

@@ -48,10 +48,10 @@ def score_url(
 ) -> AccuracyResult:
     """Score a server that somebody else started on the questions in `path`: see `score_server`.
 
-    `names` are the metrics of rows that name none. `tokenizer` is a tokenizer.json or a model's folder.
+    `names` are the metrics of rows that name none. `tokenizer` is a tokenizer.json or a model's directory.
     """
     metrics = metrics_of(names)
-    # Before anything is asked: a wrong folder must not cost the answers.
+    # Before anything is asked: a wrong directory must not cost the answers.
     tokens = None if tokenizer is None else tokenizer_at(tokenizer)
     chats = target.protocol.startswith("openai_chat")  # the server has the template
     from trtllm_pipeline.measure.load.target import adds_special_tokens
@@ -83,9 +83,9 @@ def score_server(
     settings: Mapping[str, Any],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> AccuracyResult:
-    """Ask, score, and leave answers.jsonl and accuracy.json in `folder`.
+    """Ask, score, and leave answers.jsonl and accuracy.json in `directory`.
 
-    Answers are in the folder before they are scored, and stay there when scoring fails. Raises StageError for requests
+    Answers are in the directory before they are scored, and stay there when scoring fails. Raises StageError for requests
     that failed: what is missing is no wrong answer.
     """
     import asyncio

@@ -137,7 +137,7 @@ def read(path: Path) -> list[ScoredAnswer]:
     return rows
 
 
-_HINT: Final = "`pipeline stage accuracy` and `pipeline stage score` leave answers.jsonl in their folder"
+_HINT: Final = "`pipeline stage accuracy` and `pipeline stage score` leave answers.jsonl in their directory"
 
 
 def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:

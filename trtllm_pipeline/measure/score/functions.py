@@ -38,15 +38,15 @@ def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Me
 
 
 def module_file(name: str) -> PurePosixPath:
-    """`my/metrics.py` for `my.metrics:polite`: where the module lies, from the folder it is imported from."""
+    """`my/metrics.py` for `my.metrics:polite`: where the module lies, from the directory it is imported from."""
     return PurePosixPath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
 def load(name: str, file: Path | None) -> Metric:
-    """The metric `module:name`, from `file` or else from the current folder.
+    """The metric `module:name`, from `file` or else from the current directory.
 
     It is given what a server answered, so it has to be made for that: a Python function that is defined in the module's
-    file in that folder, and takes an answer and a row. What the module imports, and any other module that Python knows
+    file in that directory, and takes an answer and a row. What the module imports, and any other module that Python knows
     by the name, is none. Raises StageError for anything else.
     """
     module_name, _, function_name = name.partition(":")
@@ -87,7 +87,7 @@ def _refused(name: str, reason: str) -> StageError:
         f"metric {name}: {reason}",
         failure=FailureClass.USER,
         hint="a metric is MODULE:FUNCTION, a function f(answer, row) defined in MODULE.py; the module lies in the matrix's "
-        "folder, or in settings.accuracy.python_path",
+        "directory, or in settings.accuracy.python_path",
     )
 
 

@@ -22,7 +22,7 @@ from trtllm_pipeline.measure.score.accuracy_result import ACCURACY_FILE, Accurac
 
 PROGRAM: Final = "lm_eval"
 _Z: Final = 1.959964
-"""Standard errors to either end of a 95 % interval of a normal distribution."""
+"""Standard errors to either end of a 95% interval of a normal distribution."""
 METHOD: Final = (
     f"{CONFIDENCE:.0%}, normal: score ± {_Z:.2f} standard errors as lm-evaluation-harness gives them; "
     "where all questions scored alike, what so many can rule out"
@@ -44,7 +44,7 @@ class Evaluation:
     endpoint: str = "completions"
     """completions or chat. Tasks that rank choices by their likelihood need completions with prompt logprobs."""
     tokenizer: str | None = None
-    """Name or folder of the model's tokenizer. None leaves it to lm_eval, which asks the server or takes the model's
+    """Name or directory of the model's tokenizer. None leaves it to lm_eval, which asks the server or takes the model's
     name; "none" does without, as tasks can that only generate."""
     num_fewshot: int | None = None
     """None is the task's own."""
@@ -52,7 +52,7 @@ class Evaluation:
     """Questions a task, or a share of them below 1; for trying out."""
     concurrency: int = 4
     include_path: str | None = None
-    """Folder with tasks of the user's own."""
+    """Directory with tasks of the user's own."""
 
 
 def command(program: str, evaluation: Evaluation, output: Path) -> list[str]:
@@ -100,7 +100,7 @@ def find_program() -> str:
 def evaluate(
     evaluation: Evaluation, folder: Path | None, scratch: Path, *, started: Callable[[Sequence[str]], None]
 ) -> AccuracyResult:
-    """Run it and return its results; they are kept in `folder`, if there is one. `started` is told the command line.
+    """Run it and return its results; they are kept in `directory`, if there is one. `started` is told the command line.
 
     Raises UsageError when lm_eval is not installed, StageError when it fails.
     """

@@ -129,7 +129,7 @@ def numeric(answer: str, question: Question) -> float:
 
 
 def chosen(answer: str, choices: Sequence[str]) -> int | None:
-    """Which of `choices` an answer picks: by a letter that it names or begins with, else by the text it gives first."""
+    """Which of `choices` an answer picks: by a letter that it names or starts with, else by the text it gives first."""
     letters = LETTERS[: len(choices)]
     # A bare "A" before a word is an article: a letter counts alone, in brackets, or before a mark.
     named = re.search(rf"\b(?i:answer|choice|option)\b\W*(?:(?i:is)\b\W*)?([{letters}])(?![\w'])", answer)
@@ -249,7 +249,7 @@ SCORE_METRICS: Final[Mapping[str, Metric]] = {
         _no_number,
     ),
     "choice": Metric(
-        "share of answers that pick the right one of the row's `choices`: by a letter they name or begin with, else by "
+        "share of answers that pick the right one of the row's `choices`: by a letter they name or start with, else by "
         "the choice whose text comes first in them",
         choice,
         _no_choice,

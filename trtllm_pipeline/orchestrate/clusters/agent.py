@@ -3,7 +3,7 @@
 It runs the attempt's job as this machine's executor would: with the leases of its node, with limits, and with a guardian
 that ends every process when this one ends. A service's agent also runs what is measured inside the service.
 
-What it is to do, and what came of it, are two files in the folder `ATTEMPT.cluster`, on the file system that all nodes share:
+What it is to do, and what came of it, are two files in the directory `ATTEMPT.cluster`, on the file system that all nodes share:
 
     orders.json    {"jobs": [FOLDER, ...], "stop": {ID: GRACE_S}, "beat": N}        by the pipeline
     answers.json   {"host", "system", "ready": [ID, ...], "ended": {ID: {"failed", "usage"}}}     by this program

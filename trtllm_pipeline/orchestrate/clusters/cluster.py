@@ -2,7 +2,7 @@
 
 A service and what is measured inside it are one task: the agent that runs the service is told of the others through its
 orders. Which node has room is the scheduler's to say; `Cluster` starts, cancels and counts. Downloads run on this machine,
-which has the network and the tokens. Workers open no database: they see the attempt's folder and write there, and what
+which has the network and the tokens. Workers open no database: they see the attempt's directory and write there, and what
 came of it is published here.
 """
 

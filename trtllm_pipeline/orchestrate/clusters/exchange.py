@@ -8,7 +8,7 @@
     URL/parcels/NAME/log.N           the N-th piece of an attempt's log
     URL/parcels/NAME/result.json     the files that an attempt has left; they are in URL/parcels/NAME/result/
 
-Both sides have the folders that they would share, at the same paths, and each copies what the other one writes. So the
+Both sides have the directories that they would share, at the same paths, and each copies what the other one writes. So the
 executor here and the agent there are those of a shared file system. `python -m trtllm_pipeline.orchestrate.clusters.exchange URL NAME` is the
 agent of such a node. It keeps the artifacts that it was given, in the workspace's place on its own disk.
 """
@@ -72,7 +72,7 @@ _ANSWERS: Final = agent.ANSWERS
 _RESULT: Final = "result.json"
 _LEFT: Final = "result"
 _NAME: Final = "parcel"
-"""In the folder of an attempt's orders: the name of its parcel, by which a node knows that it sees the pipeline's own."""
+"""In the directory of an attempt's orders: the name of its parcel, by which a node knows that it sees the pipeline's own."""
 _CLAIM: Final = ".agent"
 """Ends the name of the file by which an agent claims an attempt on its node."""
 _FILES: Final = "files"
@@ -118,7 +118,7 @@ class _Mail:
     """Answers of our own, for what could not be sent or fetched."""
     copying: Future[None] | None = None
     copied_s: float = -math.inf
-    """When the last copying began that is done."""
+    """When the last copying started that is done."""
     silent_since: float | None = None
     over: threading.Event = field(default_factory=threading.Event)
     progress: Progress = field(default_factory=Progress)
@@ -317,7 +317,7 @@ class _Node:
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4))
     attempts: dict[StageRunId, Path] = field(default_factory=dict)
     unpacked: dict[str, Future[Job]] = field(default_factory=dict)
-    """By the folders of jobs in the orders."""
+    """By the directories of jobs in the orders."""
     sent: dict[StageRunId, Future[bool]] = field(default_factory=dict)
     """Of stage runs that have ended: whether they have failed."""
     logged: dict[StageRunId, tuple[int, int]] = field(default_factory=dict)
@@ -401,7 +401,7 @@ class _Node:
         return job
 
     def claim(self, attempt: Path) -> None:
-        """Have an attempt's folders for this agent: a pipeline elsewhere may have one of this name and workspace."""
+        """Have an attempt's directories for this agent: a pipeline elsewhere may have one of this name and workspace."""
         if attempt not in self.claimed:
             attempt.parent.mkdir(parents=True, exist_ok=True)
             self.claimed[attempt] = self.taken(attempt.with_name(f"{attempt.name}{_CLAIM}"))
@@ -415,7 +415,7 @@ class _Node:
         return claim
 
     def keep(self, folder: Path, content: bytes, work: Path) -> None:
-        """See that an artifact is in `folder`."""
+        """See that an artifact is in `directory`."""
         sealed = manifest.decode(content, folder.parent.name, folder.name, str(folder))
         claim = self.taken(work / f"{folder.name}.lock")
         try:

@@ -29,7 +29,7 @@ _LIST_S: Final = 60.0
 """Between two looks at the nodes."""
 _COMMAND_S: Final = 60.0
 _OUTPUT: Final = "slurm.log"
-"""In the folder of an attempt's orders: what its batch script printed."""
+"""In the directory of an attempt's orders: what its batch script printed."""
 _USABLE: Final = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
 _GPUS: Final = re.compile(r"\bgpu:(?:([^:,(]+):)?(\d+)")
 _PRIVATE: Final = re.compile("TOKEN(?!IZER)|SECRET|PASSWORD|CREDENTIAL|_KEY$")
@@ -72,7 +72,7 @@ class SlurmCluster:
         self.machine = machine_of(found, accelerators, self._machine)
         self.nodes = [node.capacity for node in found]
         self._known: dict[str, str] = {}
-        """Ticket -> the folder with the output, of all jobs that have not ended."""
+        """Ticket -> the directory with the output, of all jobs that have not ended."""
         self._asked_s = self._left_s = -math.inf
         self._left: list[_Entry] = []
 
@@ -119,7 +119,7 @@ class SlurmCluster:
         self._asked_s = now
         try:
             states = {entry.ticket: entry.state for entry in _queue()}
-        except UsageError:  # the controller is away, or restarts: its jobs go on
+        except UsageError:  # the controller is away, or restarts: its jobs continue
             return {}
         return {
             ticket: _why(state, Path(self._known.pop(ticket)))

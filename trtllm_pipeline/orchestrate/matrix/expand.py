@@ -131,7 +131,7 @@ def with_control(
 def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None) -> dict[str, Any]:
     """The matrix as data, changes of the command line included: a file of it makes the same cells anywhere.
 
-    Local folders are named as their recipes are, and rules that match nothing any more, since the command line changed
+    Local directories are named as their recipes are, and rules that match nothing any more, since the command line changed
     an axis, are left out. Raises MatrixError as `expand` does.
     """
     grid = _Grid(loaded, default_toolchain, release)
@@ -229,7 +229,7 @@ _matches: Final = cache(fnmatch.fnmatchcase)
 def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> str:
     """What ids have at the place where a pattern stops fitting, nearest first.
 
-    What begins with a segment of further down, as tables name cells, is taken to begin there.
+    What starts with a segment of further down, as tables name cells, is taken to begin there.
     """
     if not any(_fits(segments, parts[:1]) for segments in split):
         for skipped in range(1, max(map(len, split), default=0)):

@@ -134,7 +134,7 @@ class OfferedModel:
     max_concurrency: int | None = None
     """Requests in progress; None for that of the gateway."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """LoRA adapters that the server takes: name -> folder. Clients ask for `NAME:ADAPTER`."""
+    """LoRA adapters that the server takes: name -> directory. Clients ask for `NAME:ADAPTER`."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for a server that is not named, or named twice."""
@@ -150,7 +150,7 @@ class OfferedModel:
 
     @property
     def names(self) -> dict[str, Path | None]:
-        """All that clients may ask for -> the folder of its adapter, None for the model itself."""
+        """All that clients may ask for -> the directory of its adapter, None for the model itself."""
         return {self.name: None, **{f"{self.name}:{name}": folder for name, folder in self.adapters.items()}}
 
     @property
@@ -195,7 +195,7 @@ class GatewayConfig:
 
     @classmethod
     def read(cls, path: Path) -> "GatewayConfig":
-        """The configuration in a file. Relative paths start at its folder. Raises MatrixError or UsageError."""
+        """The configuration in a file. Relative paths start at its directory. Raises MatrixError or UsageError."""
         given = read_mapping(path)
         schema = given.pop("schema", None)
         if schema != SCHEMA:

@@ -235,10 +235,10 @@ class PackageIndexSource(Source):
 
 
 class LocalSource(Source):
-    """A folder on this machine."""
+    """A directory on this machine."""
 
     local: Text
-    """A Hugging Face folder; a relative path starts at the matrix file's folder."""
+    """A Hugging Face directory; a relative path starts at the matrix file's directory."""
 
 
 class GeneratedSource(Source):
@@ -413,8 +413,8 @@ class Calibration(Strict):
     """The text that activation ranges are measured on."""
 
     data: DataSet = DEFAULT_DATA
-    """JSONL, CSV or Parquet: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME[/PATH][@REVISION],
-    a data set on the Hugging Face Hub, a folder or a file of it."""
+    """JSONL, CSV or Parquet: a path from the matrix file's directory, builtin:NAME, or hub:ORGANISATION/NAME[/PATH][@REVISION],
+    a data set on the Hugging Face Hub, a directory or a file of it."""
 
 
 class Quantize(Section):
@@ -479,7 +479,7 @@ class Lora(Strict):
     """LoRA adapters, which the server has beside the model, and which requests ask for."""
 
     adapter: Text | Annotated[dict[AdapterName, Text], Field(min_length=1, max_length=4)] | None = None
-    """ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, or a folder (`./adapters/foo`); null is none. Several, up to four,
+    """ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, or a directory (`./adapters/foo`); null is none. Several, up to four,
     have names: `{sql: ./adapters/sql, chat: org/chat}`, by which `lora` of smoke, perf and accuracy chooses."""
 
 
@@ -492,7 +492,7 @@ class Speculative(Strict):
     head (eagle). No cell works with eagle2 and redrafter: the plan says why."""
     model: Text | None = None
     """The model that drafts, for draft, eagle3, medusa and eagle: ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, a
-    recipe, or a folder (`./heads/foo`)."""
+    recipe, or a directory (`./heads/foo`)."""
     max_draft_len: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokens that are drafted at a time, of a tree all of them; null is 3, 1 for mtp, 63 for medusa and eagle. Those of
     lookahead follow from `settings.repository.lookahead_*`."""
@@ -565,12 +565,12 @@ class Perf(Section):
     slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
     """Objectives of goodput, the share of requests that meet them all. Of a rate, times count from when they are due."""
     input_data: DataSet = "builtin:prompts"
-    """JSONL of prompts, or of ShareGPT or CNN/DailyMail: a path from the matrix file's folder, builtin:NAME, or
+    """JSONL of prompts, or of ShareGPT or CNN/DailyMail: a path from the matrix file's directory, builtin:NAME, or
     hub:ORGANISATION/NAME[/PATH][@REVISION] of the Hugging Face Hub."""
     lengths_data: DataFile | None = None
     """Of isl_osl: JSONL of lengths, `input_tokens` and `output_tokens` in each line, one after another; null is the means."""
     stop_when: dict[params.StopMetric, Share] = {}
-    """Go on with repeats until the 95 % intervals of these metrics are this narrow, to either side, such as
+    """Go on with repeats until the 95% intervals of these metrics are this narrow, to either side, such as
     `output_tps: 3%`."""
     max_tokens: Annotated[int, Field(ge=1, le=params.MOST_TOKENS)] | None = None
     """Length of answers; null is the cell's output length."""
@@ -598,17 +598,17 @@ class Accuracy(Section):
     """own: ask `input_data`, greedily. perf: score the very answers that perf timed, to those rows of its own
     `input_data` that have an `output`; nothing is asked again."""
     input_data: DataFile = "builtin:accuracy"
-    """JSONL of prompts with reference answers: a path from the matrix file's folder, or builtin:NAME."""
+    """JSONL of prompts with reference answers: a path from the matrix file's directory, or builtin:NAME."""
     metrics: Annotated[tuple[MetricName, ...], NonEmpty, Unique, AfterValidator(_one_module)] = ("exact", "contains")
     """exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python; of rows that name
     no `metric` themselves."""
     python_path: Text = "."
-    """Folder that MODULE is imported from: a path from the matrix file's folder."""
+    """Directory that MODULE is imported from: a path from the matrix file's directory."""
 
 
 @derived(GatewayParams)
 class Gateway(Strict):
-    """Limits and default sampling of the OpenAI endpoint in front of a kept server. No stage reads them."""
+    """Limits and default sampling of the OpenAI endpoint in front of a managed server. No stage reads them."""
 
 
 Tried = Annotated[tuple[Positive, ...], NonEmpty, Unique]
@@ -637,12 +637,12 @@ class Retry(Strict):
 
 
 class OnCluster(Strict):
-    """Where stage runs go on a cluster. No stage reads it, and it is the same for all cells."""
+    """Where stage runs continue a cluster. No stage reads it, and it is the same for all cells."""
 
     accelerator: Text | None = None
     """Type of GPU to build, serve and measure on, as the cluster calls it; null is its only one."""
     exchange: Text | None = None
-    """For --executor ray where nodes do not see the workspace: a URL of fsspec, or a folder, through which files pass."""
+    """For --executor ray where nodes do not see the workspace: a URL of fsspec, or a directory, through which files pass."""
     sbatch: tuple[Text, ...] = ()
     """Options of sbatch, and of srun, for every job of --executor slurm: partition, account, time limit."""
 
@@ -698,7 +698,7 @@ class Axes(Strict):
     __pydantic_extra__: dict[str, Axis[JsonValue]]
 
     model: Axis[Text]
-    """Names of recipes, or paths of local Hugging Face folders (`./models/foo`)."""
+    """Names of recipes, or paths of local Hugging Face directories (`./models/foo`)."""
     precision: Axis[AnyPrecision]
     """Precisions of the weights, under TensorRT-LLM's names; as_is: weights that are quantized already, as they are."""
     parallel: Axis[Parallel] = ("tp1pp1",)
@@ -773,7 +773,7 @@ class Matrix(Strict):
     toolchain: Toolchain | None = None
     """Toolchain of cells that name none, unless the command line says another; null is what this machine has."""
     remote: str | None = None
-    """Remote store (URL, or folder beside the matrix) whose artifacts are pulled instead of made, unless the command line says another."""
+    """Remote store (URL, or directory beside the matrix) whose artifacts are pulled instead of made, unless the command line says another."""
     axes: Axes
     """Cells are the product of the axes."""
     exclude: tuple[Where, ...] = ()

@@ -1,4 +1,4 @@
-"""Finding and reading recipes: beside the matrix, shipped with the package, or made from a local folder's config.json."""
+"""Finding and reading recipes: beside the matrix, shipped with the package, or made from a local directory's config.json."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, 
 
 
 def recipes_folder() -> Path:
-    """Folder of the recipes that come with the package."""
+    """Directory of the recipes that come with the package."""
     return _shipped("recipes")
 
 
 def matrices_folder() -> Path:
-    """Folder of the matrices that come with the package."""
+    """Directory of the matrices that come with the package."""
     return _shipped("matrices")
 
 
@@ -74,7 +74,7 @@ def list_recipes(beside: Path) -> dict[str, Path]:
 def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
     """File of a recipe: `recipes/NAME.yaml` or `NAME.yaml` in `beside`, else the shipped one.
 
-    A matrix may lie in the same folder under a recipe's name: `but`, and files with axes, are passed over. Raises
+    A matrix may lie in the same directory under a recipe's name: `but`, and files with axes, are passed over. Raises
     UsageError with the nearest name.
     """
     if _NAME.fullmatch(name):
@@ -87,12 +87,12 @@ def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
         return known[name]
     raise UsageError(
         f"there is no recipe {name!r}{nearest(name, known)}",
-        hint="`pipeline models list` shows the recipes; a path such as ./my-model names a local Hugging Face folder",
+        hint="`pipeline models list` shows the recipes; a path such as ./my-model names a local Hugging Face directory",
     )
 
 
 def sources_of(model: str, beside: Path) -> list[dict[str, Json]]:
-    """The sources of a model as people name it: a recipe, a folder, or ORGANISATION/NAME[@REVISION]. Raises UsageError."""
+    """The sources of a model as people name it: a recipe, a directory, or ORGANISATION/NAME[@REVISION]. Raises UsageError."""
     name, _, revision = model.partition("@")
     recipes = list_recipes(beside)
     if model in recipes:
@@ -108,30 +108,30 @@ def sources_of(model: str, beside: Path) -> list[dict[str, Json]]:
     if name.count("/") == 1:
         return [{"hugging_face": name, "revision": revision or "main"}]
     raise UsageError(
-        f"{model}: there is no such recipe or folder",
+        f"{model}: there is no such recipe or directory",
         hint="pipeline models list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
     )
 
 
 def is_folder(model: str) -> bool:
-    """Whether a value of the model axis is the path of a local folder and not a recipe's name."""
+    """Whether a value of the model axis is the path of a local directory and not a recipe's name."""
     return model.startswith(".") or "/" in model or "\\" in model
 
 
 def recipe_file(model: str, matrix: Path) -> Path:
-    """What a matrix' recipe of a model is read from: a recipe, or a local folder's config.json. Raises UsageError."""
+    """What a matrix' recipe of a model is read from: a recipe, or a local directory's config.json. Raises UsageError."""
     if is_folder(model):
         return matrix.parent / os.path.expanduser(model) / "config.json"  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     return find_recipe(model, matrix.parent, but=matrix)
 
 
 def recipe_of_folder(model: str, base: Path) -> Document:
-    """The data of a recipe made from a Hugging Face folder's config.json. Raises MatrixError when it cannot be read."""
+    """The data of a recipe made from a Hugging Face directory's config.json. Raises MatrixError when it cannot be read."""
     model = os.path.expanduser(model)  # noqa: PTH111
     folder = base / model
     config = read(folder / "config.json")
     name = folder.name if folder.name not in ("", "..") else folder.resolve().name
-    recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, f"Local folder {model}")
+    recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, f"Local directory {model}")
     recipe["sources"] = [{"local": model}]
     origins: dict[KeyPath, Origin] = {path: origin for path, origin in config.origins.items() if len(path) == 1}
     return Document(config.name, recipe, origins)
@@ -147,7 +147,7 @@ def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> M
     if config is None:
         raise UsageError(
             f"{model}: its config.json cannot be read now, since its hub is not reached",
-            hint="name a recipe of it, or a folder that has it",
+            hint="name a recipe of it, or a directory that has it",
         )
     made: dict[str, Json] = {**_recipe_of(config, model, model), "sources": [{"local": "."}]}
     recipe, faults = check_recipe(Document(f"config.json of {model}", made, {}), None)

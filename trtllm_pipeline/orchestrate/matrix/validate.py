@@ -37,7 +37,7 @@ class LoadedMatrix:
     set_settings: Settings
     """Settings given with `--set`."""
     models: Mapping[str, Recipe]
-    """Recipes by value of the model axis: a recipe's name, or the path of a local folder."""
+    """Recipes by value of the model axis: a recipe's name, or the path of a local directory."""
     axes_changed: bool
     """`--set` changed an axis, so rules of the file may match nothing without being wrong."""
 

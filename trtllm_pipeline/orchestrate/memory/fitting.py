@@ -39,7 +39,7 @@ def fit(
     cell: Cell, machine: Machine, wrong: Callable[[Cell], bool], *, same_batch: bool = False
 ) -> tuple[tuple[str, ...], Cell] | None:
     """The smallest change after which nothing is `wrong` with a cell, as values of `--set`, and the changed cell; None where
-    none helps. With `same_batch` it goes on serving as many requests at a time.
+    none helps. With `same_batch` it continues serving as many requests at a time.
 
     Of each kind of change, the dearest first, the least is taken that is enough together with everything cheaper.
     """

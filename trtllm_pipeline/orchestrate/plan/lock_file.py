@@ -58,7 +58,7 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
     # The code that a source is fetched with is named by the matrix.
     source = {"local": known["folder"]} if "local" in source else {**source}
     source.pop("code", None)
-    if "files" in known and "local" not in source:  # a folder is looked at each time
+    if "files" in known and "local" not in source:  # a directory is looked at each time
         source["files"] = known["files"] or {}
     code, commit = known.get("code"), COMMIT.fullmatch(str(source.get("revision")))
     return {
@@ -97,8 +97,8 @@ def _command(request: Request) -> str:
 def _copied(plan: Plan, folder: Path) -> Iterator[tuple[str, str]]:
     """Copy the files that settings name into the lock; yields what settings call each, and what it is called there.
 
-    What lies below the matrix's folder keeps its name, so that axes and rules may name it. A module of metrics is called by
-    the folder that it is imported from.
+    What lies below the matrix's directory keeps its name, so that axes and rules may name it. A module of metrics is called by
+    the directory that it is imported from.
     """
     found = {
         told: (run.files[name], str(run.first_cell.settings["accuracy"]["python_path"]) if name == _MODULE else None)
@@ -146,7 +146,7 @@ def _name_models(settings: dict[str, Any], models: Mapping[str, str]) -> None:
 
 
 def _name_files(settings: dict[str, Any], files: Mapping[str, str], base: Path) -> None:
-    """Let the files and folders that settings name be found from the lock: in it, or else where they are."""
+    """Let the files and directories that settings name be found from the lock: in it, or else where they are."""
     sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
     for section in sections:
         for name in ("input_data", "data", "python_path"):

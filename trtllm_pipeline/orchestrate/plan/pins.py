@@ -138,14 +138,14 @@ class Pins:
         return dataclasses.replace(cell, companions=known, reason=companions.unlike(cell, numbers))
 
     def _companion(self, name: str, model: str, cell: Cell) -> Mapping[str, Json]:
-        """`source`, `files` and `folder` of another model than the cell's own, by what its settings call it."""
+        """`source`, `files` and `directory` of another model than the cell's own, by what its settings call it."""
         same = (name, model, cell.base_dir, id(cell.settings["download"]))
         if same not in self._companions:
             local = model.startswith((".", "/", "~"))
             if companions.form(name) == companions.ADAPTER and model in list_recipes(Path(cell.base_dir)):
                 raise UsageError(
                     f"{companions.SETTINGS[name]} {model} is the recipe of a model",
-                    hint="an adapter is ORGANISATION/NAME of the Hugging Face Hub, or a folder",
+                    hint="an adapter is ORGANISATION/NAME of the Hugging Face Hub, or a directory",
                 )
             try:
                 sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
@@ -212,7 +212,7 @@ class Pins:
                 self._allow(error)
                 self._say_unreached(error)
                 return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
-            # A local folder may change under the same name; what it holds is looked at each time.
+            # A local directory may change under the same name; what it holds is looked at each time.
             if self._index is not None and "local" not in source:
                 self._index.set_pin(request, source)
         if "local" in source:
@@ -348,7 +348,7 @@ class Pins:
                 self._allow(error)
                 logger.warning("%s cannot be read now; planned as if it were new", name)
                 return name, "unknown"
-            hint = "the matrix names it; relative paths start at the matrix file's folder"
+            hint = "the matrix names it; relative paths start at the matrix file's directory"
             check(
                 path,
                 hint=_OF_THE_HUB.get(

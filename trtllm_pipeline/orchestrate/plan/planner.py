@@ -82,11 +82,11 @@ def check_feasible(plan: Plan) -> None:
             else ""
         )
         if any("\n" in reason for reason in reasons):
-            hint = "with these lines in the matrix the same command goes on"
+            hint = "with these lines in the matrix the same command continues"
         elif all(HUB_UNASKED in reason for reason in reasons):
             hint = (
                 "plan where the hub can be reached, name the files that you trust with their SHA-256 in "
-                "settings.download.trust_remote_code, or name a folder that has the model: model: [./FOLDER]; "
+                "settings.download.trust_remote_code, or name a directory that has the model: model: [./FOLDER]; "
                 "--assume takes transformers=VERSION, which may have the model itself"
             )
         else:

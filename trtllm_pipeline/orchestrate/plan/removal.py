@@ -106,7 +106,7 @@ def _fingerprints(outline: Outline) -> set[Fingerprint]:
 
 
 def _of_other_runs(store: Store, folder: Path) -> dict[Fingerprint, str]:
-    """The artifacts that runs other than that in `folder` used, with one of these runs."""
+    """The artifacts that runs other than that in `directory` used, with one of these runs."""
     return {
         each: f"run {other.name} used it"
         for other in run_folders(store)

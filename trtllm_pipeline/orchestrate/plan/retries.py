@@ -2,7 +2,7 @@
 
 Nothing is remembered but the attempts that failed. A cell whose newest attempt at a stage run was out of memory is planned
 with the next change that is allowed, and so on until a stage run that was not tried yet, or worked. So every command
-plans the same, a run that was killed goes on where it was, and what is made has the key of what it was made with.
+plans the same, a run that was killed continues where it was, and what is made has the key of what it was made with.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _BACK: Final = re.compile(r"(.+?)(?:~(\d+))?")
 
 
 def check_name(name: str) -> str:
-    """`name`, if it can be that of a run: nothing that ids begin with. Raises UsageError."""
+    """`name`, if it can be that of a run: nothing that ids start with. Raises UsageError."""
     if not _NAME.fullmatch(name) or name == LATEST:
         raise UsageError(
             f"--name {name}: cannot be the name of a run",
@@ -43,10 +43,10 @@ def _name_of(run: str) -> str:
 
 
 def run_folders(store: Store) -> tuple[Path, ...]:
-    """The folders of all runs, the last that began first. Raises UsageError where there is none."""
+    """The directories of all runs, the last that started first. Raises UsageError where there is none."""
     known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
     order = {run.id: place for place, run in enumerate(store.index.runs())}
-    # Ids begin with their time, so runs that the index has lost are still in order, after those it knows.
+    # Ids start with their time, so runs that the index has lost are still in order, after those it knows.
     known.sort(reverse=True)
     known.sort(key=lambda run: order.get(run, len(order)))
     if not known:
@@ -55,7 +55,7 @@ def run_folders(store: Store) -> tuple[Path, ...]:
 
 
 def find_run(store: Store, wanted: str | None) -> Path:
-    """The folder of a run: `latest` or None, an id, the beginning of one, or a name. Raises UsageError.
+    """The directory of a run: `latest` or None, an id, the beginning of one, or a name. Raises UsageError.
 
     `latest~2` is the run two before the latest, `NAME~1` the one before the latest that is called NAME.
     """
@@ -77,7 +77,7 @@ def find_run(store: Store, wanted: str | None) -> Path:
     if len(found) == 1:
         return store.runs_dir / found[0]
     if found:
-        raise UsageError(f"{wanted!r} begins the ids of {len(found)} runs", hint=f"one of {_some(found)}")
+        raise UsageError(f"{wanted!r} starts the ids of {len(found)} runs", hint=f"one of {_some(found)}")
     raise UsageError(f"there is no run {wanted!r}", hint=_near(wanted, known, "runs"))
 
 
@@ -87,13 +87,13 @@ class NewestCells:
 
     outline: Outline
     origins: Mapping[CellId, Path]
-    """Of each cell, the folder of the run that tells all about it. A cell of which several runs did parts has none."""
+    """Of each cell, the directory of the run that tells all about it. A cell of which several runs did parts has none."""
     folders: tuple[Path, ...]
     """Of the runs that were looked at, the newest first."""
 
     @property
     def newest(self) -> Path:
-        """The folder of the newest run."""
+        """The directory of the newest run."""
         return self.folders[0]
 
     @property
@@ -158,7 +158,7 @@ def _merged(outlines: Mapping[Path, Outline]) -> NewestCells:
 
 
 def read_run(folder: Path) -> Outline:
-    """The plan of a run, by its folder."""
+    """The plan of a run, by its directory."""
     return read_plan(folder / NAME)
 
 

@@ -1,4 +1,4 @@
-"""Status of every stage run of a plan, as seen from the store: of a run that goes on, was killed, or ended."""
+"""Status of every stage run of a plan, as seen from the store: of a run that continues, was killed, or ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StageState:
     telling: tuple[str, ...] = ()
     """Lines of the logs, where nobody knows the cause."""
     started_s: float | None = None
-    """Unix time at which the attempt that runs now began."""
+    """Unix time at which the attempt that runs now started."""
     progress: Mapping[str, Json] | None = None
     """done, total and unit, of what runs now and told any."""
 
@@ -97,7 +97,7 @@ def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> d
     attempts = store.index.attempts(absent)
     infeasible = store.index.infeasible()
     now = store.claimed()
-    # What ended or began meanwhile was, or is, being worked on: it has not been interrupted.
+    # What ended or started meanwhile was, or is, being worked on: it has not been interrupted.
     open_ = {fingerprint for fingerprint, attempt in attempts.items() if attempt.outcome is None}
     # Without an attempt it may be claimed for a moment only, by who then finds that it has to wait; or it is being pulled.
     working = (before & now) | ((before | now) & open_)
@@ -157,7 +157,7 @@ def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunI
 
 
 def failed_attempt(attempt: AttemptRow) -> StageState:
-    """What the index knows of a failed attempt, with what its folder says more as long as it is there."""
+    """What the index knows of a failed attempt, with what its directory says more as long as it is there."""
     state = StageState(
         StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, attempt_log=_log(attempt)
     )

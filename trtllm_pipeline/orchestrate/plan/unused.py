@@ -25,7 +25,7 @@ _FINGERPRINT: Final = re.compile(r"\b[0-9a-f]{32}\b")
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What is needed beside the latest run, kept artifacts and kept servers, which always are."""
+    """What is needed beside the latest run, kept artifacts and managed servers, which always are."""
 
     unused_days: float | None = None
     """What runs of so many days asked for, and what was made in them."""
@@ -116,7 +116,7 @@ def _reasons(
 def protected(store: Store, stages: Mapping[Fingerprint, str]) -> Iterator[tuple[str, Iterable[Fingerprint]]]:
     """The artifacts that no command removes, with the reason. Raises StateError if the list of kept ones cannot be read."""
     yield f"kept (pipeline store keep, {KEPT})", _with_inputs(store, stages, kept(store))
-    yield "a kept server serves it", _with_inputs(store, stages, _served(store))
+    yield "a managed server serves it", _with_inputs(store, stages, _served(store))
 
 
 def _made_s(artifact: Artifact) -> float:
@@ -126,7 +126,7 @@ def _made_s(artifact: Artifact) -> float:
 
 
 def _served(store: Store) -> set[Fingerprint]:
-    """The artifacts that the files of kept servers name."""
+    """The artifacts that the files of managed servers name."""
     files = store.workspace.glob("serve/*/*.json")
     return {
         Fingerprint(each) for file in files for each in _FINGERPRINT.findall(reading.read_text(file, errors="replace"))

@@ -1,9 +1,9 @@
 """What an artifact was made from, by whom and where, as a statement that can be signed and checked.
 
-    statement = statement_of(folder)            derived from the manifest and the job, never stored unsigned
+    statement = statement_of(directory)            derived from the manifest and the job, never stored unsigned
     sign(store, artifact, key)                  stored beside the manifest, as a DSSE envelope
     check(artifact.folder, policy) -> findings  whether the envelope fits the files, and the policy
-    require(folders, policy)                    the same, raised as an error
+    require(directories, policy)                    the same, raised as an error
 
 `docs/provenance.md` says what this proves and what it cannot.
 """

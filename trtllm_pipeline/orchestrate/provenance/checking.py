@@ -49,7 +49,7 @@ TRUSTED_KEYS: Final = "PIPELINE_TRUSTED_KEYS"
 
 
 def policy(trusted_keys: Path | None = None, *, required: bool = False) -> Policy:
-    """The policy that trusts the public keys in a folder. Raises UsageError, also where keys are required and none are given.
+    """The policy that trusts the public keys in a directory. Raises UsageError, also where keys are required and none are given.
 
     A policy in the environment holds for every command, whether it has the options or not.
     """
@@ -59,7 +59,7 @@ def policy(trusted_keys: Path | None = None, *, required: bool = False) -> Polic
     if trusted_keys is None and required:
         raise UsageError(
             "--require-signed needs the public keys that are trusted",
-            hint=f"--trusted-keys DIR, or {TRUSTED_KEYS}, names a folder of them",
+            hint=f"--trusted-keys DIR, or {TRUSTED_KEYS}, names a directory of them",
         )
     return Policy(() if trusted_keys is None else read_trusted(trusted_keys), required)
 
@@ -83,7 +83,7 @@ class Looked:
 
 
 def check(folder: Path, policy: Policy, *, contents: bool = True) -> tuple[Discrepancy, ...]:
-    """What is wrong with the signed statement of the artifact in `folder`; empty where nothing is.
+    """What is wrong with the signed statement of the artifact in `directory`; empty where nothing is.
 
     An artifact without one is fine, unless the policy requires it. Where there is one, every file is read and compared
     with it; without `contents` the digests of the manifest are believed, for whoever has just read the files. Raises
@@ -103,7 +103,7 @@ def require(folders: Iterable[Path], policy: Policy) -> None:
 
 
 def require_folders(outs: Iterable[Path], policy: Policy) -> None:
-    """As `require`, for folders that are used: results of artifacts, or any others, which nobody can have signed.
+    """As `require`, for directories that are used: results of artifacts, or any others, which nobody can have signed.
 
     Raises UsageError for these where the policy requires signatures.
     """
@@ -140,7 +140,7 @@ def look(folder: Path, policy: Policy, *, contents: bool = True) -> Looked:
 
 
 def read_envelope(folder: Path) -> Envelope | None:
-    """The envelope of the artifact in `folder`, or None. Raises EnvelopeError for a file that is none; StateError."""
+    """The envelope of the artifact in `directory`, or None. Raises EnvelopeError for a file that is none; StateError."""
     try:
         return Envelope.parse(read_bytes(folder / ENVELOPE))
     except FileNotFoundError:

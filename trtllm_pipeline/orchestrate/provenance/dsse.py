@@ -236,7 +236,7 @@ class SigningKey:
 
 
 def read_trusted(folder: Path) -> tuple[TrustedKey, ...]:
-    """The public keys in the files *.pem and *.pub of a folder. Raises UsageError where one cannot be relied on."""
+    """The public keys in the files *.pem and *.pub of a directory. Raises UsageError where one cannot be relied on."""
     _need_cryptography()
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix in {".pem", ".pub"})

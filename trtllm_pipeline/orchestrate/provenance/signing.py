@@ -46,7 +46,7 @@ def _sha256(folder: Path, sealed: Manifest) -> dict[str, str]:
 
 
 def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False) -> bool:
-    """Sign the statement of the artifact in `folder`, and keep the envelope beside its manifest.
+    """Sign the statement of the artifact in `directory`, and keep the envelope beside its manifest.
 
     Returns whether there was anything to sign: what the key has signed already is left as it is, and not read. What
     somebody else has signed is signed as well, if it is the very statement that would be made here. Raises StateError for

@@ -32,7 +32,7 @@ _HARDWARE: Final = ("cpu", "cores", "memory_gib", "gpus")
 
 
 def statement_of(folder: Path, *, sha256: Mapping[str, str] | None = None, anonymous: bool = False) -> dict[str, Json]:
-    """The statement of the artifact in `folder`, with the SHA-256 of its files where they are given by path.
+    """The statement of the artifact in `directory`, with the SHA-256 of its files where they are given by path.
 
     With `anonymous` it names neither user nor host. Raises StateError where the manifest or the job is not what was
     written.
@@ -132,7 +132,7 @@ def _internal_parameters(sealed: Manifest, job: Mapping[str, Any], *, anonymous:
 
 
 def _without_places(found: Any, job: Mapping[str, Any]) -> Any:
-    """`found`, with names for folders of this machine: they mean nothing elsewhere, and name users."""
+    """`found`, with names for directories of this machine: they mean nothing elsewhere, and name users."""
     attempt = str(job.get("attempt", ""))
     workspace = os.path.dirname(os.path.dirname(attempt))
     places = {attempt: "{attempt}", workspace: "{workspace}", str(Path.home()): "~"}

@@ -14,9 +14,9 @@ _BESIDE: Final = {
     "work": "attempts and partial transfers (store prune)",
     "damaged": "set aside, yours to remove",
     "runs": "plans and reports of runs",
-    "serve": "kept servers",
+    "serve": "managed servers",
 }
-"""Folder of a workspace -> what lies there."""
+"""Directory of a workspace -> what lies there."""
 _DOWNLOAD: Final = "download"
 
 
@@ -30,13 +30,13 @@ class UsedSpace:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Sizes of results, by what they have in common, and of the workspace's other folders."""
+    """Sizes of results, by what they have in common, and of the workspace's other directories."""
 
     total: UsedSpace
     by: Mapping[str, Mapping[str, UsedSpace]]
     """`stage`, `model`, `precision` -> name -> its share, the largest first."""
     beside: Mapping[str, int]
-    """Folder -> bytes."""
+    """Directory -> bytes."""
 
     def to_json(self) -> dict[str, Json]:
         """As `docs/formats.md` describes it."""

@@ -2,7 +2,7 @@
 
     latest, latest~1, 20261121-03     runs of the workspace
     report.json                       any report, also of another workspace
-    perf.json, events.jsonl, a folder with them    a load run; one cell without axes
+    perf.json, events.jsonl, a directory with them    a load run; one cell without axes
 
 Several separated by commas are repeats of the same thing.
 """
@@ -70,11 +70,11 @@ class Measured(CellResult):
     why: str = "not measured"
     """Why it has no levels, where `unfit` does not say it."""
     perf: Path | None = None
-    """Folder of the perf artifact: two cells with the same one share one measurement."""
+    """Directory of the perf artifact: two cells with the same one share one measurement."""
     events: tuple[Path, Path | None] | None = None
     """Event file, and the tokenizer that counts its tokens where the server did not."""
     answers: Path | None = None
-    """Folder with answers.jsonl."""
+    """Directory with answers.jsonl."""
 
     @staticmethod
     def of(row: CellResult, **files: Any) -> Measured:
@@ -147,7 +147,7 @@ def with_files(name: str, rows: Iterable[CellResult], shape: Outline, store: Sto
 
 
 def _artifacts(shape: Outline, store: Store) -> dict[str, dict[str, Path]]:
-    """Cell -> stage -> folder of its files, as far as they are still there."""
+    """Cell -> stage -> directory of its files, as far as they are still there."""
     found: dict[str, dict[str, Path]] = {}
     for cell in shape.cells:
         runs = [shape.stage_runs[run] for run in cell.stage_runs]

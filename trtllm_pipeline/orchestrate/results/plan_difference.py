@@ -16,7 +16,7 @@ from trtllm_pipeline.orchestrate.run.plan_commands import commands_of
 from trtllm_pipeline.orchestrate.store.store import Store
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]
-"""The command lines of a stage run, with the same words for folders that differ by nature, such as those of inputs."""
+"""The command lines of a stage run, with the same words for directories that differ by nature, such as those of inputs."""
 _FOLDED: Final = 10
 """Markdown shows a list of more cells by its title."""
 

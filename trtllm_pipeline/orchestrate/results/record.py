@@ -64,7 +64,7 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageAttempt:
-    """One try, in seconds of Unix time. Of one that goes on, `ended_s` is the time of looking."""
+    """One try, in seconds of Unix time. Of one that continues, `ended_s` is the time of looking."""
 
     started_s: float
     ended_s: float
@@ -132,7 +132,7 @@ class Record:
 
     @property
     def started_s(self) -> float | None:
-        """Unix time at which it began; that of its first attempt where the index has lost it."""
+        """Unix time at which it started; that of its first attempt where the index has lost it."""
         if self.about is not None:
             return self.about.started_s
         return min((attempt.started_s for stage in self.stages for attempt in stage.attempts), default=None)
@@ -144,7 +144,7 @@ class Record:
 
 
 def read_record(store: Store, folder: Path) -> Record:
-    """The record of the run in `folder`. Raises StateError when its plan cannot be read."""
+    """The record of the run in `directory`. Raises StateError when its plan cannot be read."""
     outline = read_plan(folder / PLAN)
     planned = {run["id"]: run for run in json.loads(reading.read_bytes(folder / PLAN))["stage_runs"]}
     present = store.present({run.fingerprint: run.stage for run in outline.stage_runs.values()})
@@ -152,7 +152,7 @@ def read_record(store: Store, folder: Path) -> Record:
     working = store.claimed()
     for row in store.index.attempts_of(folder.name):
         attempts.setdefault(row.fingerprint, []).append(row)
-    working |= store.claimed()  # what ended or began meanwhile has not been interrupted
+    working |= store.claimed()  # what ended or started meanwhile has not been interrupted
     stages = tuple(
         _stage(
             run,
@@ -238,7 +238,7 @@ def _ending(
 
 
 def _folder(artifact: Artifact | None, attempts: Sequence[AttemptRow], store: Store) -> Path | None:
-    """The artifact's folder, else the latest attempt's, where the index says or, in a workspace that was moved, here."""
+    """The artifact's directory, else the latest attempt's, where the index says or, in a workspace that was moved, here."""
     if artifact is not None:
         return artifact.folder
     if not attempts:

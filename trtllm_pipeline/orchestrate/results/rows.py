@@ -1,7 +1,7 @@
 """The results of a plan, one record per cell: the step from artifacts to a report.
 
     rows(plan, store, outcome)     at the end of a run
-    rows_of(outline, store)        at any time later, or while it goes on, from plan.json
+    rows_of(outline, store)        at any time later, or while it continues, from plan.json
 
 Missing is None, never 0.
 """
@@ -91,7 +91,7 @@ class CellResult:
     """Why it failed or cannot work, in words."""
     hint: str | None = None
     log: str | None = None
-    """The log that says why, below the workspace's folder."""
+    """The log that says why, below the workspace's directory."""
     line: int | None = None
     """Of `log`, where it says why."""
     setting: str | None = None
@@ -115,7 +115,7 @@ class CellResult:
     accuracy_asked: str | None = None
     """The endpoint that the questions went to, and whose chat template wrote the prompts."""
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Metric -> lower and upper end of the mean's 95 % interval."""
+    """Metric -> lower and upper end of the mean's 95% interval."""
     accuracy_drift: Drift | None = None
     """Difference of its answers from those of the unquantized cell, see `references`."""
     smoke: Mapping[str, Json] | None = None
@@ -247,7 +247,7 @@ def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId
 
 
 def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, Path]) -> dict[CellId, Drift]:
-    """Cell -> its drift from its reference. `answers` are folders with an answers.jsonl.
+    """Cell -> its drift from its reference. `answers` are directories with an answers.jsonl.
 
     A cell is left out where it or its reference has no answers, or they were not asked the same.
     """
@@ -366,5 +366,5 @@ def _status(seen: _Seen, *, interrupted: bool) -> CellStatus:
 
 
 def _below(path: Path | None, workspace: Path) -> str | None:
-    """`path` from the workspace's folder, so that a report that is passed on names nobody's home."""
+    """`path` from the workspace's directory, so that a report that is passed on names nobody's home."""
     return None if path is None else str(path.relative_to(workspace) if path.is_relative_to(workspace) else path)

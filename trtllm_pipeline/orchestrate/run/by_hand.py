@@ -66,9 +66,9 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
 
 
 def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:
-    """Run a job's commands in the empty folder `attempt`, some of its inputs replaced; `show` is told each.
+    """Run a job's commands in the empty directory `attempt`, some of its inputs replaced; `show` is told each.
 
-    Returns the folder with what they made. The store is only read. Raises UsageError, and StageError for the first
+    Returns the directory with what they made. The store is only read. Raises UsageError, and StageError for the first
     command that fails.
     """
     if unknown := [name for name in inputs if name not in job.inputs]:
@@ -127,7 +127,7 @@ def _leased(
         ) is None:
             if not told:
                 users = machine_users(known, exclusive=rule, beside_standing=True, place=place)
-                who = " and ".join(users) or "another invocation or a kept server"
+                who = " and ".join(users) or "another invocation or a managed server"
                 print(f"{stage} waits: {who} is using {'these GPUs' if known else 'this machine'}", file=sys.stderr)  # noqa: T201
                 told = True
             time.sleep(_POLL_S)
@@ -154,7 +154,7 @@ def _call(stage: str, command: Sequence[str], environment: Mapping[str, str], he
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A folder for the time being. It stays where an error names a log in it."""
+    """A directory for the time being. It stays where an error names a log in it."""
     folder = Path(tempfile.mkdtemp(prefix=f"pipeline-{name}-"))
     kept = False
     try:

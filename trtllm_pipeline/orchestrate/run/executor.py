@@ -79,7 +79,7 @@ class Job:
     out: str
     """Where the result is written."""
     attempt: str
-    """The attempt's folder around it."""
+    """The attempt's directory around it."""
     timeout_s: float
     section: str
     """Settings section where the limit can be changed."""
@@ -90,7 +90,7 @@ class Job:
     node: str = ""
     """Where a cluster is to run it; empty for this machine."""
     viewed: Mapping[str, str] = field(default_factory=dict)
-    """Input name -> the artifact of which `inputs` has a folder with some files, there as long as the attempt runs."""
+    """Input name -> the artifact of which `inputs` has a directory with some files, there as long as the attempt runs."""
     schema: int = field(default=SCHEMA)
 
     def write(self, path: str | Path) -> None:
@@ -119,7 +119,9 @@ def read_job(path: Path) -> Job:
         return Job(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"not a job file: {error}"
-        raise UsageError(f"{path}: {why}", hint="every attempt's folder and every artifact has a job.json") from error
+        raise UsageError(
+            f"{path}: {why}", hint="every attempt's directory and every artifact has a job.json"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Usage:
     written_bytes: int = 0
     """What its processes had written to disks, what is removed again included."""
     gpu_bytes: int | None = None
-    """The most memory in use on the fullest of its GPUs, beyond what was in use when it began; None without GPUs."""
+    """The most memory in use on the fullest of its GPUs, beyond what was in use when it started; None without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +362,7 @@ class Executor:
 
 
 def _added(took: Usage, event: Exited, wall_s: float) -> Usage:
-    """What all commands of a job took, one after another, with the one that has just ended, `wall_s` after the first began."""
+    """What all commands of a job took, one after another, with the one that has just ended, `wall_s` after the first started."""
     return Usage(
         wall_s,
         took.cpu_s + event.user_s + event.sys_s,

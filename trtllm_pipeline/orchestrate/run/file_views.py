@@ -1,4 +1,4 @@
-"""Folders that show a stage only the files of a model that its key hangs on: what it cannot see, it cannot depend on."""
+"""Directories that show a stage only the files of a model that its key hangs on: what it cannot see, it cannot depend on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOLDER: Final = "inputs"
 
 
 def make(attempt: Path, name: str, whole: Path, files: Sequence[str]) -> Path:
-    """A folder in `attempt` for its input `name`, with hard links to those `files` of the folder `whole`.
+    """A directory in `attempt` for its input `name`, with hard links to those `files` of the directory `whole`.
 
     Where links cannot be made (a file system without them, files of another user) it is `whole` itself: copies of weights
     would cost more than they are worth.

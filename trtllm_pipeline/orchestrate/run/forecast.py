@@ -251,7 +251,7 @@ def _duration(run: StageRun, estimate: Estimate) -> Need:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Free on the disk of a folder, or of where it would be made."""
+    """Free on the disk of a directory, or of where it would be made."""
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 

@@ -1,7 +1,7 @@
 """Runs a plan: the loop that joins scheduler, store and executor.
 
 The scheduler decides, the executor runs, the store keeps; this module carries words between them and knows what a
-claim, a lease and an attempt folder are. Everything waits in one place, `_collect`.
+claim, a lease and an attempt directory are. Everything waits in one place, `_collect`.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ _Lease: TypeAlias = tuple[Exclusive, bool, int]
 
 
 class Observer:
-    """Whoever shows a run while it goes on. This one says nothing."""
+    """Whoever shows a run while it continues. This one says nothing."""
 
     def enter(self, folder: Path) -> None:
-        """All that follows is of the run with this folder, until `leave`."""
+        """All that follows is of the run with this directory, until `leave`."""
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:
         """That run is over; `forecast` is what was expected of it beside what it took, as in its report, where anything ran."""
@@ -98,7 +98,7 @@ class Observer:
         """A moment later; `progress` of those that told any: done, total, unit."""
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        """What is pulled from a remote store before the run begins; `wrong` is what cannot be, and is made instead."""
+        """What is pulled from a remote store before the run starts; `wrong` is what cannot be, and is made instead."""
 
     def node(self, name: str, *, gone: bool) -> None:
         """A node of the cluster has gone, or has come."""
@@ -121,10 +121,10 @@ class Outcome:
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
     waited: bool = False
-    """Whether any of it waited for another invocation, or for a kept server."""
+    """Whether any of it waited for another invocation, or for a managed server."""
 
     def then(self, later: Outcome, plan: Plan) -> Outcome:
-        """How both ended together, of what `plan` has: the other began where this one had ended."""
+        """How both ended together, of what `plan` has: the other started where this one had ended."""
         statuses = {**self.statuses, **later.statuses}
         for run, status in self.statuses.items():  # done in the first, there in the other
             if status is StageStatus.SUCCEEDED and statuses[run] is StageStatus.UP_TO_DATE:
@@ -478,7 +478,7 @@ class _Execution:
                 users = machine_users(
                     others if gpus else (), exclusive=exclusive, beside_standing=beside_standing, place=self._place
                 )
-                who = " and ".join(users) or "another invocation or a kept server"
+                who = " and ".join(users) or "another invocation or a managed server"
                 what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
                 self._refused[kind] = f"{what} in use by {who}"
                 return self._busy(run, self._refused[kind], self._unleased.setdefault(kind, {}))
@@ -495,7 +495,7 @@ class _Execution:
             self._tried[run.fingerprint] = attempt.number
             job = self._job(run, attempt, gpus, cpus, start.node)
             job.write(f"{attempt.path}/{JOB}")
-        if start.node:  # a cluster goes on with it when this process is gone, and the next must know of it
+        if start.node:  # a cluster continues with it when this process is gone, and the next must know of it
             self._store.index.commit()
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
         self._executor.submit(job, [each.fd for each in (claim, *leases)])

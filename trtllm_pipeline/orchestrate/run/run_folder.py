@@ -1,4 +1,4 @@
-"""The folder of a run: its request, plan and report, and its row in the index from start to end."""
+"""The directory of a run: its request, plan and report, and its row in the index from start to end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def begun(
 
 
 def _new(store: Store, name: str | None) -> RunFolder:
-    """A new folder. If a run of the same name started in this second, wait for the next one."""
+    """A new directory. If a run of the same name started in this second, wait for the next one."""
     while True:
         run_id = runs.run_id(time.time(), name or os.urandom(2).hex())
         folder = store.runs_dir / run_id

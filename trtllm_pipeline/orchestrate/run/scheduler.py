@@ -246,7 +246,7 @@ class _TaskNode:
     waiting: int = 0  # needs not there yet; of a service, also those of the tasks inside it
     dependents: list[_TaskNode] = field(default_factory=list)
     service: _Service | None = None
-    priority: float = 0.0  # the longest path that it begins
+    priority: float = 0.0  # the longest path that it starts
     rank: float = 0.0  # the same, as it is favoured
     failures: int = 0
     failure: StageError | None = None
@@ -593,7 +593,7 @@ class Scheduler:
             raise ValueError(f"needs in a circle among {', '.join(circle[:5])}{', ...' if circle[5:] else ''}")
 
         def after(node: _TaskNode, service: _Service | None) -> float:
-            """The longest path that begins when `node` ends, outside `service`."""
+            """The longest path that starts when `node` ends, outside `service`."""
             later = ((d.service or d).priority for d in node.dependents if not d.service or d.service is not service)
             return max(later, default=0.0)
 
@@ -849,7 +849,7 @@ class Scheduler:
         return [(node, reason) for node, reason in found if reason is not None]
 
     def _give_up(self) -> None:
-        hint = "`pipeline resume` goes on when there are such nodes"
+        hint = "`pipeline resume` continues when there are such nodes"
         for node, reason in self._stranded():
             if node.status is _S.PENDING:
                 failure = StageError(f"{reason}, since nodes have gone", failure=FailureClass.LOST, hint=hint)

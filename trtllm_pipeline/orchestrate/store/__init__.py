@@ -1,1 +1,1 @@
-"""All state on disk: artifacts and attempts as folders, an SQLite index of them, claims that die with their process."""
+"""All state on disk: artifacts and attempts as directories, an SQLite index of them, claims that die with their process."""

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple, TypeAlias
 from trtllm_pipeline.base import Exclusive, StateError, reading
 
 CLAIMS: Final = "work"
-"""Folder of a workspace's claims on stage runs, and of the attempts at them."""
+"""Directory of a workspace's claims on stage runs, and of the attempts at them."""
 SERVERS: Final = "serve"
-"""Folder of a workspace's kept servers, each of which holds the claim `LOCK` in a folder of its own."""
+"""Directory of a workspace's managed servers, each of which holds the claim `LOCK` in its own directory."""
 LOCK: Final = "lock"
 _LOOKS: Final = 4
 _LOOK_S: Final = 0.002
@@ -99,23 +99,23 @@ def is_held(path: str | Path) -> bool:
 
 
 def machine_leases() -> Path:
-    """Folder of the claims on this machine and its GPUs, shared by all of a user's workspaces.
+    """Directory of the claims on this machine and its GPUs, shared by all of a user's workspaces.
 
-    Raises StateError if something else, or another user's folder, is in its place.
+    Raises StateError if something else, or another user's directory, is in its place.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    # After `su`, and in containers, the variable names a folder that is not there, or another user's.
+    # After `su`, and in containers, the variable names a directory that is not there, or another user's.
     if not (os.access(base, os.W_OK | os.X_OK) and os.path.isdir(base)):
         base = tempfile.gettempdir()
     folder = os.path.join(base, f"trtllm-pipeline-{os.getuid()}")
-    hint = "move it away, or set XDG_RUNTIME_DIR to a folder that you own"
+    hint = "move it away, or set XDG_RUNTIME_DIR to a directory that you own"
     try:
         os.mkdir(folder, mode=0o700)
     except FileExistsError:
         found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise StateError(
-                f"{folder} is not a folder that you own; the pipeline keeps its GPU locks there", hint=hint
+                f"{folder} is not a directory that you own; the pipeline keeps its GPU locks there", hint=hint
             ) from None
     except OSError as error:
         raise StateError(f"cannot create {folder}: {error.strerror}", hint=hint) from error
@@ -223,7 +223,7 @@ def enter_beside_standing(exclusive: Exclusive) -> list[Claim] | None:
     claim = _take_soon(machine_leases() / _MEASURING, shared=exclusive is Exclusive.GPU)
     if claim is None:
         return None
-    # From now on nothing begins; what works already is waited for.
+    # From now on nothing starts; what works already is waited for.
     if _holders(machine_leases() / _WORK).keys() - _holders(machine_leases() / _STANDING).keys():
         claim.release()
         return None
@@ -242,7 +242,7 @@ def _take_soon(path: Path, *, shared: bool) -> Claim | None:
 class SharedEntry:
     """An `Entry` for what one process runs at the same time: those of one kind hold the claims on the machine together.
 
-    It is asked to `let_go` when nothing more begins for now. While they are held nobody who may not be beside them can come, so they need not be looked at for each. Two that must be alone
+    It is asked to `let_go` when nothing more starts for now. While they are held nobody who may not be beside them can come, so they need not be looked at for each. Two that must be alone
     are such as the process itself puts together: a server is loaded beside the one before (`orchestrate/run/scheduler.py`).
     """
 
@@ -308,13 +308,13 @@ class LeaseWanted(NamedTuple):
     """The GPUs that would do."""
 
     def is_in_the_way_of(self, waiter: LeaseWanted) -> bool:
-        """Whether the other might come to it later, or never, if this began before."""
+        """Whether the other might come to it later, or never, if this started before."""
         beside = self.exclusive is waiter.exclusive and self.exclusive in _SHARED
         return not beside or not self.among.isdisjoint(waiter.among)
 
 
 class WaitingPlace:
-    """The place of one invocation among those that wait: who came later begins nothing that would be in its way.
+    """The place of one invocation among those that wait: who came later starts nothing that would be in its way.
 
     Else those that share a claim could follow one another without end, and whoever must be alone would never come to it. A place
     is a claim on a file of its own, whose name says since when and whose text says for what. So it is gone with its
@@ -403,7 +403,7 @@ class WaitingPlace:
 
 
 _WAITING: Final = "waiting"
-"""Folder of places, which is there only as long as somebody waits: who does not, looks for nothing more."""
+"""Directory of places, which is there only as long as somebody waits: who does not, looks for nothing more."""
 
 
 def _waits_for(path: Path) -> LeaseWanted | None:
@@ -481,9 +481,9 @@ def _said_of(pid: int) -> str | None:
         return None
     workspace, server = _place_of(pid)
     where = "" if workspace is None else f" in workspace {workspace}"
-    if server is not None:  # it goes on until somebody stops it
+    if server is not None:  # it continues until somebody stops it
         stop = f"pipeline serve stop {server} -w {shlex.quote(str(workspace))}"
-        return f"the kept server {server}{where} (process {pid}; {stop} ends it)"
+        return f"the managed server {server}{where} (process {pid}; {stop} ends it)"
     return f"process {pid}{where} ({textwrap.shorten(line, 100)})"
 
 

@@ -4,7 +4,7 @@ The index is redundant: artifacts have their manifests, digests of files can be 
 line of `history.jsonl`, where a later line for the same row counts. So a lost or damaged index is rebuilt without loss.
 Conversely, `store repair` restores lines that the history has lost from a sound index.
 WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows. Rows of attempts are
-written in groups: when they began, with whatever is asked next; when they ended well, with all that was published with them.
+written in groups: when they started, with whatever is asked next; when they ended well, with all that was published with them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TABLES: Final = (
   published_s REAL NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE attempts (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, number INTEGER NOT NULL,
-  started_s REAL NOT NULL, folder TEXT NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT)""",
+  started_s REAL NOT NULL, directory TEXT NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT)""",
     "CREATE INDEX attempts_by_fingerprint ON attempts (fingerprint)",
     """CREATE TABLE runs (
   number INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, matrix TEXT NOT NULL, command TEXT NOT NULL,
@@ -124,12 +124,12 @@ class Artifact:
 
     @property
     def folder(self) -> Path:
-        """The folder around it, with manifest, job and log."""
+        """The directory around it, with manifest, job and log."""
         return Path(self.path)  # a large plan has many that nobody opens
 
     @property
     def out(self) -> Path:
-        """The folder with its files."""
+        """The directory with its files."""
         return Path(f"{self.path}/{OUT}")
 
 
@@ -164,7 +164,7 @@ class RunRow:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None of one that goes on or was killed, and where the clock was set back meanwhile."""
+        """How long it took; None of one that continues or was killed, and where the clock was set back meanwhile."""
         return None if self.ended_s is None or self.ended_s < self.started_s else self.ended_s - self.started_s
 
 
@@ -204,7 +204,7 @@ class _Begun:
 class History:
     """The history of a workspace, one event per line.
 
-    Lines are only appended, each in one write, and begin with their checksum, so that damaged lines are detected.
+    Lines are only appended, each in one write, and start with their checksum, so that damaged lines are detected.
     """
 
     def __init__(self, path: Path) -> None:
@@ -215,7 +215,7 @@ class History:
         there, the last line of it incomplete, which readers skip.
         """
         texts = [_encode([name, *values]).encode() for name, values in events]
-        # The line's end comes first: after a write that was cut short, the next one still begins a line.
+        # The line's end comes first: after a write that was cut short, the next one still starts a line.
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
         try:
             fd = reading.open_fd(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -516,7 +516,7 @@ class Index(Database):
             self._write_attempts({})
 
     def end_attempt(self, attempt: int, outcome: str, folder: str | Path, error: StageError | None = None) -> None:
-        """Record how an attempt ended, and where its folder now is."""
+        """Record how an attempt ended, and where its directory now is."""
         why = (error.failure.value, error.message, error.hint) if error else (None, None, None)
         self._write_attempts({attempt: (self._name(folder), time.time(), outcome, *why)})
 
@@ -531,9 +531,9 @@ class Index(Database):
         )
 
     def _write_attempts(self, ends: Mapping[int, Row], published: Sequence[Published] = ()) -> None:
-        """Write what has begun and what has ended of the attempts, and what was published, in one transaction.
+        """Write what has started and what has ended of the attempts, and what was published, in one transaction.
 
-        `ends` are the last values of their rows, from the folder on.
+        `ends` are the last values of their rows, from the directory on.
         """
         wanted = {**self._unwritten, **dict.fromkeys(ends)}
 
@@ -581,7 +581,7 @@ class Index(Database):
         return tuple(self._read(f"SELECT * FROM attempts WHERE {where}", values, attempt))  # noqa: S608 - our own words
 
     def _name(self, folder: str | Path) -> str:
-        """A folder's path relative to the workspace, which may be moved."""
+        """A directory's path relative to the workspace, which may be moved."""
         return str(folder).removeprefix(f"{self._workspace}/")
 
     # runs

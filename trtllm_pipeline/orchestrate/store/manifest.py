@@ -1,6 +1,6 @@
 """The manifest of an artifact (its files with sizes and digests, and how it was made), and whether the files agree with it.
 
-It is the last file written before an artifact is published. A folder without a valid manifest is not an artifact.
+It is the last file written before an artifact is published. A directory without a valid manifest is not an artifact.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP
 
 
 class NoManifestError(StateError):
-    """The folder has no valid manifest, so it is not an artifact."""
+    """The directory has no valid manifest, so it is not an artifact."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file or symbolic link below its folder. A link has a target and no digest."""
+    """One file or symbolic link below its directory. A link has a target and no digest."""
 
     path: str
     size: int
@@ -108,7 +108,7 @@ class Manifest:
         return float(value) if isinstance(value, (int, float)) else default
 
     def write(self, folder: str | Path) -> int:
-        """Write it into `folder`; returns its size in bytes."""
+        """Write it into `directory`; returns its size in bytes."""
         return write_once(f"{folder}/{NAME}", object_text(self._content(), key=self.key))
 
 
@@ -153,7 +153,7 @@ def entries(told: Any) -> tuple[FileEntry, ...]:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of the artifact in `folder`, STAGE/FINGERPRINT.
+    """The manifest of the artifact in `directory`, STAGE/FINGERPRINT.
 
     Raises NoManifestError if there is none, or if it is damaged or belongs to another artifact. Any other StateError does
     not count against the artifact: another release wrote the manifest, or it cannot be read now.
@@ -179,7 +179,7 @@ def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest
         if data["schema"] != SCHEMA:
             raise StateError(
                 f"{name}: the manifest has schema {data['schema']}, but this release reads schema {SCHEMA}",
-                hint="use the release that wrote it, another --workspace, or move the artifact's folder away",
+                hint="use the release that wrote it, another --workspace, or move the artifact's directory away",
             )
         if digest is None and "records" in data:  # those of older releases have neither
             raise ValueError("its digest is missing")
@@ -205,7 +205,7 @@ def unreadable(error: OSError, path: str | Path) -> StateError:
     """The error for a file of an artifact that is there, for all one can tell, but cannot be looked at."""
     return StateError(
         f"cannot read {error.filename or path}: {error.strerror}; the artifact is kept",
-        hint="check the disk and the file's permissions, or move the artifact's folder away to have it made again",
+        hint="check the disk and the file's permissions, or move the artifact's directory away to have it made again",
     )
 
 
@@ -232,12 +232,12 @@ def _sorted(found: list[FileEntry]) -> tuple[FileEntry, ...]:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Everything below `folder` that is not a folder."""
+    """Everything below `directory` that is not a directory."""
     return (Path(each.path) for each in below(folder))
 
 
 def below(folder: Path | str, without: str = "") -> Iterator[os.DirEntry[str]]:
-    """The same as the kernel lists it, without what is below one folder in it."""
+    """The same as the kernel lists it, without what is below one directory in it."""
     with os.scandir(folder) as found:
         for each in found:
             if not each.is_dir(follow_symlinks=False):
@@ -259,7 +259,7 @@ def _entry(entry: os.DirEntry[str], name: str) -> FileEntry:
             raise StateError(f"{entry.path} is a link to {target}, which does not exist")
         return FileEntry(name, 0, link=target)
     if not entry.is_file():
-        raise StateError(f"{entry.path}: an artifact may only contain files, folders and links")
+        raise StateError(f"{entry.path}: an artifact may only contain files, directories and links")
     found = entry.stat()
     if found.st_size < _REMEMBERED_BYTES:
         return FileEntry(name, found.st_size, digest_file(entry.path))
@@ -288,7 +288,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """One discrepancy. `path` is relative to the artifact's folder, and empty for the whole artifact."""
+    """One discrepancy. `path` is relative to the artifact's directory, and empty for the whole artifact."""
 
     stage: str
     fingerprint: str
@@ -303,7 +303,7 @@ class Discrepancy:
 
 
 def inspect(folder: Path, *, contents: bool) -> tuple[Discrepancy, ...]:
-    """Discrepancies of the artifact in `folder`; with `contents`, every byte of its result is read.
+    """Discrepancies of the artifact in `directory`; with `contents`, every byte of its result is read.
 
     Raises StateError if it cannot be read or another release wrote it.
     """

@@ -133,7 +133,7 @@ class Progress:
 
 
 class Remote:
-    """The store at a URL of fsspec, or in a folder. To be closed.
+    """The store at a URL of fsspec, or in a directory. To be closed.
 
     The URL's package finds credentials and endpoints in its variables and files. `thorough`: an artifact that is there
     counts only after all of its files were read. Raises UsageError for an invalid URL, RemoteError if it does not respond.
@@ -178,7 +178,7 @@ class Remote:
             for name in self._names(f"artifacts/{stage}", _FINGERPRINT)
         ]
         if not found:
-            more = "; a web server has to list its folders, or name what you want (--matrix)" if self._web else ""
+            more = "; a web server has to list its directories, or name what you want (--matrix)" if self._web else ""
             raise RemoteError(
                 f"{self.url}: no artifacts are there{more}", hint="pipeline store push URL puts some there"
             )
@@ -186,14 +186,14 @@ class Remote:
 
     def candidates(self, places: Collection[ArtifactKey]) -> Collection[ArtifactKey]:
         """Those of `places` that may be there: of many, what lists of their stages have. Raises RemoteError."""
-        if len(places) < _LIST_FROM or self._web is not None:  # a web server need not list its folders
+        if len(places) < _LIST_FROM or self._web is not None:  # a web server need not list its directories
             return places
         stages = {place.stage for place in places}
         listed = {(stage, name) for stage in stages for name in self._names(f"artifacts/{stage}", _FINGERPRINT)}
         return [place for place in places if place in listed]
 
     def _names(self, name: str, form: re.Pattern[str]) -> list[str]:
-        """Names of this form in a folder, sorted; none if it is not there. Raises RemoteError."""
+        """Names of this form in a directory, sorted; none if it is not there. Raises RemoteError."""
         try:
             if self._web is not None:
                 links = _HREF.findall(self._content(f"{name}/").decode(errors="replace"))
@@ -281,7 +281,7 @@ class Remote:
         self.write(name, each.content)
 
     def send_files(self, name: str, folder: Path, sealed: Manifest, progress: Progress) -> None:
-        """Send the files that are in `folder` to `name`. Raises NotTransferableError."""
+        """Send the files that are in `directory` to `name`. Raises NotTransferableError."""
         from fsspec.callbacks import Callback
 
         def send(item: tuple[str, FileEntry]) -> None:
@@ -319,7 +319,7 @@ class Remote:
                     self._put_beside(target, write)
         except FileNotFoundError as error:
             raise RemoteError(
-                f"{self.url}: {name}: {error.strerror or error}", hint="make the bucket or the folder first"
+                f"{self.url}: {name}: {error.strerror or error}", hint="make the bucket or the directory first"
             ) from error
 
     def _put_beside(self, target: str, write: Callable[[str], object]) -> None:
@@ -334,7 +334,7 @@ class Remote:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a folder with all that is in it. Raises RemoteError."""
+        """Remove a directory with all that is in it. Raises RemoteError."""
         with suppress(FileNotFoundError), self._asking(name):
             self._fs.rm(self._path(name), recursive=True)
 
@@ -364,7 +364,7 @@ class Remote:
             raise
 
     def fetch_files(self, name: str, folder: Path, sealed: Manifest, progress: Progress) -> None:
-        """Fetch files from `name` into the empty `folder`, each checked. Raises NotTransferableError, RemoteError, OSError."""
+        """Fetch files from `name` into the empty `directory`, each checked. Raises NotTransferableError, RemoteError, OSError."""
         if fault := transferable.contents_fault(sealed):
             raise NotTransferableError(fault)
 
@@ -491,7 +491,7 @@ def shown(url: str) -> str:
 def _file_system(url: str) -> tuple[Any, str]:
     scheme = urlsplit(url).scheme
     if not url:
-        raise UsageError("the URL is empty", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a folder")
+        raise UsageError("the URL is empty", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a directory")
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
@@ -507,7 +507,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UsageError(f"{shown(url)}: {scheme}:// needs another package: {error}", hint=hint) from error
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"{shown(url)}: {error}", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a folder"
+            f"{shown(url)}: {error}", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a directory"
         ) from error
     except Exception as error:  # each file system has its own, and some connect at once
         raise RemoteError(f"{shown(url)}: {error}", hint="check the address and the credentials") from error

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 INDEX: Final = "state.db"
 LOG: Final = "log"
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest|pulled)")
-"""Folders in `work/`: an attempt at a stage run, a manifest on its way, or an artifact that is pulled."""
+"""Directories in `work/`: an attempt at a stage run, a manifest on its way, or an artifact that is pulled."""
 _USERS: Final = "users.lock"
 """Claimed together by all that use artifacts which they have found, alone by whoever removes some."""
 _AT_ONCE: Final = 200
@@ -48,7 +48,7 @@ _STALE_AFTER_S: Final = 7 * 86400
 _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Files there: the claim on a stage run."""
 CLUSTER: Final = ".cluster"
-"""Ends the name of a folder beside an attempt: what is said between its node and the pipeline."""
+"""Ends the name of a directory beside an attempt: what is said between its node and the pipeline."""
 _LARGE_BYTES: Final = 32 << 20
 """More is synced to the disk before it is published, so that a group of small artifacts does not wait for it."""
 _DIRTY_BYTES: Final = 256 << 20
@@ -59,7 +59,7 @@ writing so much."""
 
 @dataclass(slots=True)
 class Attempt:
-    """A private folder to work in."""
+    """A private directory to work in."""
 
     id: int
     stage: str
@@ -69,7 +69,7 @@ class Attempt:
 
     @property
     def folder(self) -> Path:
-        """The folder."""
+        """The directory."""
         return Path(self.path)  # of many short stage runs, nobody asks for it
 
     @property
@@ -96,12 +96,12 @@ NOT_LOOKED: Final = Written(None, 0)
 
 
 def is_workspace(folder: Path) -> bool:
-    """Whether `folder` is a workspace. It may have lost its index."""
+    """Whether `directory` is a workspace. It may have lost its index."""
     return (folder / INDEX).exists() or (folder / "store").is_dir()
 
 
 class Store:
-    """An open workspace; its folders are created if necessary. Raises StateError if it cannot be used.
+    """An open workspace; its directories are created if necessary. Raises StateError if it cannot be used.
 
     A read-only workspace, such as a colleague's or an archive, can be inspected: records stay in memory, and nothing is
     created, repaired or removed.
@@ -124,7 +124,7 @@ class Store:
             except OSError as error:
                 raise StateError(
                     f"{workspace} cannot be a workspace: {_obstacle(error, workspace)}",
-                    hint="choose another folder with --workspace DIR",
+                    hint="choose another directory with --workspace DIR",
                 ) from error
         self.index = Index(database, self._manifests, read_only=self.unwritable is not None)
         self.close = self.index.close
@@ -153,7 +153,7 @@ class Store:
     # looking up
 
     def folder(self, stage: str, fingerprint: Fingerprint) -> Path:
-        """Folder of this artifact, published or not."""
+        """Directory of this artifact, published or not."""
         return self.artifacts_dir / stage / fingerprint
 
     @uncollected()
@@ -181,7 +181,7 @@ class Store:
         return found
 
     def there(self, wanted: Mapping[Fingerprint, str]) -> set[Fingerprint]:
-        """As `present`, for who only says what there is: no file is looked at of what the index has and a folder is there of."""
+        """As `present`, for who only says what there is: no file is looked at of what the index has and a directory is there of."""
         published = self.index.published()
         names = self._folders(wanted, published)
         return {
@@ -192,7 +192,7 @@ class Store:
         }
 
     def _folders(self, wanted: Mapping[Fingerprint, str], recorded: Collection[Fingerprint]) -> dict[str, set[str]]:
-        """The names of all artifacts' folders, by stage, without those of `wanted` that somebody is about to record."""
+        """The names of all artifacts' directories, by stage, without those of `wanted` that somebody is about to record."""
         names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
         for fingerprint in [each for each in wanted if each not in recorded]:
             stage = wanted[fingerprint]
@@ -281,7 +281,7 @@ class Store:
         return {fingerprint: row.number for fingerprint, row in self.index.attempts(fingerprints).items()}
 
     def begin(self, run: str, stage: str, fingerprint: Fingerprint, last: int | None = None) -> Attempt:
-        """A new attempt folder; `last` is the number of the latest attempt, 0 for none, where it is known.
+        """A new attempt directory; `last` is the number of the latest attempt, 0 for none, where it is known.
 
         The caller holds the claim, so leftovers of older attempts are removed.
         """
@@ -302,14 +302,14 @@ class Store:
         )
 
     def unended(self, fingerprint: Fingerprint) -> Path | None:
-        """The folder of the latest attempt if a killed invocation left it to a cluster; else None."""
+        """The directory of the latest attempt if a killed invocation left it to a cluster; else None."""
         row = self.index.attempts([fingerprint]).get(fingerprint)
         if row is None or row.outcome is not None or not row.folder.with_name(f"{row.folder.name}{CLUSTER}").is_dir():
             return None
         return row.folder
 
     def join(self, run: str, stage: str, fingerprint: Fingerprint, folder: Path) -> Attempt:
-        """The attempt of a killed invocation in `folder`, as one of this run."""
+        """The attempt of a killed invocation in `directory`, as one of this run."""
         number = int(folder.suffix[1:])
         attempt = self.index.begin_attempt(run, stage, fingerprint, number, folder)
         return Attempt(attempt, stage, fingerprint, number, str(folder))
@@ -359,7 +359,7 @@ class Store:
         return Published(attempt.id, sealed, self._place(attempt.path, sealed), time.time(), peak)
 
     def _place(self, folder: str | Path, sealed: Manifest) -> Artifact:
-        """Move a sealed folder to where artifacts are."""
+        """Move a sealed directory to where artifacts are."""
         final = f"{self._artifacts}/{sealed.stage}/{sealed.fingerprint}"
         try:
             os.rename(folder, final)
@@ -403,7 +403,7 @@ class Store:
 
     @contextmanager
     def attaching(self, folder: Path) -> Iterator[Callable[[str], None]]:
-        """A function that writes the signed statement of the artifact in `folder`, all of it or nothing.
+        """A function that writes the signed statement of the artifact in `directory`, all of it or nothing.
 
         Nobody else signs or makes this artifact meanwhile. Raises StateError where somebody does.
         """
@@ -426,7 +426,7 @@ class Store:
             claim.release()
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
-        """Record a failed attempt. Its folder stays for the log until the next attempt."""
+        """Record a failed attempt. Its directory stays for the log until the next attempt."""
         self.index.end_attempt(attempt.id, outcome, attempt.path, error)
 
     # upkeep
@@ -552,7 +552,7 @@ class Store:
             shared.release()
 
     def sweep(self) -> list[Path]:
-        """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the folders removed."""
+        """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the directories removed."""
         self.check_writable()
         for fingerprint in self._with_lock():  # killed after it had published, before it let go
             claim = self.claim(fingerprint)
@@ -569,7 +569,7 @@ class Store:
         return removed
 
     def left(self) -> list[Path]:
-        """The folders that `sweep` would remove."""
+        """The directories that `sweep` would remove."""
         found = []
         for folder, claim in self._left():
             claim.release()
@@ -577,8 +577,8 @@ class Store:
         return found
 
     def _left(self) -> Iterator[tuple[Path, claims.Claim]]:
-        """Attempts that nobody goes on with, each with a claim on it."""
-        # Whatever else lies there is not ours: somebody may have named a folder that is no workspace.
+        """Attempts that nobody continues with, each with a claim on it."""
+        # Whatever else lies there is not ours: somebody may have named a directory that is no workspace.
         folders = [name for name in _names(self.work_dir) if _ATTEMPT.fullmatch(name)]
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})
         for name in folders:
@@ -608,7 +608,7 @@ class Store:
 
 
 def _is_log(latest: AttemptRow | None, name: str) -> bool:
-    """Whether the folder called `name` is that of the latest attempt at a stage run, which has ended: it stays for the log."""
+    """Whether the directory called `name` is that of the latest attempt at a stage run, which has ended: it stays for the log."""
     return latest is not None and latest.outcome is not None and latest.folder.name == name
 
 
@@ -618,14 +618,14 @@ def _names(folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise StateError(f"{folder} is not a folder", hint="trtllm-pipeline did not make it: move it away") from None
+        raise StateError(f"{folder} is not a directory", hint="trtllm-pipeline did not make it: move it away") from None
 
 
 def _obstacle(error: OSError, workspace: Path) -> str:
-    """Why the folders of a workspace cannot be made."""
+    """Why the directories of a workspace cannot be made."""
     if isinstance(error, FileExistsError):
         path = Path(error.filename)
-        return f"{path} is a link to nothing: {path.readlink()}" if path.is_symlink() else f"{path} is not a folder"
+        return f"{path} is a link to nothing: {path.readlink()}" if path.is_symlink() else f"{path} is not a directory"
     return disk.no_room(error, workspace) or error.strerror or str(error)
 
 
@@ -645,7 +645,7 @@ def _damage(findings: tuple[Discrepancy, ...]) -> Discrepancy | None:
 
 
 def _newest_s(folder: Path) -> float:
-    """When anything below `folder` was last written."""
+    """When anything below `directory` was last written."""
     return max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
 
 
@@ -670,7 +670,7 @@ def _sync_file_system(fd: int) -> int:
 
 
 def _sync(folder: str | Path) -> None:
-    """Sync a folder tree to the disk. What else programs leave beside a result, such as a socket, cannot be opened."""
+    """Sync a directory tree to the disk. What else programs leave beside a result, such as a socket, cannot be opened."""
     for base, _, files in os.walk(folder, topdown=False):
         for name in files:
             path = os.path.join(base, name)
@@ -680,7 +680,7 @@ def _sync(folder: str | Path) -> None:
 
 
 def _sync_one(path: str | Path, how: Callable[[int], int | None] | None = None) -> int:
-    """Sync a file or folder, or do another thing with it; returns what that returns, 0 for nothing."""
+    """Sync a file or directory, or do another thing with it; returns what that returns, 0 for nothing."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return (how or os.fsync)(fd) or 0

@@ -1,11 +1,11 @@
-"""The bundle: a folder with all that serves one cell, which can be moved to any host and checked there.
+"""The bundle: a directory with all that serves one cell, which can be moved to any host and checked there.
 
     engine/        the engine, or model/ alone with the weights
     draft/         the model that drafts tokens, drafter/ its engine, visual/ the engine for images, and adapter/
                    (adapter2/, ...) a LoRA adapter, where there is one; for an engine in Triton with the tensors that a
                    client sends of it
     model/         tokenizer, chat template, generation_config.json; config.json
-    repository/    what the server is started from; @BUNDLE@ stands for the bundle's folder
+    repository/    what the server is started from; @BUNDLE@ stands for the bundle's directory
     provenance/    of each artifact that it was made of: manifest, statement, signature; and what was measured
     start          starts the server
     README.md      the engine card
@@ -49,7 +49,7 @@ _INDEX: Final = ".index.json"
 
 
 def write(deployment: Deployment, folder: Path) -> None:
-    """Write the bundle into the empty `folder`. Raises StateError for a repository with paths outside it, OSError."""
+    """Write the bundle into the empty `directory`. Raises StateError for a repository with paths outside it, OSError."""
     served = deployment.served
     weights = served.inputs.get("model")
     if served.engine is not None:
@@ -104,7 +104,7 @@ def write_tensors(deployment: Deployment, folder: Path) -> None:
 
 
 def write_sums(folder: Path) -> None:
-    """Write the SHA-256 of every file below `folder` into SHA256SUMS, as `sha256sum -c` takes it."""
+    """Write the SHA-256 of every file below `directory` into SHA256SUMS, as `sha256sum -c` takes it."""
     names = [name for name in files(folder) if name != SUMS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # SHA-256 of one file takes one core
         sums = threads.map(sha256_of_file, (folder / name for name in names))
@@ -113,12 +113,12 @@ def write_sums(folder: Path) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    """Every file below `folder`, by its path from there, in order."""
+    """Every file below `directory`, by its path from there, in order."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def _copy(source: Path, target: Path, *, small: bool = False) -> None:
-    """Copy a folder's files, symbolic links followed; with `small` without weights and folders.
+    """Copy a directory's files, symbolic links followed; with `small` without weights and directories.
 
     Not linked: whoever gets the bundle may change it, and the workspace must not.
     """

@@ -102,7 +102,7 @@ def ask(deployment: Deployment, address: str) -> str:
     body = {"text_input": "The capital of France is", "max_tokens": 8}
     body |= {} if deployment.kind == "llmapi" else {"bad_words": "", "stop_words": ""}
     if deployment.sees:  # longer than a word of a command line may be
-        body |= {"text_input": "Name one colour of the image.", IMAGE_INPUT: "data:image/jpeg;base64,%s"}
+        body |= {"text_input": "Name one color of the image.", IMAGE_INPUT: "data:image/jpeg;base64,%s"}
         asked = f'printf {shlex.quote(json.dumps(body))} "$(base64 -w0 image.jpg)"'
         return f"{asked} | curl -s http://{address}/v2/models/{deployment.model}/generate -d @-"
     return f"curl -s http://{address}/v2/models/{deployment.model}/generate -d {shlex.quote(json.dumps(body))}"
@@ -117,7 +117,7 @@ def adapters(deployment: Deployment) -> Iterator[str]:
     yield "## LoRA adapters"
     yield ""
     if deployment.kind == "engine":
-        yield "Send `lora_weights` and `lora_config` from an adapter's folder with its `lora_task_id`, over gRPC, in one request after"
+        yield "Send `lora_weights` and `lora_config` from an adapter's directory with its `lora_task_id`, over gRPC, in one request after"
         yield "each start of the server. From then on `lora_task_id` alone asks for it. Without it the model itself answers."
     else:
         yield "A request asks for one as follows, PATH being the absolute path of the bundle. Without it the model itself answers."
@@ -232,7 +232,7 @@ def _accuracy(deployment: Deployment) -> Iterator[str]:
         rows.append(
             (name, f"{score:.3f}", "" if low is None else f"{low:.3f} to {high:.3f}", str(result.accuracy_total))
         )
-    yield from _table(("metric", "mean", "95 % interval", "questions"), rows)
+    yield from _table(("metric", "mean", "95% interval", "questions"), rows)
 
 
 def _conditions(deployment: Deployment) -> Iterator[str]:
@@ -277,7 +277,7 @@ def _made(deployment: Deployment) -> Iterator[str]:
 
 
 def _commands(artifact: Artifact, artifacts: Mapping[str, Artifact]) -> list[str]:
-    """Command lines of a stage but our own, with the names of artifacts in place of their folders."""
+    """Command lines of a stage but our own, with the names of artifacts in place of their directories."""
     job = read_object(artifact.folder / JOB) or {}
     folders = {str(each.out): f"${stage.upper()}" for stage, each in artifacts.items()}
     folders |= {str(job.get("out")): "$OUT", str(job.get("attempt")): "$ATTEMPT"}

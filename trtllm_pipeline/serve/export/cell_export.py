@@ -58,7 +58,7 @@ def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
 
 
 def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Write each of `targets` into a folder of its name below the empty `folder`. Returns the folders.
+    """Write each of `targets` into a directory of its name below the empty `directory`. Returns the directories.
 
     What is not whole is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.
     """
@@ -74,7 +74,7 @@ def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path)
 
 
 def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
-    """By target, the commands to type after the export to `folders`: each container target serves a bundle."""
+    """By target, the commands to type after the export to `directories`: each container target serves a bundle."""
     targets = [target for target in folders if target == "compose" or target in _READY]
     if not targets:
         return {}

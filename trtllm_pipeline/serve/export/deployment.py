@@ -37,7 +37,7 @@ VOLUME_BYTES_PER_S: Final = 100_000_000
 _GIB: Final = 1 << 30
 _LABEL_DOMAIN: Final = "app.kubernetes.io"
 BESIDE: Final = (*companions.NAMES, DRAFTER, VISUAL)
-"""What a server may be started from beside its engine or weights: a folder of the bundle for each, called the same."""
+"""What a server may be started from beside its engine or weights: a directory of the bundle for each, called the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ def _runs(served: ServedCell) -> list[StageRun]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes of all regular files below `folder`, each inode counted once; symbolic links count nothing."""
+    """Bytes of all regular files below `directory`, each inode counted once; symbolic links count nothing."""
     sizes: dict[tuple[int, int], int] = {}
     for base, _, files in os.walk(folder):
         for name in files:

@@ -1,4 +1,4 @@
-"""Fetches a bundle from a hub into a folder and checks every file. Needs Python 3.9 or newer and nothing else.
+"""Fetches a bundle from a hub into a directory and checks every file. Needs Python 3.9 or newer and nothing else.
 
 It is copied into a ConfigMap, and run by a job beside the volume:  python3 fill.py FOLDER
 
@@ -8,7 +8,7 @@ HUB          huggingface (default) or modelscope
 HF_ENDPOINT, MODELSCOPE_ENDPOINT   another address of the hub, such as a mirror
 TOKEN        for a private repository
 
-What is there already and has the right digest is kept, so an interrupted run goes on.
+What is there already and has the right digest is kept, so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def sha256(path: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Fill `folder`. Raises FillError, KeyError for a variable that is not set."""
+    """Fill `directory`. Raises FillError, KeyError for a variable that is not set."""
     sums = folder / ".SHA256SUMS"  # put in place last: with it the bundle is whole
     fetch("SHA256SUMS", sums)
     for line in sums.read_text(encoding="utf-8").splitlines():

@@ -18,7 +18,7 @@ _LABEL_VALUE: Final = 63
 
 
 def dns_label(text: str) -> str:
-    """`text` as a DNS label (RFC 1035): lower-case letters, digits and dashes, beginning with a letter, at most 40.
+    """`text` as a DNS label (RFC 1035): lower-case letters, digits and dashes, starting with a letter, at most 40.
 
     What has to be cut ends with six digits of its digest, so that different texts stay different.
     """

@@ -1,7 +1,7 @@
 """The script `start` of a bundle: what the launch stage does, for a host that has this project, or only NVIDIA's image.
 
 It needs a POSIX shell, and then `pipeline` for the embedded toolchain, or tritonserver, mpirun or trtllm-serve for
-TensorRT-LLM's. The bundle is only read, may lie in any folder, and is reached through a link in a folder of its own, where
+TensorRT-LLM's. The bundle is only read, may lie in any directory, and is reached through a link in its own directory, where
 the repository is filled with that link's path.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 from trtllm_pipeline.tensorrt import CLOSED, MPIRUN, Ports, argv, script_uses_mpirun
 
 BUNDLE: Final = "@BUNDLE@"
-"""Stands in a bundle's repository for its folder."""
+"""Stands in a bundle's repository for its directory."""
 _EXIT_S: Final = 10
 """How long requests in flight may take when the server is told to end."""
 _VARIABLES: Final = {

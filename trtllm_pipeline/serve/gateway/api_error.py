@@ -33,7 +33,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        """The JSON that a client gets, in a response or in an event of a stream that has begun."""
+        """The JSON that a client gets, in a response or in an event of a stream that has started."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")

@@ -56,7 +56,7 @@ class _Server(uvicorn.Server):
 
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
-    """Serve until SIGTERM or SIGINT. `folder` gets gateway.json while it listens, and `announce` what stands in it.
+    """Serve until SIGTERM or SIGINT. `directory` gets gateway.json while it listens, and `announce` what stands in it.
 
     Raises PipelineError for what cannot be read or listened on.
     """

@@ -15,7 +15,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys in a file; empty lines and lines that begin with # are left alone. Raises MatrixError or UsageError."""
+    """The keys in a file; empty lines and lines that start with # are left alone. Raises MatrixError or UsageError."""
     lines = [line.strip() for line in read_text(path, limit=1 << 20).splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 

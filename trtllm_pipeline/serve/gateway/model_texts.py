@@ -1,4 +1,4 @@
-"""What is known of a model from its folder: its tokenizer, its chat template, its default sampling, its limits."""
+"""What is known of a model from its directory: its tokenizer, its chat template, its default sampling, its limits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelTexts:
     """Counts tokens and renders conversations, off the event loop where that takes long."""
 
     def __init__(self, folder: Path, renderers: int) -> None:
-        """Read `folder`. Raises DownloadError for files that cannot be read."""
+        """Read `directory`. Raises DownloadError for files that cannot be read."""
         self.tokenizer = read_tokenizer(folder)
         self.template = chat.read(folder)
         self.config = Fields.read_optional(folder, "config.json").values
@@ -175,7 +175,7 @@ class ModelTexts:
 
 
 def _limits(folder: Path) -> tuple[int | None, int | None]:
-    """max_seq_len and max_input_len of an engine's folder, None for what it does not say."""
+    """max_seq_len and max_input_len of an engine's directory, None for what it does not say."""
     try:
         engine = Engine.read(folder)
     except EngineError:

@@ -53,7 +53,7 @@ class Answers:
     # ------------------------------------------------------------------------------------------------------ streamed
 
     def role(self, index: int) -> str:
-        """The event that a chat's answer begins with; nothing for a completion."""
+        """The event that a chat's answer starts with; nothing for a completion."""
         return self._event(index, '{"role":"assistant","content":""}', []) if self._chat else ""
 
     def events(self, index: int, deltas: Sequence[Delta], tokens: Sequence[Token]) -> str:

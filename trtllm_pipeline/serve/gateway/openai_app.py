@@ -77,7 +77,7 @@ class GatewayApp:
     """The models, and the application that offers them."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Read keys and model folders. Raises PipelineError."""
+        """Read keys and model directories. Raises PipelineError."""
         self.config = config
         self.params = config.params
         self.keys = None if config.api_keys_file is None else Keys(config.api_keys_file)
@@ -233,7 +233,7 @@ class GatewayApp:
         except BaseException as error:
             (metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])).finish(500)
             if isinstance(error, Exception):
-                with suppress(RuntimeError):  # uvicorn's, where the answer has begun
+                with suppress(RuntimeError):  # uvicorn's, where the answer has started
                     await _send_error(_bug(), send)
             raise
         finally:
@@ -460,7 +460,7 @@ class _Sending:
     def __init__(self, connection: WatchedConnection, task: asyncio.Task[Any]) -> None:
         self.feed: Feed
         self.since: float | None = None
-        """When the write began that has not ended."""
+        """When the write started that has not ended."""
         self.left = False
         self._connection = connection
         self._task = task

@@ -36,7 +36,7 @@ class ModelServer:
     """A model and its server."""
 
     def __init__(self, model: OfferedModel, params: GatewayParams) -> None:
-        """Read the model's folder. Raises DownloadError for files that cannot be read, UsageError for an unknown dialect."""
+        """Read the model's directory. Raises DownloadError for files that cannot be read, UsageError for an unknown dialect."""
         dialect_for(model.dialect, None)  # not at the first request
         self.model = model
         self.params = params

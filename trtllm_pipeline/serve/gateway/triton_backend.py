@@ -104,7 +104,7 @@ class TritonBackend:
     ) -> None:
         """`special`: the server puts the tokenizer's special tokens around prompts. `dropped`: it leaves them out of answers.
 
-        `engine` is the folder of the server's engine, None where it cannot be read here. Raises EngineError.
+        `engine` is the directory of the server's engine, None where it cannot be read here. Raises EngineError.
         """
         self._client = client
         self._engine = engine
@@ -561,7 +561,7 @@ def _follows_guides(told: Mapping[str, str] | None) -> bool:
 
 
 def _engine(told: Mapping[str, str] | None) -> Path | None:
-    """The engine's folder as its model's parameters name it; None where it is not one of this machine."""
+    """The engine's directory as its model's parameters name it; None where it is not one of this machine."""
     named = Path((told or {}).get("gpt_model_path", ""))
     return named if named.is_absolute() and (named / "config.json").is_file() else None
 

@@ -1,4 +1,4 @@
-"""Starting, stopping and starting again of kept servers, from a command that ends before they do."""
+"""Starting, stopping and starting again of managed servers, from a command that ends before they do."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def check_name(name: str) -> str:
 
 
 def find(workspace: Path, name: str) -> KeptServer:
-    """The kept server called `name`. Raises UsageError."""
+    """The managed server called `name`. Raises UsageError."""
     known = servers.find(workspace)
     for server in known:
         if server.name == name:
@@ -207,7 +207,7 @@ def _ports_before(folder: Path) -> Mapping[str, int]:
 def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job:
     """The launch stage: behind a gateway on loopback, else where clients reach it. What dies is its keeper's business.
 
-    Its command and folders are the keeper's to write: the workspace may be moved before the next start.
+    Its command and directories are the keeper's to write: the workspace may be moved before the next start.
     """
     host = "127.0.0.1" if wish.gateway else wish.host
     params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
@@ -349,7 +349,7 @@ def _mark(folder: Path) -> None:
 
 
 def _wake(folder: Path, due_s: float) -> float:
-    """Let go on what was halted of a server, which can neither start nor obey, once it is `due_s`. Returns the next time."""
+    """Let continue what was halted of a server, which can neither start nor obey, once it is `due_s`. Returns the next time."""
     if time.monotonic() < due_s:
         return due_s
     _signal_all(folder, signal.SIGCONT)
@@ -392,7 +392,7 @@ def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: P
     """Start a server as it was asked for, after stopping it where it runs. Does not wait until it is ready.
 
     What it is served from is checked as when it was started first, by the policy of then or a stricter one. Where it
-    cannot be started, it goes on as it does. Raises UsageError, StateError.
+    cannot be started, it continues as it does. Raises UsageError, StateError.
     """
     if server.record is None and server.state.alive:
         server = stop(server)  # its keeper writes the record anew
@@ -434,7 +434,7 @@ def _startable(server: KeptServer) -> KeptRecord:
 
 
 def _check_there(name: str, inputs: Iterable[str], command: str) -> None:
-    """Raises StateError where one of the folders that a server is started from is gone."""
+    """Raises StateError where one of the directories that a server is started from is gone."""
     if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:
         raise StateError(
             f"server {name}: {gone[0]} is gone: removed, or the workspace was moved",
@@ -443,7 +443,7 @@ def _check_there(name: str, inputs: Iterable[str], command: str) -> None:
 
 
 def remove(server: KeptServer) -> None:
-    """Forget a server that has ended: its folder with all logs. Raises UsageError for one that is started just now."""
+    """Forget a server that has ended: its directory with all logs. Raises UsageError for one that is started just now."""
     folder, parent = server.folder, server.folder.parent
     try:
         lock = servers.take(folder)

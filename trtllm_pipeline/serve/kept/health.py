@@ -21,7 +21,7 @@ _PATHS: Final = {"triton": "/v2/health/ready", "openai": "/health"}
 
 
 def server_health(folder: Path) -> tuple[str, str] | None:
-    """Address and path to ask the server of a kept server by; None where service.json does not tell."""
+    """Address and path to ask the server of a managed server by; None where service.json does not tell."""
     try:
         service = Service.read(folder / "service.json")
     except ServerError:

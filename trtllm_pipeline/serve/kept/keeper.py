@@ -94,7 +94,7 @@ class _Program:
     grace_s: float
     """What a polite stop may take."""
     health_of: Callable[[Path], tuple[str, str] | None]
-    """Where to ask, by the server's folder."""
+    """Where to ask, by the server's directory."""
     after: _Program | None = None
     """Which must be ready before this is started the first time."""
     runs: bool = False
@@ -332,7 +332,7 @@ class _Kept:
             if self.unwritten:
                 self.write()
             if not os.fstat(self.lock.fd).st_nlink:
-                raise StateError("its folder was removed, so nobody could find the server")
+                raise StateError("its directory was removed, so nobody could find the server")
             for name in (LOG_FILE, GATEWAY_LOG, LOG):
                 with suppress(OSError):
                     begin_anew(self.folder / name, MOST_LOG_BYTES)
@@ -486,7 +486,7 @@ def leave_last_word(lock: claims.Claim, state: State, reason: str) -> None:
 
 
 def begin_anew(log: Path, most_bytes: int) -> None:
-    """Empty a log that has more than `most_bytes`, keeping what it held beside it. Who appends to it goes on doing so."""
+    """Empty a log that has more than `most_bytes`, keeping what it held beside it. Who appends to it continues doing so."""
     if log.exists() and log.stat().st_size > most_bytes:
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
         os.truncate(log, 0)

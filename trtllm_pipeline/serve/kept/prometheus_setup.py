@@ -1,7 +1,7 @@
-"""What Prometheus and Grafana need to watch the kept servers of a workspace.
+"""What Prometheus and Grafana need to watch the managed servers of a workspace.
 
 `write_targets` keeps `WORKSPACE/serve/prometheus.json` up to date, a list of scrape targets that Prometheus reads again
-whenever it changes (`file_sd`). `write` makes a folder with everything else: what to scrape, alert rules, the dashboard.
+whenever it changes (`file_sd`). `write` makes a directory with everything else: what to scrape, alert rules, the dashboard.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def alert_rules(ttft_p99_s: float = 2.0, error_ratio: float = 0.05) -> dict[str,
             f"histogram_quantile(0.99, {ttft}) > {ttft_p99_s:g}",
             "5m",
             "warning",
-            "{{ $labels.model }}: 1 % of requests wait longer than {{ $value | humanizeDuration }} for the first token",
+            "{{ $labels.model }}: 1% of requests wait longer than {{ $value | humanizeDuration }} for the first token",
             "more in flight than the server was sized for, or long prompts: look at queue, KV cache and input tokens",
         ),
         _rule(
@@ -199,7 +199,7 @@ def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, A
 
 
 def write(folder: Path, workspace: Path, *, prometheus_url: str, ttft_p99_s: float) -> list[str]:
-    """Write everything into `folder`; what was written, as paths in it."""
+    """Write everything into `directory`; what was written, as paths in it."""
     import yaml
 
     write_targets(workspace)

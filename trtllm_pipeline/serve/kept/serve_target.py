@@ -1,4 +1,4 @@
-"""What a server is started from: a cell of a workspace, or a folder with a repository or an engine."""
+"""What a server is started from: a cell of a workspace, or a directory with a repository or an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
-    f"a folder with a Triton repository ({ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
+    f"a directory with a Triton repository ({ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
     "(serve.json), or an engine (config.json)"
 )
 
@@ -85,11 +85,11 @@ def _referenced(repository: Path) -> tuple[Path, ...]:
 
 
 def is_folder(what: str) -> bool:
-    """Whether `what`, as it was typed, is a folder, not a cell. Raises UsageError for a path with nothing there."""
+    """Whether `what`, as it was typed, is a directory, not a cell. Raises UsageError for a path with nothing there."""
     if os.path.isdir(what):
         return True
     if what.startswith(("/", "./", "../", "~")):
-        raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
+        raise UsageError(f"there is no directory {what}", hint="name a cell, or an engine or repository directory")
     return False
 
 
@@ -132,7 +132,7 @@ def of_cell(found: served_cell.ServedCell) -> ServeTarget:
 
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    """What serves a folder. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
+    """What serves a directory. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
     from trtllm_pipeline.tensorrt import SERVE_FILE
 
     folder = folder.absolute()
@@ -187,7 +187,7 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
     engine = _engine(Path(named)) if named else None
     if engine is None:
         raise UsageError(
-            f"{folder}: its model {ENGINE_MODEL} names no engine folder that is there: {named or 'none'}",
+            f"{folder}: its model {ENGINE_MODEL} names no engine directory that is there: {named or 'none'}",
             hint="write the repository again: pipeline stage repository --engine DIR --model DIR --output-dir DIR",
         )
     try:
@@ -202,7 +202,7 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
 
 
 def _tokenizer_of(repository: Path) -> Path | None:
-    """The folder with the tokenizer that a repository names, where it is there."""
+    """The directory with the tokenizer that a repository names, where it is there."""
     try:
         texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))
     except (OSError, model_config.ModelConfigError):
@@ -263,7 +263,7 @@ def _of(
 ) -> ServeTarget:
     _check_runs(toolchain, machine)
     launch = toolchains.load(toolchain).stage("launch")
-    # An artifact's manifest says what it is of; a folder of somebody's has its own name.
+    # An artifact's manifest says what it is of; a directory of somebody's has its own name.
     label = str((read_object(folder.parent / manifest.NAME) or {}).get("label") if folder.name == OUT else "").split(
         "/"
     )
@@ -284,7 +284,7 @@ def _of(
 
 
 def write_repository(target: ServeTarget, out: Path) -> Path:
-    """The repository of a target; one that has an engine alone is written into the empty folder `out`, which stays empty where
+    """The repository of a target; one that has an engine alone is written into the empty directory `out`, which stays empty where
     the server reads none. Raises StageError.
     """
     if "repository" in target.inputs:
@@ -316,6 +316,6 @@ def _engine(folder: Path) -> Engine | None:
 
 
 def _name(text: str) -> str:
-    """A name that a folder can have, made of any text."""
+    """A name that a directory can have, made of any text."""
     plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in text)
     return plain.strip("._-")[:64] or "server"

@@ -53,7 +53,7 @@ UNRESPONSIVE_S: Final = 60.0
 
 
 class State(str, Enum):
-    """How a kept server stands."""
+    """How a managed server stands."""
 
     STARTING = "starting"
     """Its processes are being started, or it loads its models."""
@@ -119,7 +119,7 @@ class KeptOptions:
     require_signed: bool = False
     """Whether what it is served from must be signed by a trusted key, also when it is started again."""
     trusted_keys: str | None = None
-    """Folder of those keys."""
+    """Directory of those keys."""
     command: tuple[str, ...] = ()
     """What was typed to start it."""
 
@@ -130,17 +130,17 @@ class KeptRecord(KeptOptions):
 
     toolchain: str
     cell: str | None = None
-    """Id of the cell that is served; None for a folder."""
+    """Id of the cell that is served; None for a directory."""
     served_folder: str | None = None
-    """The engine or repository folder that is served; None for a cell."""
+    """The engine or repository directory that is served; None for a cell."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Stage -> fingerprint of the artifacts that it is served from."""
     model: str
     """What OpenAI clients call it."""
     model_folder: str | None = None
-    """Folder with tokenizer and chat template."""
+    """Directory with tokenizer and chat template."""
     served_from: tuple[str, ...] = ()
-    """The folders that it is served from, whose signed statements are checked."""
+    """The directories that it is served from, whose signed statements are checked."""
     gpus_needed: int = 0
     state: State = State.STARTING
     reason: str | None = None
@@ -160,7 +160,7 @@ class KeptRecord(KeptOptions):
     """By http, grpc, metrics and openai, those it listens on, or did last."""
 
     def write(self, folder: Path) -> None:
-        """Write it into the server's folder."""
+        """Write it into the server's directory."""
         write_json(folder / SERVER_FILE, {"schema": SCHEMA, **asdict(self), "state": self.state.value})
 
     @classmethod
@@ -192,7 +192,7 @@ class Endpoint:
     models: tuple[str, ...]
     """What OpenAI clients call the model, and after it the model with each of its adapters."""
     model_folder: Path | None
-    """Folder with tokenizer and chat template."""
+    """Directory with tokenizer and chat template."""
     metrics: tuple[str, ...]
     """URLs of Prometheus metrics: the gateway's, then the server's."""
 
@@ -204,7 +204,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class KeptServer:
-    """One kept server, as it stood when it was looked at."""
+    """One managed server, as it stood when it was looked at."""
 
     folder: Path
     state: State
@@ -222,7 +222,7 @@ class KeptServer:
 
     @property
     def cell(self) -> str | None:
-        """The cell that it serves; None for a folder."""
+        """The cell that it serves; None for a directory."""
         return None if self.record is None else self.record.cell
 
     def endpoint(self) -> Endpoint | None:
@@ -275,12 +275,12 @@ def api_keys_file(folder: Path) -> Path | None:
 
 
 def folder_of(workspace: Path, name: str) -> Path:
-    """The folder of the kept server `name`."""
+    """The directory of the managed server `name`."""
     return workspace.absolute() / FOLDER / name
 
 
 def find(workspace: Path) -> list[KeptServer]:
-    """All kept servers of a workspace, by name. Damaged ones are among them, as failed; one that is removed just now is not."""
+    """All managed servers of a workspace, by name. Damaged ones are among them, as failed; one that is removed just now is not."""
     try:
         names = sorted(
             each.name
@@ -294,7 +294,7 @@ def find(workspace: Path) -> list[KeptServer]:
 
 
 def look(folder: Path) -> KeptServer:
-    """How the kept server in `folder` stands now. Reads only."""
+    """How the managed server in `directory` stands now. Reads only."""
     data = read_object(folder / SERVER_FILE) or {}
     while True:
         found = _seen(folder, data)
@@ -381,7 +381,7 @@ def _said_in(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
 
 
 def take(folder: Path) -> claims.Claim | None:
-    """The lock of the server in `folder`; None while it is kept, or started. Raises OSError.
+    """The lock of the server in `directory`; None while it is kept, or started. Raises OSError.
 
     Waits for a keeper that has said its last word, for what a killed one has left, and for a command that records an end.
     """
@@ -397,7 +397,7 @@ def take(folder: Path) -> claims.Claim | None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether any process of the server in `folder` lives."""
+    """Whether any process of the server in `directory` lives."""
     try:
         return claims.is_held(folder / LOCK)
     except OSError:
@@ -405,7 +405,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holders(folder: Path) -> set[int]:
-    """The processes, as far as this user sees them, that have the lock of the server in `folder` open; not this one."""
+    """The processes, as far as this user sees them, that have the lock of the server in `directory` open; not this one."""
     lock = str(folder / LOCK)
     found = set()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

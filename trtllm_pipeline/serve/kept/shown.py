@@ -1,4 +1,4 @@
-"""Kept servers as people and programs see them: the table of `ps`, the text and the JSON of `status`."""
+"""Managed servers as people and programs see them: the table of `ps`, the text and the JSON of `status`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtllm_pipeline.serve.kept.servers import GATEWAY_LOG, KeptServer, api_keys
 from trtllm_pipeline.tensorrt import LOG_FILE
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
-"""What a kept server writes, by which of its programs."""
+"""What a managed server writes, by which of its programs."""
 _EVERY_S: Final = 1.0
 _SERVES = "serves"
 _LEAST_WIDTH = 16

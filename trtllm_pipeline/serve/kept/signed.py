@@ -1,4 +1,4 @@
-"""Whether what a kept server is started from is signed as was asked."""
+"""Whether what a managed server is started from is signed as was asked."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ def default_path(name: str, *, system: bool) -> Path:
 
 
 def unit(folder: Path, record: KeptRecord, *, system: bool, environment: Mapping[str, str]) -> str:
-    """The text of the unit for the kept server in `folder`.
+    """The text of the unit for the managed server in `directory`.
 
-    `system`: for the machine's systemd, as the user whom the folder belongs to; else for that user's own.
+    `system`: for the machine's systemd, as the user whom the directory belongs to; else for that user's own.
     """
     about = record.cell or record.served_folder or ""
     owner = pwd.getpwuid(folder.stat().st_uid)
@@ -99,5 +99,5 @@ def _quoted(word: str) -> str:
 
 
 def _argument(word: str) -> str:
-    """A word of a command line: there, $ begins a variable."""
+    """A word of a command line: there, $ starts a variable."""
     return _quoted(word).replace("$", "$$")

@@ -78,8 +78,8 @@ COMMANDS: Final = (
     Command("serve", "", "Start managed servers and a gateway, and list, follow and stop them.", _SERVERS),
     Command("serve start", "serve:start", "Start a server and keep it running after this terminal is closed."),
     Command("serve ps", "serve:ps", "List the servers that are kept: state, ports, GPUs."),
-    Command("serve status", "serve:status", "Show all about kept servers: endpoints, processes, why one ended."),
-    Command("serve logs", "serve:logs", "Print what a kept server wrote, and follow it."),
+    Command("serve status", "serve:status", "Show all about managed servers: endpoints, processes, why one ended."),
+    Command("serve logs", "serve:logs", "Print what a managed server wrote, and follow it."),
     Command("serve stop", "serve:stop", "Stop servers; nothing of them is left running."),
     Command("serve restart", "serve:restart", "Stop servers, and start them again on the same ports."),
     Command("serve install", "serve:install", "Write a systemd unit that keeps a server over restarts of the machine."),
@@ -111,7 +111,7 @@ COMMANDS: Final = (
     Command("store verify", "store_commands:verify", "Read every file again and compare it with the manifests."),
     Command("store repair", "store_commands:repair", "Rebuild the index from the manifests and the history."),
     Command("store provenance", "provenance:provenance", "Show what artifacts were made from, sign it, check who did."),
-    Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a folder."),
+    Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a directory."),
     Command("store pull", "remote:pull", "Fetch artifacts from a remote store, and verify them."),
     Command("stage", "", "Run one stage, for cells of a matrix or on explicit files.", _RUNS, hidden=True),
     *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
@@ -217,7 +217,7 @@ def _convert_little(command: Any) -> None:
 
 
 def _load(row: Command) -> Callable[..., Any]:
-    """The function of a command, with its output cleaned from when it begins."""
+    """The function of a command, with its output cleaned from when it starts."""
     module_name, _, name = row.target.partition(":")
     from trtllm_pipeline.show.cli import command_signatures
 

@@ -52,7 +52,7 @@ Declare = _expected(
 Engine = _expected(
     "--engine",
     "DIR",
-    "The engine, model folder or GGUF file that it serves, on this machine: limits, and the roofline of its weights.",
+    "The engine, model directory or GGUF file that it serves, on this machine: limits, and the roofline of its weights.",
 )
 Repository = _expected(
     "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
@@ -106,7 +106,7 @@ MaxInFlight = _load(
 StopWhen = _load(
     "--stop-when",
     "METRIC=PERCENT,...",
-    "Repeat until the 95 % intervals of these metrics are this narrow, to either side, such as output_tps=3%.",
+    "Repeat until the 95% intervals of these metrics are this narrow, to either side, such as output_tps=3%.",
 )
 MaxRepeats = _load("--max-repeats", "N", "Most repeats, where --stop-when decides.", min=1, max=params.MOST_REPEATS)
 Budget = _load("--budget-s", "SECONDS", "After that no further repeat, or rate, is begun.", min=0)
@@ -181,7 +181,9 @@ ExtraInputs = _requests(
 TokenCounter = Annotated[
     Path | None,
     _results(
-        "--tokenizer", "PATH", "A tokenizer.json or a model's folder; counts tokens (default: the server's own count)."
+        "--tokenizer",
+        "PATH",
+        "A tokenizer.json or a model's directory; counts tokens (default: the server's own count).",
     ),
 ]
 Slo = Annotated[
@@ -420,7 +422,7 @@ def _new_file(option: str, path: Path) -> Path:
     if path.exists():
         raise UsageError(f"{option} {path}: already exists", hint="choose another name; nothing is overwritten")
     if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}")
     return path
 
 

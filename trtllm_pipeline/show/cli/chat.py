@@ -1,4 +1,4 @@
-"""`pipeline chat`: a conversation in the terminal, with a kept server, a cell or any OpenAI-compatible server."""
+"""`pipeline chat`: a conversation in the terminal, with a managed server, a cell or any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMMANDS: Final = {
     "/reset": "forget what was said",
     "/system TEXT": "set the system prompt, and forget what was said; without TEXT show it",
     "/exit": "end; so does Ctrl-D",
-    _BLOCK: "begins and ends a message of several lines",
+    _BLOCK: "starts and ends a message of several lines",
 }
 
 
@@ -39,8 +39,8 @@ def chat(
         str | None,
         options.argument(
             "SERVER",
-            "A kept server's name; the URL of an OpenAI-compatible server; or a cell, which is served for as long as you talk "
-            "(default: the only kept server).",
+            "A managed server's name; the URL of an OpenAI-compatible server; or a cell, which is served for as long as you talk "
+            "(default: the only managed server).",
             complete=completion.servers_and_cells,
         ),
     ] = None,
@@ -64,7 +64,7 @@ def chat(
     """Talk with a model in the terminal.
 
     Ctrl-C stops an answer, Ctrl-D ends, /help shows the commands. Input from a pipe is read line by line, a message each.
-    A kept server that asks for a key gets one of its own; OPENAI_API_KEY is sent to all others.
+    A managed server that asks for a key gets one of its own; OPENAI_API_KEY is sent to all others.
 
     examples:
       pipeline chat
@@ -101,7 +101,7 @@ def _server(
 
 
 def _key(server: KeptServer) -> str | None:
-    """A key that a kept server accepts: one of its file, as far as this user may read it."""
+    """A key that a managed server accepts: one of its file, as far as this user may read it."""
     file = api_keys_file(server.folder)
     keys: list[str] = []
     with suppress(PipelineError, OSError):
@@ -115,7 +115,7 @@ def _key(server: KeptServer) -> str | None:
 def _started(
     ctx: typer.Context, what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]
 ) -> Iterator[KeptServer]:
-    """A server for a cell or folder, ended afterwards; or one that is kept for the same cell."""
+    """A server for a cell or directory, ended afterwards; or one that is kept for the same cell."""
     from trtllm_pipeline.orchestrate import GatewayParams
     from trtllm_pipeline.serve import control
     from trtllm_pipeline.show.cli import stage_options
@@ -281,7 +281,7 @@ class _Terminal:
             note(f"system prompt: {talk.system or 'none'}")
         else:
             if name not in {"/help", "/?"}:
-                note(f"there is no command {name}; a message that begins with / is written //...")
+                note(f"there is no command {name}; a message that starts with / is written //...")
             width = max(map(len, _COMMANDS))
             note("\n".join(f"  {each:<{width}}  {text}" for each, text in _COMMANDS.items()))
         return False

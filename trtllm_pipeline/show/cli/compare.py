@@ -60,9 +60,9 @@ def compare(
 ) -> None:
     """Compare a run with a baseline, or the cells of one run with each other.
 
-    Differences of latency, throughput, accuracy, build time and size, with 95 % intervals; what is beyond noise is marked.
+    Differences of latency, throughput, accuracy, build time and size, with 95% intervals; what is beyond noise is marked.
     RUN and BASELINE are a run (latest, latest~1 for the one before, its name or id), a report.json, or what a load
-    of any server left (its event file, perf.json, or their folder). Several separated by commas are repeats: measured in turn
+    of any server left (its event file, perf.json, or their directory). Several separated by commas are repeats: measured in turn
     (a,b,a,b), they are compared pair by pair.
 
     Exit codes: 1 if a condition of --fail-on does not hold; 4 if cells are not comparable, because they were measured under

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def matrices(incomplete: str) -> list[str]:
-    """Matrix files and folders."""
+    """Matrix files and directories."""
     from trtllm_pipeline.orchestrate import matrices_folder
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
@@ -103,7 +103,7 @@ def _store(ctx: typer.Context) -> Store | None:
     from trtllm_pipeline.show.cli.options import WORKSPACE, store_at
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
-    # A key pressed in some folder must neither make a workspace there nor rebuild the index of one.
+    # A key pressed in some directory must neither make a workspace there nor rebuild the index of one.
     return store_at(str(workspace)) if (workspace / INDEX).exists() else None
 
 

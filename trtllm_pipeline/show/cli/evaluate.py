@@ -17,7 +17,7 @@ Concurrency = Annotated[
 
 
 def _folder(holds: str) -> Any:
-    return options.option("--output-dir", "DIR", f"New or empty folder for {holds}.")
+    return options.option("--output-dir", "DIR", f"New or empty directory for {holds}.")
 
 
 def answers(
@@ -47,7 +47,7 @@ def answers(
         options.option(
             "--tokenizer",
             "PATH",
-            "A model's folder; its chat template renders rows with messages, its tokens go into answers.jsonl.",
+            "A model's directory; its chat template renders rows with messages, its tokens go into answers.jsonl.",
         ),
     ] = None,
     output_dir: Annotated[str | None, _folder("answers.jsonl and accuracy.json")] = None,
@@ -96,7 +96,7 @@ vars(answers)["aliases"] = options.TOKENIZER_NAMES
 
 
 def drift(
-    reference: Annotated[Path, options.argument("ANSWERS_A", "The answers.jsonl, or the folder it is in.")],
+    reference: Annotated[Path, options.argument("ANSWERS_A", "The answers.jsonl, or the directory it is in.")],
     other: Annotated[Path, options.argument("ANSWERS_B", "The same of the other model.")],
     format: options.TableOrCsv = "table",
 ) -> None:
@@ -128,7 +128,7 @@ def lm_eval(
     ] = "completions",
     tokenizer: Annotated[
         str | None,
-        options.option("--tokenizer", "NAME", "Name or folder; none for no tokenizer (default: lm_eval's)."),
+        options.option("--tokenizer", "NAME", "Name or directory; none for no tokenizer (default: lm_eval's)."),
     ] = None,
     num_fewshot: Annotated[
         int | None,
@@ -139,7 +139,7 @@ def lm_eval(
         options.option("--limit", "N", "Questions of each task, or a share of them; for a first try."),
     ] = None,
     concurrency: Concurrency = 4,
-    include_path: Annotated[str | None, options.option("--include-path", "DIR", "Folder of your own tasks.")] = None,
+    include_path: Annotated[str | None, options.option("--include-path", "DIR", "Directory of your own tasks.")] = None,
     output_dir: Annotated[str | None, _folder("accuracy.json and what lm_eval writes")] = None,
     dry_run: Annotated[bool, options.switch("--dry-run", "Print the command line of lm_eval and stop.")] = False,
     format: options.TableOrCsv = "table",

@@ -13,7 +13,9 @@ from trtllm_pipeline.show.cli.output import emit_as, note
 
 def execute(
     job: Annotated[str, options.argument("JOB.json", "The job.json of an attempt or artifact.")],
-    output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty folder for the result.")] = "replay",
+    output_dir: Annotated[
+        str, options.option("--output-dir", "DIR", "New or empty directory for the result.")
+    ] = "replay",
     inputs: Annotated[
         list[str] | None,
         options.option(
@@ -24,15 +26,15 @@ def execute(
     ] = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Run the commands of a job file again, in a folder of your own. The store is only read.
+    """Run the commands of a job file again, in a directory of your own. The store is only read.
 
-    Every attempt's folder and every artifact has one; pipeline logs says where they are.
+    Every attempt's directory and every artifact has one; pipeline logs says where they are.
 
     examples:
       pipeline stage replay .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
-    read = read_job(Path(job))  # no folder is made for what is no job
+    read = read_job(Path(job))  # no directory is made for what is no job
     policy = provenance.policy()
     if policy.required:
         read_from = {**{name: Path(path) for name, path in read.inputs.items()}, **given}

@@ -27,7 +27,9 @@ def export(
     ],
     output_dir: Annotated[
         str,
-        options.option("--output-dir", "DIR", "New or empty folder for the files; it gets a folder for each target."),
+        options.option(
+            "--output-dir", "DIR", "New or empty directory for the files; it gets a directory for each target."
+        ),
     ],
     matrix: options.MatrixOrLatest = None,
     sets: options.Sets = None,
@@ -67,7 +69,7 @@ def export(
 ) -> None:
     """Write files that serve one verified cell elsewhere.
 
-    Its server was tested, none of its stages failed, and every byte is read again. The bundle is a folder with engine,
+    Its server was tested, none of its stages failed, and every byte is read again. The bundle is a directory with engine,
     tokenizer, repository, start script, checksums and engine card, for any host. The other targets mount it.
 
     examples:

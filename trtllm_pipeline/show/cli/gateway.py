@@ -35,7 +35,9 @@ def _command(
     model_folder: Annotated[
         list[str] | None,
         _of(
-            "--model-folder", "NAME=DIR", "Tokenizer, chat template and defaults of a model: an engine or model folder."
+            "--model-folder",
+            "NAME=DIR",
+            "Tokenizer, chat template and defaults of a model: an engine or model directory.",
         ),
     ] = None,
     server_model: Annotated[
@@ -48,7 +50,7 @@ def _command(
     ] = None,
     max_seq_len: Annotated[
         list[str] | None,
-        _of("--max-seq-len", "NAME=N", "Tokens of prompt and answer together (default: the folder's)."),
+        _of("--max-seq-len", "NAME=N", "Tokens of prompt and answer together (default: the directory's)."),
     ] = None,
     adapter: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""`pipeline serve monitoring`: files with which Prometheus and Grafana watch the kept servers."""
+"""`pipeline serve monitoring`: files with which Prometheus and Grafana watch the managed servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtllm_pipeline.show.cli.output import emit, note
 
 
 def monitoring(
-    output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty folder for the files.")],
+    output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty directory for the files.")],
     prometheus_url: Annotated[
         str, options.option("--prometheus-url", "URL", "Where Grafana will find Prometheus.")
     ] = "http://127.0.0.1:9090",
@@ -21,7 +21,7 @@ def monitoring(
     ] = 2.0,
     workspace: options.Workspace = options.WORKSPACE,
 ) -> None:
-    """Write what Prometheus and Grafana need to watch the kept servers: targets, alert rules, a dashboard.
+    """Write what Prometheus and Grafana need to watch the managed servers: targets, alert rules, a dashboard.
 
     The targets follow the servers as they come and go; the files are written once for a workspace.
 

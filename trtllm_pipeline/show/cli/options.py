@@ -71,9 +71,9 @@ def argument(metavar: str, text: str, *, complete: Any = None) -> Any:
 
 
 def _named(folder: str) -> str:
-    """A workspace that is named: the empty text, as of a variable that is not set, would be the current folder."""
+    """A workspace that is named: the empty text, as of a variable that is not set, would be the current directory."""
     if not folder:
-        raise UsageError("--workspace: is empty", hint=f"name a folder, or leave it out for {WORKSPACE}")
+        raise UsageError("--workspace: is empty", hint=f"name a directory, or leave it out for {WORKSPACE}")
     return folder
 
 
@@ -85,7 +85,11 @@ def _matrix(default: str) -> Any:
 Workspace = Annotated[
     str,
     option(
-        "-w --workspace", "DIR", "The workspace: folder of all results.", envvar="PIPELINE_WORKSPACE", callback=_named
+        "-w --workspace",
+        "DIR",
+        "The workspace: directory of all results.",
+        envvar="PIPELINE_WORKSPACE",
+        callback=_named,
     ),
 ]
 Matrix = Annotated[str, _matrix("pipeline matrix list")]
@@ -143,7 +147,7 @@ MeasuredRun = Annotated[
         complete=completion.runs,
     ),
 ]
-Server = Annotated[str, argument("NAME", "A kept server (pipeline serve ps).", complete=completion.servers)]
+Server = Annotated[str, argument("NAME", "A managed server (pipeline serve ps).", complete=completion.servers)]
 Allow = Annotated[
     str,
     option(
@@ -210,7 +214,7 @@ TrustedKeys = Annotated[
     option(
         "--trusted-keys",
         "DIR",
-        "Folder of the public keys (*.pem, *.pub) whose signatures are trusted.",
+        "Directory of the public keys (*.pem, *.pub) whose signatures are trusted.",
         envvar="PIPELINE_TRUSTED_KEYS",
     ),
 ]
@@ -413,21 +417,21 @@ def allowed(text: str) -> frozenset[str]:
 
 
 def empty_folder(given: str) -> Path:
-    """The folder that `--output-dir` names, made where it is missing. Raises UsageError when it cannot be filled."""
-    if not given:  # as of a variable that is not set: it would be the current folder
-        raise UsageError("--output-dir: is empty", hint="name a new folder")
+    """The directory that `--output-dir` names, made where it is missing. Raises UsageError when it cannot be filled."""
+    if not given:  # as of a variable that is not set: it would be the current directory
+        raise UsageError("--output-dir: is empty", hint="name a new directory")
     folder = Path(given).absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(
-                f"--output-dir {folder}: is not an empty folder", hint="name a new one; nothing is overwritten"
+                f"--output-dir {folder}: is not an empty directory", hint="name a new one; nothing is overwritten"
             )
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(
-            f"--output-dir {folder}: cannot be written: {error.strerror}", hint="name a folder that you may write"
+            f"--output-dir {folder}: cannot be written: {error.strerror}", hint="name a directory that you may write"
         ) from error
     return folder
 
@@ -492,7 +496,7 @@ def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]
 
 
 def folder(option: str, path: Path | None) -> Path | None:
-    """`path`, if it is a folder or None. Raises UsageError."""
+    """`path`, if it is a directory or None. Raises UsageError."""
     if path is not None and not path.is_dir():
-        raise UsageError(f"{option} {path}: there is no such folder")
+        raise UsageError(f"{option} {path}: there is no such directory")
     return path

@@ -30,7 +30,7 @@ def emit(text: str) -> None:
 
 
 def emit_rendered(text: str) -> None:
-    """What `rendered` made, to stdout, with its colours."""
+    """What `rendered` made, to stdout, with its colors."""
     print(text, end="", file=terminal.raw(sys.stdout))
 
 
@@ -85,7 +85,7 @@ def write_output(path: str, text: str) -> None:
 
 
 def rendered(content: Any) -> str:
-    """Rich content as text, coloured where stdout is a terminal, without spaces at the ends of lines."""
+    """Rich content as text, colored where stdout is a terminal, without spaces at the ends of lines."""
     import shutil
 
     tty = sys.stdout.isatty()
@@ -119,8 +119,8 @@ def _explain_system(error: OSError) -> int | None:
     try:
         where = str(Path(str(error.filename or ".")).absolute())
     except FileNotFoundError:
-        note("error: the current folder was removed")
-        note("  try: cd to a folder that is there")
+        note("error: the current directory was removed")
+        note("  try: cd to a directory that is there")
         return 2
     told = disk.no_room(error, Path(where))
     if told is not None:

@@ -11,7 +11,7 @@ from trtllm_pipeline.show.cli.output import emit_as
 
 
 def list_(format: options.TextOrJson = "text") -> None:
-    """List the recipes: your own in recipes/ of this folder, and those that come with the project.
+    """List the recipes: your own in recipes/ of this directory, and those that come with the project.
 
     examples:
       pipeline models list

@@ -20,7 +20,7 @@ def recommend(
 ) -> None:
     """Recommend the cheapest configuration that meets the objectives, and say why not the others.
 
-    Without --min-accuracy, cells that are significantly (95 %) less accurate than the unquantized one are excluded, as on
+    Without --min-accuracy, cells that are significantly (95%) less accurate than the unquantized one are excluded, as on
     the HTML page.
     Cells of other models, lengths or prompts, or measured on another system, are not compared: each group has a
     recommendation of its own. The exit code is 3 if no configuration meets the objectives.

@@ -23,7 +23,7 @@ Url = Annotated[
     str,
     options.argument(
         "URL",
-        "Where: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, https://HOST/FOLDER (pull only), or a folder.",
+        "Where: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, https://HOST/FOLDER (pull only), or a directory.",
     ),
 ]
 Names = Annotated[

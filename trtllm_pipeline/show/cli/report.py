@@ -27,7 +27,7 @@ def report(
         options.option(
             "-o --output",
             "FILE",
-            "Write there instead of to stdout, which is -; HTML goes to report.html in the folder of the run.",
+            "Write there instead of to stdout, which is -; HTML goes to report.html in the directory of the run.",
         ),
     ] = None,
     slo: Annotated[

@@ -40,9 +40,9 @@ def search(
     """Find the best cell of a large matrix without measuring all of it.
 
     Each step runs one cell as pipeline run --cells does, and says why this one. What was measured before counts, by whatever
-    run, so the same command goes on after an interrupt, and with a larger --budget. Cells of other models, lengths or
+    run, so the same command continues after an interrupt, and with a larger --budget. Cells of other models, lengths or
     prompts are searched in turn: each workload has a recommendation of its own.
-    Exit codes: 3 if no cell that was tried meets the objectives; 1 if the search could not go on.
+    Exit codes: 3 if no cell that was tried meets the objectives; 1 if the search could not continue.
 
     examples:
       pipeline search my.yaml --slo ttft_p99=300ms,tpot_p99=40ms --budget 20
@@ -75,5 +75,5 @@ def search(
         found = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), told=told)
     emit_as(format, found, json=driver.Search.to_json, text=lambda each: on_terminal(each.blocks()))
     if found.exit_code == 130:
-        note("interrupted; the same command goes on")
+        note("interrupted; the same command continues")
     raise typer.Exit(found.exit_code)

@@ -40,7 +40,7 @@ _NOT_TYPED: Final = ("stop_timeout_s",)
 _LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
 
 Servers = Annotated[
-    list[str] | None, options.argument("NAME", "Kept servers (pipeline serve ps).", complete=completion.servers)
+    list[str] | None, options.argument("NAME", "Managed servers (pipeline serve ps).", complete=completion.servers)
 ]
 All = Annotated[bool, options.switch("--all", "All of the workspace.")]
 Port = Annotated[
@@ -64,7 +64,7 @@ def _start(
         str,
         options.argument(
             "CELL",
-            "A cell's id, a pattern or part of it; or an engine or repository folder.",
+            "A cell's id, a pattern or part of it; or an engine or repository directory.",
             complete=completion.cells,
         ),
     ],
@@ -226,7 +226,7 @@ def target_of(
     if target.is_folder(what):
         given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
         if only := [flag for flag, value in given if value]:
-            raise UsageError(f"{only[0]} is for a cell, and {what} is a folder, which says itself what serves it")
+            raise UsageError(f"{only[0]} is for a cell, and {what} is a directory, which says itself what serves it")
         return target.of_folder(Path(what), tokenizer, this_machine())
     store = options.known_store(workspace)
     return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
@@ -305,7 +305,7 @@ def status(
         bool, options.switch("--watch", "Show them once a second until Ctrl-C; needs a terminal.")
     ] = False,
 ) -> None:
-    """Show all about kept servers: endpoints, processes, why one has ended.
+    """Show all about managed servers: endpoints, processes, why one has ended.
 
     Rates and latencies over time: pipeline serve monitoring.
 
@@ -349,7 +349,7 @@ def logs(
     follow: Annotated[bool, options.switch("-f --follow", "Keep printing, also over restarts, until Ctrl-C.")] = False,
     lines: Annotated[int | None, options.option("-n --lines", "N", "Only the last N lines.", min=1)] = None,
 ) -> None:
-    """Print what a kept server wrote.
+    """Print what a managed server wrote.
 
     examples:
       pipeline serve logs chat -f
@@ -431,7 +431,7 @@ def restart(
 ) -> None:
     """Stop servers, and start them again as they were asked for, on the same ports. Those that have ended are started.
 
-    What they are served from is checked as `start` did; one that cannot be started goes on as it does.
+    What they are served from is checked as `start` did; one that cannot be started continues as it does.
 
     examples:
       pipeline serve restart chat
@@ -458,7 +458,7 @@ def install(
         options.option("-o --output", "FILE", "Write it there (default: where systemd looks for it); - is stdout."),
     ] = None,
 ) -> None:
-    """Write a systemd unit that starts a kept server with the machine.
+    """Write a systemd unit that starts a managed server with the machine.
 
     The unit runs the server as it was started last, with its ports. `pipeline serve ps`, `stop` and `logs` work on it.
 

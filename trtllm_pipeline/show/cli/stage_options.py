@@ -54,7 +54,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
     """The options of a stage that several toolchains may have, each with some of them."""
     own = [_parameter(*each) for each in SHARED]
     if name in FETCHING:
-        about = options.argument("MODEL", "ORGANISATION/NAME[@REVISION], a recipe, or a folder.")
+        about = options.argument("MODEL", "ORGANISATION/NAME[@REVISION], a recipe, or a directory.")
         own.append(_parameter("model", Annotated[str | None, about]))
     for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
         upstream = " or ".join(next(stage for stage in stages if place in stage.inputs).upstream(place))
@@ -71,7 +71,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
         )
         own.append(_text(f"file_{file}", flag(file), "FILE", text))
     if stages[0].scope is not Scope.SERVICE:
-        own.append(_text("output_dir", "--output-dir", "DIR", "New or empty folder for the result."))
+        own.append(_text("output_dir", "--output-dir", "DIR", "New or empty directory for the result."))
     known: dict[str, list[ParamField]] = {}
     for path, field in (each for stage in stages for each in _flat(stage.params)):
         known.setdefault("_".join(path), []).append(field)

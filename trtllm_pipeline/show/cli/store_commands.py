@@ -148,7 +148,7 @@ def prune(
 ) -> None:
     """Remove what killed runs left behind, and artifacts that nobody needs any more, if you say what is needed.
 
-    What the latest run asked for always stays, what a kept server serves, and what store keep names, each with all that it was made
+    What the latest run asked for always stays, what a managed server serves, and what store keep names, each with all that it was made
     from. Reports of runs stay too. What was removed is made again when a run asks for it.
 
     examples:

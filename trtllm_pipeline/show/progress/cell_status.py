@@ -48,7 +48,7 @@ class MatrixStatus:
     artifacts_dir: Path
     """Where these are."""
     left: tuple[float, bool] | None = None
-    """Seconds until the end of a run that goes on, as it expects them itself, and whether they are known."""
+    """Seconds until the end of a run that continues, as it expects them itself, and whether they are known."""
     goes_on: bool = False
     """Whether a run of them does, also one that waits for other processes."""
     took: Took | None = None
@@ -147,7 +147,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     told = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
     if status.goes_on and not any(state.status is StageStatus.RUNNING for _, state in told):
         below += [
-            "the run goes on, but nothing runs now: if it waits for another process, it says for which where it was started"
+            "the run continues, but nothing runs now: if it waits for another process, it says for which where it was started"
         ]
     below += [line for run, state in told for line in _events(run, state)]
     for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):

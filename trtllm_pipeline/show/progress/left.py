@@ -1,7 +1,7 @@
-"""The time left of a run, for other processes: `left.json` in the run's folder, held as long as the run goes on.
+"""The time left of a run, for other processes: `left.json` in the run's directory, held as long as the run continues.
 
-    told = TimeLeft(folder)     the run: told.say(seconds, complete), again and again; told.close()
-    read(folder)                whoever looks: seconds, and whether they are known; None where the run does not go on
+    told = TimeLeft(directory)     the run: told.say(seconds, complete), again and again; told.close()
+    read(directory)                whoever looks: seconds, and whether they are known; None where the run does not continue
 
 It is the run's own estimate: nobody else knows what it has learnt, and which nodes there are.
 """
@@ -23,7 +23,7 @@ _WIDTH: Final = 100
 
 
 class TimeLeft:
-    """The file of a run that goes on. A run that was killed holds it no more; one that ends removes it."""
+    """The file of a run that continues. A run that was killed holds it no more; one that ends removes it."""
 
     def __init__(self, folder: Path) -> None:
         self._claim = claims.take(folder / NAME)
@@ -41,12 +41,12 @@ class TimeLeft:
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether the run in `folder` goes on."""
+    """Whether the run in `directory` continues."""
     return claims.is_held(folder / NAME)
 
 
 def read(folder: Path) -> tuple[float, bool] | None:
-    """Seconds until the end of the run in `folder` as it expects them, and whether they are known; None if nobody says so."""
+    """Seconds until the end of the run in `directory` as it expects them, and whether they are known; None if nobody says so."""
     if not goes_on(folder):
         return None
     told = read_object(folder / NAME) or {}

@@ -1,4 +1,4 @@
-"""The live view: a grid of cells x stages that is redrawn while a run goes on.
+"""The live view: a grid of cells x stages that is redrawn while a run continues.
 
 Where not all cells fit on the screen, it shows a bar for each stage, and the cells that are running or failed.
 """
@@ -103,7 +103,7 @@ class LiveObserver(QuietObserver):
         self._to_suspend = True
 
     def _suspend(self) -> None:
-        """Stop, as Ctrl-Z asks, with the terminal as it was; later go on below what the shell wrote."""
+        """Stop, as Ctrl-Z asks, with the terminal as it was; later continue below what the shell wrote."""
         self._to_suspend = False
         self._stop()
         terminal.suspend()

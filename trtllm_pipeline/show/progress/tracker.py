@@ -1,4 +1,4 @@
-"""The state of a run while it goes on: statuses, times, and the expected time left. Prints nothing."""
+"""The state of a run while it continues: statuses, times, and the expected time left. Prints nothing."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Tracker:
         *,
         quiet_s: float = 0.0,
     ) -> None:
-        """Of a plan that begins now. The time left is estimated after `quiet_s`: what ends sooner need not pay for it."""
+        """Of a plan that starts now. The time left is estimated after `quiet_s`: what ends sooner need not pay for it."""
         self.plan = plan
         self.statuses = dict(statuses)
         self.started: dict[StageRunId, float] = {}
-        """When each stage run that runs now began, by the clock."""
+        """When each stage run that runs now started, by the clock."""
         self._why: dict[StageRunId, tuple[StageStatus, str]] = {}
         """Why stage runs wait, and the status in which they do."""
         self.failed: dict[StageRunId, None] = {}
@@ -59,7 +59,7 @@ class Tracker:
         self._ready: set[StageRunId] = set()
         self._good_before = sum(self.counts[status] for status in GOOD)
         self.to_do = len(statuses) - self._good_before
-        """Stage runs that were neither up to date nor unneeded when the run began."""
+        """Stage runs that were neither up to date nor unneeded when the run started."""
 
     def changed(self, run: StageRun, status: StageStatus, seconds: float | None) -> None:
         """A stage run's status changed."""
@@ -120,7 +120,7 @@ class Tracker:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the run started."""
         return self._clock() - self._began
 
     def is_due(self, every_s: float) -> bool:

@@ -32,7 +32,7 @@ _LEAST_BAR: Final = 5
 
 
 class Look(NamedTuple):
-    """How a status is shown. The symbols alone tell all: colour only helps."""
+    """How a status is shown. The symbols alone tell all: color only helps."""
 
     symbol: str
     ascii: str
@@ -192,7 +192,7 @@ def flow(parts: Iterable[Text], width: int, *, gap: str) -> list[Text]:
 
 
 def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
-    """Lines as they are to be written to `stream`: in colour on a terminal that has any, plain elsewhere."""
+    """Lines as they are to be written to `stream`: in color on a terminal that has any, plain elsewhere."""
     from io import StringIO
 
     if console(stream).color_system is None:
@@ -262,7 +262,7 @@ def growing(seconds: float) -> str:
 
 
 def told(progress: Mapping[str, Json] | None) -> str | None:
-    """A stage's own progress in words, "12.3/270.1 MB (5 %)"; None when it told nothing that can be shown."""
+    """A stage's own progress in words, "12.3/270.1 MB (5%)"; None when it told nothing that can be shown."""
     done, total = _numbers(progress)
     if progress is None or done is None:
         return None

@@ -19,7 +19,7 @@ def chosen(plan: Plan, seen: Forecast, limit_s: float = LIMIT_S) -> tuple[frozen
     """Cells whose stage runs take `limit_s` together, by their forecast, and what they take, in seconds of a clock.
 
     The most telling precisions first, on every toolchain; of the others as many as there is time for.
-    What is there already takes no time, so that the next examination goes on with the rest. The first is taken however long
+    What is there already takes no time, so that the next examination continues with the rest. The first is taken however long
     it takes.
     """
     taken: set[CellId] = set()

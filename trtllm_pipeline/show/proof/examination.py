@@ -41,7 +41,7 @@ def examine(
     """Examine this machine in `workspace`, and leave the result there.
 
     Without `precisions` it does what there is time for in about ten minutes, see `budget`. How long it is expected to take
-    is said to `tell` before it begins. What an earlier examination made is not made again. Raises UsageError for unknown
+    is said to `tell` before it starts. What an earlier examination made is not made again. Raises UsageError for unknown
     names, PlanError where no toolchain can be used or no cell can work.
     """
     from trtllm_pipeline.base import this_machine

@@ -204,7 +204,7 @@ def of_left_out(cell: Cell) -> DeepFinding:
 
 
 def _family(model: Json) -> str:
-    """Of a folder that `material` wrote."""
+    """Of a directory that `material` wrote."""
     return str(model).removeprefix("./")
 
 

@@ -23,7 +23,7 @@ class InstalledComparison:
 
     name: str
     command: tuple[str, ...]
-    """What was asked; the folder of templates."""
+    """What was asked; the directory of templates."""
     reason: str | None = None
     """Why it could not be compared."""
     known: int = 0

@@ -40,9 +40,9 @@ def write(
     precisions: Sequence[str],
     toolchain_names: Sequence[str],
 ) -> Path:
-    """Write everything into `folder`, and return the matrix there. What is there already and the same is left alone.
+    """Write everything into `directory`, and return the matrix there. What is there already and the same is left alone.
 
-    The models are folders named as their families, with FAMILY.jsonl beside them: questions with the answers of the float
+    The models are directories named as their families, with FAMILY.jsonl beside them: questions with the answers of the float
     reference.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class Agreement:
 
 
 def compare(answers: Path, model: Path) -> Agreement:
-    """The agreement of what `answers`, the folder of an accuracy artifact, holds with the model in its folder.
+    """The agreement of what `answers`, the directory of an accuracy artifact, holds with the model in its directory.
 
     Raises MatrixError for answers that cannot be read, with every damaged line.
     """

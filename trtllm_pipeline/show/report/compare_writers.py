@@ -147,7 +147,7 @@ def _notes(comparison: Comparison) -> list[str]:
     if len(tried) >= 10:
         expected = max(1, round(0.05 * len(tried)))
         notes.append(
-            f"about {expected} of {len(tried)} differences with a 95 % interval are expected to be marked by chance"
+            f"about {expected} of {len(tried)} differences with a 95% interval are expected to be marked by chance"
         )
     return notes
 
@@ -212,12 +212,12 @@ def unit(metric: str) -> str:
 
 
 def percent(change: float) -> str:
-    """`+3.1 %`."""
+    """`+3.1%`."""
     return f"{change * 100:+.1f} %"
 
 
 def sentence(delta: Delta) -> str:
-    """`31.2 → 40.1 ms, +28.5 % (+11.0 % to +49.2 %)`."""
+    """`31.2 → 40.1 ms, +28.5% (+11.0% to +49.2%)`."""
     of, scale = (unit(delta.metric), 1.0) if delta.metric != "engine_bytes" else ("MB", 1e6)
     before, after = (number(None if value is None else value / scale) for value in (delta.base, delta.new))
     text = f"{before} → {after} {of}".rstrip()

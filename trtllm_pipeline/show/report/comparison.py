@@ -81,7 +81,7 @@ class ChangeVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One metric on both sides. `change` and the interval are relative to the base: 0.1 is 10 % more."""
+    """One metric on both sides. `change` and the interval are relative to the base: 0.1 is 10% more."""
 
     metric: str
     base: float | None

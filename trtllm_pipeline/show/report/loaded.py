@@ -49,7 +49,7 @@ class LoadedReport:
 
 
 def load_report(path: str | Path) -> LoadedReport:
-    """What is in a report.json, in the folder of a run, or in a workspace. Raises UsageError, StateError."""
+    """What is in a report.json, in the directory of a run, or in a workspace. Raises UsageError, StateError."""
     place = Path(path)
     if is_workspace(place):
         store = Store(place)

@@ -256,7 +256,7 @@ def inaccurate(
     verdict = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict
     below = f"below the {reference:.3f} of {base.axes.get('precision')}"
     if least is None or least.share is None:
-        clearly = f"{metric} {score:.3f} is significantly (95 %) {below}; --min-accuracy -100% accepts it"
+        clearly = f"{metric} {score:.3f} is significantly (95%) {below}; --min-accuracy -100% accepts it"
         return clearly if verdict is ChangeVerdict.WORSE else None
     if score >= reference * (1 - least.share):
         return None

@@ -1,7 +1,7 @@
 """`pipeline search`: decide, run one cell as `pipeline run --cells` does, look at what the workspace has now, decide again.
 
 Nothing is kept of a search but its runs: what was tried is what the workspace has of the matrix's cells. So a search that was
-killed goes on where it stopped, and cells that any run has measured need no measuring.
+killed continues where it stopped, and cells that any run has measured need no measuring.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advic
 from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide
 
 CHOICE_FILE: Final = "search.json"
-"""In the folder of a run: which cell was chosen, and why."""
+"""In the directory of a run: which cell was chosen, and why."""
 _SAYS_NOTHING: Final = frozenset(each.value for each in (FailureClass.TRANSIENT, FailureClass.LOST, FailureClass.USER))
 """Failures that say nothing of a cell: it may work as it is."""
 

@@ -221,7 +221,7 @@ class Promise:
     level: str
     low: float
     high: float
-    """The 68 % interval of what counts."""
+    """The 68% interval of what counts."""
     fits: float
     """Probability that it meets the objectives."""
 

@@ -16,7 +16,7 @@ from trtllm_pipeline.base import FailureClass
 MACHINE: Final = "/proc/vmstat"
 OWN_GROUPS: Final = "/proc/self/cgroup"
 _CGROUPS: Final = (
-    # what /proc/self/cgroup calls the hierarchy -> its folder, the file of a group that counts, in this order
+    # what /proc/self/cgroup calls the hierarchy -> its directory, the file of a group that counts, in this order
     ("memory", "/sys/fs/cgroup/memory", "memory.oom_control"),
     ("", "/sys/fs/cgroup", "memory.events"),
     ("", "/sys/fs/cgroup/unified", "memory.events"),

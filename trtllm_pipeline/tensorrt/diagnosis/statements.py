@@ -21,7 +21,7 @@ class Grade(IntEnum):
     OWN = 0
     """Says in words of its own what is wrong."""
     PASSED_ON = 1
-    """The same, as a client passes on what its server said, or a script prints it and may go on."""
+    """The same, as a client passes on what its server said, or a script prints it and may continue."""
     BARE = 2
     """Says that something is wrong, hardly what: a crash, `'NoneType' object has no attribute`."""
     FAINT = 3
@@ -80,9 +80,9 @@ class _Line:
     """With its indentation."""
     when: tuple[str, ...]
     shouted: bool
-    """It begins with `ERROR:`, as what scripts and installers print."""
+    """It starts with `ERROR:`, as what scripts and installers print."""
     continued: bool
-    """It goes on with a message of several lines, each written with the same time and place."""
+    """It continues with a message of several lines, each written with the same time and place."""
     above: int
     """The line before it of those that the same one wrote, blank ones aside; -1 without any."""
 
@@ -111,14 +111,14 @@ class _Raised:
     harmless: bool
     said: list[tuple[int, str]] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
-    """How the message of the last one goes on."""
+    """How the message of the last one continues."""
     words: list[int] = field(default_factory=list)
     """The lines of all of that."""
     last: int = 0
     linked: bool = False
     """The next one comes from it."""
     open: bool = True
-    """Lines that follow may go on with its message."""
+    """Lines that follow may continue with its message."""
     when: tuple[str, ...] = ()
 
     def add(self, index: int, text: str) -> None:
@@ -208,7 +208,7 @@ _PATTERNS: Final = {
         |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
         |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
         """,
-    # what the program goes on without
+    # what the program continues without
     "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
     "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
     # which process has ended, where that is the first that is known
@@ -241,7 +241,7 @@ _PATTERNS: Final = {
     r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
     "function": r"^[a-z]\w*(?:\(\))?: \S",
     "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ]+)?):$",
-    # what goes on with the words of another program, in the lines below
+    # what continues with the words of another program, in the lines below
     "quotes": r"\bstderr: |\bprinting contents of\b",
     "said": r"Error Code|Assertion|: \S|\d{2}",
     "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r )",
@@ -299,7 +299,7 @@ def _led_up(found: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
 
 
 def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
-    """The last line of what begins at `index`: indented lines below it go on with it."""
+    """The last line of what starts at `index`: indented lines below it continue with it."""
     last = index
     for line in lines[index + 1 : index + _PARAGRAPH]:
         deeper = line.indent > lines[index].indent and not line.severity and line.index not in inside
@@ -471,13 +471,13 @@ def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:
 
 
 def _harmless(above: _Line) -> bool:
-    """Whether a line above a traceback says that the program goes on without what failed."""
+    """Whether a line above a traceback says that the program continues without what failed."""
     warned = above.severity == "W" and above.body.endswith(":")
     return warned or _compiled("harmless").search(above.body) is not None
 
 
 def _goes_on(line: _Line) -> bool:
-    """Whether a line below an exception goes on with its message."""
+    """Whether a line below an exception continues with its message."""
     body = line.body.strip()
     another = any(_compiled(name).search(body) for name in ("exception", "own", "named"))
     return not (another or line.stream or _compiled("frame").search(line.body))

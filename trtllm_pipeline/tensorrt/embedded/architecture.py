@@ -94,7 +94,7 @@ class ModelConfig:
 
 
 def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each tensor of a Hugging Face folder, from the embedding through the layers to the head."""
+    """Name and shape of each tensor of a Hugging Face directory, from the embedding through the layers to the head."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     yield EMBEDDING, (config.vocab_size, hidden)
@@ -119,7 +119,7 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The geometry of the model in `folder`.
+    """The geometry of the model in `directory`.
 
     Raises StageError (infeasible) where the model is not one the converter, and llama.cpp, would compute exactly.
     """

@@ -1,4 +1,4 @@
-"""The build stage: a checkpoint and limits become an engine folder, which the runtime serves and whose limits it enforces.
+"""The build stage: a checkpoint and limits become an engine directory, which the runtime serves and whose limits it enforces.
 
 The weights stay what they are, so engines of one checkpoint share one file. What is new is the config, and the proof: the
 runtime loads the engine once with these limits and generates a few tokens.

@@ -1,4 +1,4 @@
-"""The convert stage: a Hugging Face folder becomes a checkpoint, which is a GGUF file with everything a build needs beside it."""
+"""The convert stage: a Hugging Face directory becomes a checkpoint, which is a GGUF file with everything a build needs beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 
 def run(context: StageContext[ConvertEmbedded]) -> None:
-    """Program of the stage. Input `model`: a Hugging Face folder. Leaves `model.gguf` and `config.json`."""
+    """Program of the stage. Input `model`: a Hugging Face directory. Leaves `model.gguf` and `config.json`."""
     folder = context.inputs["model"]
     config, weights = read_config(folder), Weights(folder)
     print(  # noqa: T201 - the stage's log

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a GGUF file, with everything a build needs beside it.
+"""A Hugging Face directory as a GGUF file, with everything a build needs beside it.
 
 One tensor is in memory at a time. Tensors keep their values but for the rounding of the precision; rows of Llama's query and
 key projections change places, because GGML rotates neighbouring pairs there where Hugging Face rotates two halves.
@@ -141,7 +141,7 @@ def rotated_heads(config: ModelConfig, source: str) -> int:
 
 
 def gguf_names(config: ModelConfig) -> dict[str, str]:
-    """Name in a Hugging Face folder -> name in a GGUF file, of each tensor."""
+    """Name in a Hugging Face directory -> name in a GGUF file, of each tensor."""
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.architecture.upper()], config.num_layers)
     return {source: str(known.get_name(source, (".weight", ".bias"))) for source, _ in tensors(config)}
 
@@ -194,7 +194,7 @@ class TokenizerFacts:
 
 
 def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
-    """Vocabulary, merges and special tokens of the model in `folder`, padded to the rows of its embedding.
+    """Vocabulary, merges and special tokens of the model in `directory`, padded to the rows of its embedding.
 
     Raises StageError (infeasible) where there is no tokenizer.json, or it is of a kind GGUF cannot hold.
     """

@@ -1,4 +1,4 @@
-"""Tiny generated models: standard Hugging Face folders, made in a second, for tests and for trying the pipeline out.
+"""Tiny generated models: standard Hugging Face directories, made in a second, for tests and for trying the pipeline out.
 
 They speak nonsense, but with a model's manners: greedy text varies, probabilities are peaked, some channels are much louder
 than others, as in trained models, so that precisions can be told apart, and any UTF-8 text survives the tokenizer.
@@ -63,7 +63,7 @@ _EMBEDDINGS: Final = ("embed_tokens", "embed_positions")
 
 
 def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, comparable: bool = False) -> None:
-    """Write a model of about 1.3 million parameters into the folder `out`, which is made if it is not there.
+    """Write a model of about 1.3 million parameters into the directory `out`, which is made if it is not there.
 
     `architecture` is llama, qwen2 or qwen3. The same arguments give the same weights. Raises UsageError for another one.
 
@@ -172,7 +172,7 @@ def _texts(tokenizer: Tokenizer) -> dict[str, int]:
 def spellings(tokenizer: Tokenizer) -> dict[str, int]:
     """Text -> token, of those that a comparable model may say: none is the beginning of another."""
     texts = _texts(tokenizer)
-    in_order = sorted(texts)  # what begins with a text follows it
+    in_order = sorted(texts)  # what starts with a text follows it
     return {
         text: texts[text]
         for text, after in zip(in_order, [*in_order[1:], ""], strict=True)

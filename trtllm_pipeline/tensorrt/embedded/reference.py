@@ -2,7 +2,7 @@
 servers with it.
 
 Single precision matrix products, double precision where sums are long (norms, softmax). Weights go by their Hugging Face
-names, so the same code runs on a model folder and, through `benchmarks/fidelity.py`, on a converted file.
+names, so the same code runs on a model directory and, through `benchmarks/fidelity.py`, on a converted file.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Reference:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Reference:
-        """The model of a Hugging Face folder."""
+        """The model of a Hugging Face directory."""
         return cls(read_config(folder), Weights(folder))
 
     def new_cache(self) -> Cache:

@@ -33,7 +33,7 @@ except ImportError as error:
 
     raise RuntimeError(
         f"{{error}}. This repository needs the package trtllm-pipeline[embedded] in the Python that Triton's stub "
-        f"runs, which is {{sys.prefix}}: start it with `pipeline stage launch` or put that Python's folder first on PATH"
+        f"runs, which is {{sys.prefix}}: start it with `pipeline stage launch` or put that Python's directory first on PATH"
     ) from error
 '''
 
@@ -45,14 +45,14 @@ def run(context: StageContext[RepositoryEmbedded]) -> None:
         raise StageError(
             f"{model} has no tokenizer.json: text cannot be served without a fast tokenizer",
             failure=FailureClass.INFEASIBLE,
-            hint="--model, or --model-folder of pipeline serve start, names the model's own folder",
+            hint="--model, or --model-folder of pipeline serve start, names the model's own directory",
         )
     write(context.out, engine, model, context.params)
     print(f"wrote {', '.join(MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
 
 
 def write(folder: Path, engine: Path, model: Path, asked: RepositoryEmbedded) -> None:
-    """Write the five models for `engine`, with the tokenizer of `model`, into the empty `folder`. Raises StageError for one that takes fewer requests."""
+    """Write the five models for `engine`, with the tokenizer of `model`, into the empty `directory`. Raises StageError for one that takes fewer requests."""
     limit = Limits.read(engine).max_batch_size
     if asked.max_batch_size > limit:
         raise StageError(
@@ -64,7 +64,7 @@ def write(folder: Path, engine: Path, model: Path, asked: RepositoryEmbedded) ->
         (folder / name / "config.pbtxt").write_text(config_text(name, engine, model, asked), encoding="utf-8")
     for name in PYTHON_MODELS:
         (folder / name / "1" / "model.py").write_text(_MODEL_PY.format(name=name), encoding="utf-8")
-    # Triton wants a version folder, and an empty one does not survive every way of copying folders.
+    # Triton wants a version directory, and an empty one does not survive every way of copying directories.
     (folder / "ensemble" / "1" / ".keep").touch()
 
 

@@ -1,4 +1,4 @@
-"""Runs an engine folder: llama.cpp with in-flight batching, spoken to in token ids.
+"""Runs an engine directory: llama.cpp with in-flight batching, spoken to in token ids.
 
 One `Runtime` holds one engine and `max_batch_size` slots; requests join and leave the running batch at any step. Text
 does not exist here: prompts come as ids, and ids go out one `Event` at a time, on a thread of the runtime.
@@ -107,7 +107,7 @@ class Limits:
 
     @staticmethod
     def read(engine: Path) -> Limits:
-        """The limits in an engine folder's config. Raises ServerError if that is no engine folder."""
+        """The limits in an engine directory's config. Raises ServerError if that is no engine directory."""
         try:
             build = Fields.read(engine, CONFIG_FILE).fields("build_config")
             length = build.integer("max_seq_len")
@@ -119,7 +119,7 @@ class Limits:
             )
         except ModelFileError as error:
             raise ServerError(
-                f"{engine} is not an engine folder: {error.short}", hint="build it with `pipeline stage build`"
+                f"{engine} is not an engine directory: {error.short}", hint="build it with `pipeline stage build`"
             ) from error
 
     def check(self, input_tokens: int, output_tokens: int) -> None:
@@ -165,7 +165,7 @@ class Generation:
         self.on_event(Event(finish=finish, error=error))
 
     def accept(self, token: int, log_prob: float | None) -> bool:
-        """Take one sampled token in. False means that this segment must not go on."""
+        """Take one sampled token in. False means that this segment must not continue."""
         if self.cancelled:
             self.end(Finish.CANCELLED)
             return False
@@ -199,7 +199,7 @@ class Runtime:
     ) -> None:
         """Load `engine`. `threads` 0 picks one for tiny models and the physical cores for others.
 
-        Raises ServerError when the folder is no engine, the runtime is not installed, or loading fails.
+        Raises ServerError when the directory is no engine, the runtime is not installed, or loading fails.
         """
         # llama.cpp's threads meet hundreds of times a token. By default they spin long while they wait; when anything else
         # needs a core (Triton, the client), all wait for one that is not running, and a tenth of the speed is left.
@@ -242,7 +242,7 @@ class Runtime:
         params.ui = params.endpoint_slots = params.endpoint_props = False
         params.endpoint_metrics = True
         params.verbosity = 1  # errors
-        # The library insists on an HTTP listener. It gets a socket in a folder that is gone a moment later.
+        # The library insists on an HTTP listener. It gets a socket in a directory that is gone a moment later.
         with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
             params.hostnames = [f"{folder}/closed.sock"]
             params.n_threads_http = 1
@@ -254,7 +254,7 @@ class Runtime:
                     f"{self.limits.max_seq_len} tokens; the log has its message",
                     hint="a smaller max_batch_size or max_seq_len needs less memory",
                 ) from error
-        # Answered by the library's loop, so that has begun. To end it before has no effect, and `close` would wait for ever.
+        # Answered by the library's loop, so that has started. To end it before has no effect, and `close` would wait for ever.
         self._server.handle_metrics()
         self._pool = ThreadPoolExecutor(self.limits.max_batch_size, thread_name_prefix="generation")
         self._lock = threading.Lock()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Weights(Mapping[str, "NDArray[np.float32]"]):
-    """The tensors of a model folder by name. `weights[name]` reads one, as float32, whatever it is stored in."""
+    """The tensors of a model directory by name. `weights[name]` reads one, as float32, whatever it is stored in."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers of every file of the model in `folder`.
+        """Read the headers of every file of the model in `directory`.
 
         Raises StageError where files are missing, damaged, or disagree with their index.
         """

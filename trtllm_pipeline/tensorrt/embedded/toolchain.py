@@ -110,7 +110,7 @@ def _server(_cell: Cell, context: StageContext[Any], machine: Machine) -> Sequen
 CONVERT = Stage(
     name="convert",
     version=3,
-    summary="turn a Hugging Face folder into a GGUF checkpoint, quantizing as asked",
+    summary="turn a Hugging Face directory into a GGUF checkpoint, quantizing as asked",
     program="trtllm_pipeline.tensorrt.embedded.convert:run",
     inputs={"model": "download"},
     parts=lambda _cell: {"model": _READ},
@@ -126,7 +126,7 @@ CONVERT = Stage(
 BUILD = Stage(
     name="build",
     version=2,
-    summary="make an engine folder: weights, limits, and the proof that it loads",
+    summary="make an engine directory: weights, limits, and the proof that it loads",
     program="trtllm_pipeline.tensorrt.embedded.build:run",
     inputs={"checkpoint": "convert"},
     params=BuildEmbedded,

@@ -13,7 +13,7 @@ from pathlib import Path
 def _make_importable() -> None:
     """Make the package around this file importable, and nothing that is installed beside it."""
     here = Path(__file__).resolve().parent
-    # Python searches a script's folder first, where modules of ours would hide others of the same names.
+    # Python searches a script's directory first, where modules of ours would hide others of the same names.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     folder = next(each for each in here.parents if each.name == "trtllm_pipeline")
     spec = importlib.util.spec_from_file_location(

@@ -94,7 +94,7 @@ class CalibrationLoop:
             )
         self.batch_size = rows // 2
         print(  # noqa: T201 - the stage's log
-            f"memory ran out at {rows} rows of {length} tokens; going on with {self.batch_size}", flush=True
+            f"memory ran out at {rows} rows of {length} tokens; continuing {self.batch_size}", flush=True
         )
         if self.restart:
             raise SmallerBatchError(self.batch_size)

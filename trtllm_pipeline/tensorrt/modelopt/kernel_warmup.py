@@ -26,7 +26,7 @@ _WEIGHT_FILES: Final = ("*.safetensors", "*.bin")
 
 @contextmanager
 def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> Iterator[None]:
-    """While the context lasts, `rehearse` on one random layer of the model in `folder`, whose configuration is `config`.
+    """While the context lasts, `rehearse` on one random layer of the model in `directory`, whose configuration is `config`.
 
     Leaving the context waits for it. What goes wrong in it is printed, and of no further consequence. Does nothing without
     a GPU, with several (each would need its own), and with one that the weights fill by more than half.

@@ -1,4 +1,4 @@
-"""The quantization worker: a Hugging Face folder becomes a quantized checkpoint, with NVIDIA Model Optimizer."""
+"""The quantization worker: a Hugging Face directory becomes a quantized checkpoint, with NVIDIA Model Optimizer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
 
 
 def run(context: StageContext[Any]) -> None:
-    """Program of the stage. Input `model`: a Hugging Face folder. File `calibration_data`: JSON Lines, for calibration.
+    """Program of the stage. Input `model`: a Hugging Face directory. File `calibration_data`: JSON Lines, for calibration.
 
     Leaves a checkpoint of the format asked for and `quantize.json`: times, memory, batch size, rows, versions.
     """
@@ -225,7 +225,7 @@ class Quantization:
                     trust_remote_code=False,
                     local_files_only=True,
                 )
-        except Exception as error:  # what transformers raises for a damaged folder is not said anywhere
+        except Exception as error:  # what transformers raises for a damaged directory is not said anywhere
             if calibration_memory.is_out_of_memory(error):
                 raise
             needs_code = "trust_remote_code" in str(error)

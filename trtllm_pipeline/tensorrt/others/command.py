@@ -1,7 +1,7 @@
-"""How OpenAI-compatible servers of others are started: known servers, command lines with placeholders, and versions.
+"""How OpenAI-compatible other OpenAI-compatible servers are started: known servers, command lines with placeholders, and versions.
 
 Known servers are data, `data/openai_servers.json`. A command line is filled twice: with what a cell says of it when it is
-planned, and with folders and port when it is started.
+planned, and with directories and port when it is started.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _interpreter(words: Sequence[str]) -> str:
 
 
 def _without_env(words: Sequence[str]) -> Sequence[str]:
-    """The command line that env starts, of one that begins with it."""
+    """The command line that env starts, of one that starts with it."""
     if not words or Path(words[0]).name != "env":
         return words
     return [*itertools.dropwhile(lambda word: word.startswith("-") or "=" in word, words[1:])]

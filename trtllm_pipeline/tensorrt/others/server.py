@@ -1,4 +1,4 @@
-"""The launch stages' program for servers of others: one that is started, or one that runs already, until told to end."""
+"""The launch stages' program for other OpenAI-compatible servers: one that is started, or one that runs already, until told to end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CommandServer(Server):
 
 
 def run(context: StageContext[LaunchOpenAi]) -> None:
-    """Serve until told to end. Raises StageError for what cannot be started, ServerError when the server cannot go on."""
+    """Serve until told to end. Raises StageError for what cannot be started, ServerError when the server cannot continue."""
     asked = settled(context.params, context.inputs)
     if asked.url is not None:
         _attend(context, asked)

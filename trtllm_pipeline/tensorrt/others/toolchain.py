@@ -1,4 +1,4 @@
-"""Servers of others that speak OpenAI's API, as toolchains: vLLM, SGLang, `transformers serve`, llama.cpp's server, and `openai`
+"""Other OpenAI-compatible servers that speak OpenAI's API, as toolchains: vLLM, SGLang, `transformers serve`, llama.cpp's server, and `openai`
 for any other, which a matrix names by its URL or its command line.
 
 download (-> convert, for a command that reads a GGUF file) -> launch -> smoke, perf, accuracy
@@ -54,7 +54,7 @@ _SPLITTING: Final = frozenset({"vllm", "sglang"})
 _WHOLE_EXPERTS: Final = frozenset({"enable_expert_parallel", "ep_size", "expert_parallel_size", "ep"})
 """Options of those by which no expert is split."""
 _FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
-"""How a precision begins -> bits of a weight, without scales."""
+"""How a precision starts -> bits of a weight, without scales."""
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
@@ -131,7 +131,7 @@ def _gpus_lacking(cell: Cell, machine: Machine) -> str | None:
 
 def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str | None:
     if "/" in words[0] and not Path(words[0]).is_absolute():
-        return f"settings.openai.command: {words[0]} would be looked for in the folder of each attempt; give its whole path"
+        return f"settings.openai.command: {words[0]} would be looked for in the directory of each attempt; give its whole path"
     if machine.assumed:
         return None
     if shutil.which(words[0]) is None:
@@ -171,7 +171,7 @@ def _needs(cell: Cell, machine: Machine) -> Needs:
 
 
 def _read(cell: Cell) -> LaunchOpenAi:
-    """The command line with all but folders and port filled in, so that it is what the key has."""
+    """The command line with all but directories and port filled in, so that it is what the key has."""
     told, known = command.settings(cell), KNOWN.get(cell.toolchain)
     own: dict[str, Any] = {"restarts": 0, **rule(cell), "command": None, "options": {}}
     if not told["url"]:

@@ -64,7 +64,7 @@ def openai_argv(command: Sequence[str], host: str, ports: Ports, ways: OpenAiWay
 
 
 def triton_openai(python: str, program: str, repository: str, tokenizer: str) -> list[str]:
-    """The command line of Triton's own OpenAI front end, without its address. `tokenizer` is the folder that has the chat
+    """The command line of Triton's own OpenAI front end, without its address. `tokenizer` is the directory that has the chat
     template; KServe's ports, which it leaves closed unless told otherwise, stay so.
     """
     return [python, program, "--model-repository", repository, "--tokenizer", tokenizer]
@@ -146,7 +146,7 @@ def argv(
         command.append("--allow-run-as-root")
     if oversubscribe:
         command.append("--oversubscribe")
-    # Called by its path, mpirun would put its own folders first on PATH and LD_LIBRARY_PATH.
+    # Called by its path, mpirun would put its own directories first on PATH and LD_LIBRARY_PATH.
     command.append("--noprefix")
     # mpirun would bind each of up to two ranks to one core, and rank 0 has tokenizers and an HTTP server to run.
     command += ["--bind-to", "none"]

@@ -52,11 +52,11 @@ class Requirements:
     gpu: str | None = None
     """Name of the GPU that it was built on."""
     digests: Mapping[str, FileDigest] | None = None
-    """By the name of the file in the engine's folder."""
+    """By the name of the file in the engine's directory."""
 
 
 def write(engine: Path, gpu: Gpu) -> Requirements:
-    """Write engine.json into a folder that `trtllm-build` has filled on `gpu`; returns its content.
+    """Write engine.json into a directory that `trtllm-build` has filled on `gpu`; returns its content.
 
     Reads every rank's files once. Raises ServerError if the engine is incomplete.
     """
@@ -71,7 +71,7 @@ def write(engine: Path, gpu: Gpu) -> Requirements:
 
 
 def read(engine: Path) -> Requirements:
-    """The requirements of the engine in this folder. Raises ServerError if it is not an engine folder."""
+    """The requirements of the engine in this directory. Raises ServerError if it is not an engine directory."""
     config = _from_config(engine)
     path = engine / FILE
     try:
@@ -139,7 +139,7 @@ def _check_ranks(engine: Path, world_size: int) -> None:
 
 
 def _check_file(engine: Path, name: str, built: FileDigest) -> None:
-    """Raise ServerError unless the file is as it was built, DownloadError for a link out of the folder."""
+    """Raise ServerError unless the file is as it was built, DownloadError for a link out of the directory."""
 
     def damaged(what: str) -> ServerError:
         hint = "build or copy the engine again"

@@ -19,11 +19,11 @@ from trtllm_pipeline.models import model_config
 
 COMPILED: Final = "__pycache__"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./+@%=-]*")
-"""No character that is special to a shell, mpirun or a list of folders."""
+"""No character that is special to a shell, mpirun or a list of directories."""
 
 
 def plain(path: Path) -> Path:
-    """A name of the existing file or folder `path` that anything takes as it is: its own, or one by way of this process.
+    """A name of the existing file or directory `path` that anything takes as it is: its own, or one by way of this process.
 
     The second needs no file that somebody would have to remove. It holds for this user, and until this process ends,
     as its servers do. Raises ServerError where there is no /proc.
@@ -36,13 +36,13 @@ def plain(path: Path) -> Path:
         raise ServerError(
             f"a server cannot use the path {path}, and without /proc there is no other name for it",
             failure=FailureClass.USER,
-            hint="use a folder whose path has only ASCII letters, digits and . _ - +",
+            hint="use a directory whose path has only ASCII letters, digits and . _ - +",
         )
     return named
 
 
 def link_repository(repository: Path, folder: Path) -> None:
-    """Make `folder` look like `repository`, with links to its files.
+    """Make `directory` look like `repository`, with links to its files.
 
     Compiled Python is left out, and a file whose settings name a path that is not `plain` is written anew.
     """

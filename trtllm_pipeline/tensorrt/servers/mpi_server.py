@@ -105,7 +105,7 @@ class World(triton_server.RunningTriton):
 
     @property
     def folder(self) -> Path:
-        """The folder of the ranks' logs."""
+        """The directory of the ranks' logs."""
         return self.output.parent / RANKS_FOLDER
 
     @property

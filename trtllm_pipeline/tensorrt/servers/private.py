@@ -33,7 +33,7 @@ def keep_modes() -> bool:
     """Make fchmod(file, 0644) do nothing, in this process and all that descend from it; whether that could be done."""
     libc = ctypes.CDLL(None)
     architecture, fchmod, seccomp = _NUMBERS.get(os.uname().machine, (0, 0, 0))
-    instructions = (  # code, where to go on when equal, when not, value; the data are of struct seccomp_data
+    instructions = (  # code, where to continue when equal, when not, value; the data are of struct seccomp_data
         (_LOAD, 0, 0, 4), (_EQUAL, 0, 5, architecture),
         (_LOAD, 0, 0, 0), (_EQUAL, 0, 3, fchmod),
         (_LOAD, 0, 0, 24), (_EQUAL, 0, 1, _MODE),

@@ -53,7 +53,7 @@ _LEAST_PORT: Final = 20_000
 _TRIED_PORTS: Final = 64
 _CHOSEN: Final[deque[socket.socket]] = deque(maxlen=128)
 """Marks of the ports that this process has chosen last."""
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary directory
 TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
 _MARK: Final = "trtllm-pipeline"
 _TICK_S: Final = 0.05
@@ -78,9 +78,9 @@ def check(triton: TritonInstallation, python_models: int) -> None:
     for variable, folder, separators in _searched(triton):
         if found := next((each for each in separators if each in str(folder)), None):
             raise _unusable(
-                f"{folder} contains {found!r}, which separates folders in {variable}: Triton's Python models would not find "
+                f"{folder} contains {found!r}, which separates directories in {variable}: Triton's Python models would not find "
                 f"their libraries there",
-                "create the Python environment in a folder without it",
+                "create the Python environment in a directory without it",
             )
     needed = (python_models + 1) * SHARED_MEMORY_BYTES
     shared = os.statvfs(SHARED_MEMORY)
@@ -116,7 +116,7 @@ def _unusable(reason: str, hint: str) -> ServerError:
 
 
 def _searched(triton: TritonInstallation) -> Iterator[tuple[str, Path, str]]:
-    """The search path variables of a server's Python, a folder in each, and the separators that the folder must not contain."""
+    """The search path variables of a server's Python, a directory in each, and the separators that the directory must not contain."""
     yield "PATH", Path(sys.executable).parent, ":"
     if triton.libraries is not None:
         yield "LD_LIBRARY_PATH", triton.libraries, ":;"
@@ -157,7 +157,7 @@ def environment(triton: TritonInstallation) -> dict[str, str]:
 
 
 def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
-    """The model repository and the backend directory for a server, made of links in `folder`; see `links`."""
+    """The model repository and the backend directory for a server, made of links in `directory`; see `links`."""
     folder.mkdir(parents=True, exist_ok=True)
     named = links.plain(folder)
     links.link_repository(repository, folder / "models")
@@ -165,7 +165,7 @@ def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Pa
 
 
 def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
-    """The backend directory; for the wheel, links in `folder` with the right stub."""
+    """The backend directory; for the wheel, links in `directory` with the right stub."""
     if triton.stubs is None:
         return triton.backends
     python = folder / "python"
@@ -270,7 +270,7 @@ class RunningTriton(Server):
         return ["/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.loaded)]
 
     def ready(self) -> bool:
-        """Whether it reports that it is ready. Marks the folders that it has made until now."""
+        """Whether it reports that it is ready. Marks the directories that it has made until now."""
         self._mark_folders()
         return super().ready()
 
@@ -396,7 +396,7 @@ def start(
 ) -> TritonProcess:
     """Start `triton` on `repository` in this process's session and group; `models` are those in the repository.
 
-    The server works on links in `folder`. `variables` are added to its environment. Its output is appended to `log`.
+    The server works on links in `directory`. `variables` are added to its environment. Its output is appended to `log`.
     """
     remove_stale_leftovers()
     prefix = new_prefix()
@@ -505,10 +505,10 @@ def _prefix(pid: int) -> str:
 
 
 def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
-    """Mark the folders that the Python backends of `servers`, started at `since`, have created as belonging to `prefix`.
+    """Mark the directories that the Python backends of `servers`, started at `since`, have created as belonging to `prefix`.
 
     Each creates /tmp/python_env_XXXXXX, which remains when Triton is killed or does not wait for its models. Nothing tells
-    whose it is, so the first unmarked folder of this user since then is taken.
+    whose it is, so the first unmarked directory of this user since then is taken.
     """
     marks = {folder: _mark(folder) for folder, made in _own_folders() if made > since - _TICK_S}
     unknown = [folder for folder, mark in marks.items() if mark is None]
@@ -521,7 +521,7 @@ def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
 
 
 def _own_folders() -> Iterator[tuple[Path, float]]:
-    """Folders of this user's Python backends, with their modification times."""
+    """Directories of this user's Python backends, with their modification times."""
     for folder in TEMPORARY.glob("python_env_*"):
         with contextlib.suppress(FileNotFoundError):
             about = folder.lstat()
@@ -530,7 +530,7 @@ def _own_folders() -> Iterator[tuple[Path, float]]:
 
 
 def _mark(folder: Path) -> str | None:
-    """The prefix of the server that a folder is marked for; None for an unmarked folder."""
+    """The prefix of the server that a directory is marked for; None for an unmarked directory."""
     try:
         return (folder / _MARK).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -538,7 +538,7 @@ def _mark(folder: Path) -> str | None:
 
 
 def _remove(over: Callable[[str], bool]) -> None:
-    """Delete the leftovers of servers for whose prefix, or file name that begins with it, `over` is true."""
+    """Delete the leftovers of servers for whose prefix, or file name that starts with it, `over` is true."""
     for path in SHARED_MEMORY.iterdir():
         if over(path.name):
             with contextlib.suppress(OSError):  # gone, or another user's: anybody may give a file such a name
@@ -553,7 +553,7 @@ def _remove(over: Callable[[str], bool]) -> None:
 
 
 def remove_leftovers(prefix: str) -> None:
-    """Delete the shared memory files and folders of the server with this prefix."""
+    """Delete the shared memory files and directories of the server with this prefix."""
     _remove(lambda name: name.startswith(prefix))
 
 

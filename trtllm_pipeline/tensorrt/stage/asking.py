@@ -53,7 +53,7 @@ def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Se
 
 
 def draft_options(model: str, engine: Path) -> dict[str, Option]:
-    """What every request to a served `model` says where its engine, in a folder, has a draft model beside it, which requests
+    """What every request to a served `model` says where its engine, in a directory, has a draft model beside it, which requests
     alone ask for; else nothing.
 
     Answers are not streamed then, and have to be said not to be. Source: decode.py of tensorrt_llm_bls.
@@ -95,7 +95,7 @@ async def adapter_options(
 
 
 def number_of(folder: Path) -> int:
-    """A number for the LoRA adapter in a folder, another one for other files: servers keep an adapter under its number, and take
+    """A number for the LoRA adapter in a directory, another one for other files: servers keep an adapter under its number, and take
     it for whatever is asked for by that.
     """
     from hashlib import blake2b
@@ -114,10 +114,10 @@ def lora_request(name: str, number: int, folder: Path) -> Mapping[str, Option]:
 async def load_adapter(
     service: Service, model: str, name: str, number: int, folder: Path, engine: Path | None, timeout_s: float
 ) -> Mapping[str, Option]:
-    """What a request to a served `model` says to have the LoRA adapter in a folder.
+    """What a request to a served `model` says to have the LoRA adapter in a directory.
 
     An engine in Triton is sent the adapter here: its backend keeps each under a number, and takes that alone from then on,
-    over every protocol; `engine` is its folder, where that is known. Other servers load the folder themselves. Raises
+    over every protocol; `engine` is its directory, where that is known. Other servers load the directory themselves. Raises
     StageError for an adapter that the server does not take.
 
     Source: inputs of the Triton models `llmapi` and `inflight_batcher_llm`.

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
 
 OUT: Final = "out"
-"""Folder of an attempt, and of an artifact, that holds the result."""
+"""Directory of an attempt, and of an artifact, that holds the result."""
 P = TypeVar("P")
 JOB: Final = "job.json"
 PROGRESS_FILE: Final = "progress.json"
 FAILURE_FILE: Final = "failure.json"
 SERVICE_FILE: Final = "service.json"
-"""Written into the attempt folder by a service when it is ready: its endpoints."""
+"""Written into the attempt directory by a service when it is ready: its endpoints."""
 REPAIR_FILE: Final = "repair.json"
 """Beside it while the service starts its server again."""
 
@@ -42,13 +42,13 @@ class StageContext(Generic[P]):
     params: P
     """Of the class that the stage names, see `tensorrt/stage/params.py`."""
     inputs: Mapping[str, Path]
-    """Folder of each upstream artifact by input name; for a stage inside a service also `service`, a JSON file."""
+    """Directory of each upstream artifact by input name; for a stage inside a service also `service`, a JSON file."""
     files: Mapping[str, Path]
     """Files of the user (prompts, calibration rows) by name; their content is in the fingerprint."""
     out: Path
-    """An empty folder of this attempt alone; becomes the artifact when the program ends well."""
+    """An empty directory of this attempt alone; becomes the artifact when the program ends well."""
     attempt: Path
-    """The attempt's folder around `out`: job, log, progress."""
+    """The attempt's directory around `out`: job, log, progress."""
 
     def progress(self, done: float, total: float | None, unit: str) -> None:
         """Say how far the work is; shown live, at most a few times a second. `unit` is e.g. "bytes" or "requests"."""

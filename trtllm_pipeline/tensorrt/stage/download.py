@@ -1,4 +1,4 @@
-"""The download stage's program: a pinned source in, a verified Hugging Face folder out."""
+"""The download stage's program: a pinned source in, a verified Hugging Face directory out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import DownloadParams
 
 PARTIAL: Final = "partial"
-"""Folder beside the attempts that keeps what broken transfers have brought."""
+"""Directory beside the attempts that keeps what broken transfers have brought."""
 
 
 def run(context: StageContext[DownloadParams]) -> None:

@@ -9,7 +9,7 @@ from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE
 
 
 def write(attempt: Path, error: StageError) -> None:
-    """Leave `error` in the attempt's folder."""
+    """Leave `error` in the attempt's directory."""
     log = error.log
     write_json(
         attempt / FAILURE_FILE,

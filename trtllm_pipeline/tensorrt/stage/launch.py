@@ -5,7 +5,7 @@
     run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
     run_openai   `trtllm-serve`, which does as well, or Triton's own OpenAI front end (`tensorrt/servers/trtllm_serve.py`)
 
-Ready is said by `service.json` in the attempt folder. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
+Ready is said by `service.json` in the attempt directory. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
 the process that started it. A server is started again, on the same ports, when a Python model process of it dies, up to
 three times, and when it dies itself, as often as `restarts` says; then it ends with the cause and the tail of the log.
 """
@@ -79,7 +79,7 @@ Begin = Callable[[LaunchParams], Server]
 
 
 def run(context: StageContext[LaunchEmbedded]) -> None:
-    """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
+    """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot continue."""
     repository = context.inputs["repository"]
     if not (repository / ENSEMBLE / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {ENSEMBLE}", hint="write it with `pipeline stage repository`")
@@ -150,7 +150,7 @@ def _triton(repository: Path) -> triton_installation.TritonInstallation:
 
 
 def serve(context: StageContext[Any], begin: Begin) -> None:
-    """Keep a server that `begin` starts; see the module's docstring. When it cannot go on, its log's end is in ours."""
+    """Keep a server that `begin` starts; see the module's docstring. When it cannot continue, its log's end is in ours."""
     try:
         _keep(context, begin)
     except ServerError as error:

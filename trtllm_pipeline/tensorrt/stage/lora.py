@@ -41,7 +41,7 @@ MODULE_IDS: Final = {
 
 
 def check_weights(adapter: Path, model: Path) -> None:
-    """Raise StageError for an adapter of a model with layers of another width than those of the folder `model`, and for one that
+    """Raise StageError for an adapter of a model with layers of another width than those of the directory `model`, and for one that
     has biases of layers, as PEFT trains them with `bias: all`: no request can bring them. Source: HF_LORA_PATTERN of
     the releases' LoRA code, beside which a tensor is an unsupported key.
     """

@@ -63,7 +63,7 @@ class LoraTensors:
 
 
 def convert(adapter: Path, dtype: str) -> LoraTensors:
-    """The adapter in a folder for engines of `dtype`: float32, float16 or bfloat16.
+    """The adapter in a directory for engines of `dtype`: float32, float16 or bfloat16.
 
     Raises StageError for a layer that engines have no name for, a half of a pair, and values that float16 cannot hold.
     """

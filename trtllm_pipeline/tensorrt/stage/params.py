@@ -47,7 +47,7 @@ class Param:
     """What is known of one parameter beside its type and default."""
 
     help: str
-    """A phrase that begins with a small letter, without a full stop."""
+    """A phrase that starts with a small letter, without a full stop."""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
@@ -221,7 +221,7 @@ Precisions = dict[StopMetric, float]
 
 
 Form = Literal["model", "draft", "adapter", "tokenizer"]
-"""What a folder is: a model with its tokenizer, a draft model, which may come without one, a LoRA adapter, or all of a model but
+"""What a directory is: a model with its tokenizer, a draft model, which may come without one, a LoRA adapter, or all of a model but
 its weights."""
 LoraNames = Annotated[
     tuple[str, ...],
@@ -258,7 +258,7 @@ class DownloadParams(Parameters):
     folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None
     copies: Annotated[
         list[dict[str, Any]] | None,
-        Param("other sources on hubs, which go on where the first breaks off", null="none", runtime=True),
+        Param("other sources on hubs, which continue where the first breaks off", null="none", runtime=True),
     ] = None
     quantization: Annotated[
         str | None, Param("how the weights have to be quantized already", null="anything goes", runtime=True)
@@ -566,7 +566,7 @@ class PerfParams(Parameters):
     stop_when: Annotated[
         Precisions,
         Param(
-            "go on with repeats until the 95 % intervals of these metrics are this narrow, to either side: output_tps=3%",
+            "continue with repeats until the 95% intervals of these metrics are this narrow, to either side: output_tps=3%",
             later=True,
         ),
     ] = field(default_factory=dict)

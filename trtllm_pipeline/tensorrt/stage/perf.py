@@ -1,7 +1,7 @@
 """Measure a running server: latencies and throughput over a list of concurrencies and request rates, on the user's prompts.
 
 Leaves `events.jsonl` (everything that was observed) and `perf.json` (everything that follows from it). A measurement that
-fails the validity gates fails the stage; both files stay in the attempt's folder.
+fails the validity gates fails the stage; both files stay in the attempt's directory.
 """
 
 from __future__ import annotations

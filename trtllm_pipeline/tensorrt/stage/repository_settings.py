@@ -156,9 +156,9 @@ class RepositorySettings(TextModels, LlmApi):
     lora_cache_host_memory_bytes: Annotated[
         int | None, Setting("host memory for LoRA weights", ge=0, since="0.10.0")
     ] = None
-    lora_prefetch_dir: Annotated[str | None, Setting("folder of LoRA weights loaded at the start", since="0.19.0")] = (
-        None
-    )
+    lora_prefetch_dir: Annotated[
+        str | None, Setting("directory of LoRA weights loaded at the start", since="0.19.0")
+    ] = None
     gpu_device_ids: Annotated[tuple[int, ...] | None, Setting("GPUs of the ranks, in order", ge=0)] = None
     participant_ids: Annotated[
         tuple[int, ...] | None, Setting("MPI ranks that run this model", ge=0, since="0.14.0")
@@ -206,14 +206,14 @@ class RepositorySettings(TextModels, LlmApi):
         DataType | None, Setting("type of prompt tables", default="TYPE_FP16", since="1.1.0rc6")
     ] = None
     max_num_images: Annotated[int | None, Setting("images of a request", ge=1, since="0.16.0")] = None
-    multimodal_model_path: Annotated[str | None, Setting("folder of the vision engines", since="0.19.0")] = None
+    multimodal_model_path: Annotated[str | None, Setting("directory of the vision engines", since="0.19.0")] = None
     visual_model_path: Annotated[
-        str | None, Setting("folder of the vision engines", since="0.12.0", until="0.18.2")
+        str | None, Setting("directory of the vision engines", since="0.12.0", until="0.18.2")
     ] = None
     multimodal_encoders_name: Annotated[
         str | None, Setting("model that tensorrt_llm_bls sends images to", since="0.14.0")
     ] = None
-    encoder_engine_dir: Annotated[str | None, Setting("engine folder of the encoder", since="0.11.0")] = None
+    encoder_engine_dir: Annotated[str | None, Setting("engine directory of the encoder", since="0.11.0")] = None
     tensorrt_llm_model_name: Annotated[
         str | None, Setting("model that tensorrt_llm_bls calls", default="tensorrt_llm", since="0.10.0")
     ] = None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 HEALTH: Final = "health"
 _REQUEST_FAILED: Final = "the request failed"
-_ABOUT_IMAGES: Final = "Name one colour of the image."
+_ABOUT_IMAGES: Final = "Name one color of the image."
 IMAGES_PROTOCOL: Final = "openai_chat"
 """The one that takes images."""
 
@@ -235,7 +235,7 @@ class _Smoke:
         if not text.strip():
             raise _CheckError(f"the answer to {self.asked.prompt!r} is empty")
         if text.lstrip().startswith(self.asked.prompt.strip()):
-            raise _CheckError(f"the answer begins with the prompt itself: {text!r}; expected new text only")
+            raise _CheckError(f"the answer starts with the prompt itself: {text!r}; expected new text only")
         if self.answer is None:
             self.answer = text
         elif text != self.answer:
@@ -338,7 +338,7 @@ def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:
 
 
 def _described(config: Any, folder: str) -> dict[str, Any]:
-    """What must not differ between a config.pbtxt in `folder` and the configuration of its model in a server."""
+    """What must not differ between a config.pbtxt in `directory` and the configuration of its model in a server."""
     return {
         "name": config.name or folder,
         "backend": config.platform or config.backend,

@@ -28,7 +28,7 @@ _TABLE: Final = {
 }
 """Name -> module with a `TOOLCHAIN`, the preferred first: those that are looked for on a machine."""
 SERVERS: Final = (OPENAI, *OPENAI_SERVERS)
-"""Toolchains that are servers of others, which are taken where a matrix names them."""
+"""Toolchains that are other OpenAI-compatible servers, which are taken where a matrix names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def names() -> tuple[str, ...]:
 
 
 def every_name() -> tuple[str, ...]:
-    """The same, and after them the servers of others."""
+    """The same, and after them the other OpenAI-compatible servers."""
     return (*_TABLE, *SERVERS)
 
 

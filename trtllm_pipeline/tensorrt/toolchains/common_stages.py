@@ -87,7 +87,7 @@ def _downloading(cell: Cell, _machine: Machine) -> Needs:
 DOWNLOAD = Stage(
     name="download",
     version=2,
-    summary="fetch a model into a standard Hugging Face folder and verify it",
+    summary="fetch a model into a standard Hugging Face directory and verify it",
     program="trtllm_pipeline.tensorrt.stage.download:run",
     shared=True,
     params=DownloadParams,

@@ -19,7 +19,7 @@ _OUTPUTS: Final[Mapping[str, str]] = {"attn_q": "heads", "attn_k": "kv", "attn_v
 def adapter_bytes(found: Mapping[str, Json], cell: Cell) -> int:
     """Of a LoRA adapter in 16 bits: `2 * r * (in + out)` for each matrix that it changes, of the rank `r`.
 
-    Source: the paper on LoRA, 4.1. By its files where it is a folder; 0 where neither is known.
+    Source: the paper on LoRA, 4.1. By its files where it is a directory; 0 where neither is known.
     """
     rank, modules = found.get("max_lora_rank"), found.get("lora_target_modules")
     if not isinstance(rank, int) or not isinstance(modules, list):
@@ -36,7 +36,7 @@ def adapter_bytes(found: Mapping[str, Json], cell: Cell) -> int:
 
 
 def draft_bytes(found: Mapping[str, Json], cell: Cell) -> int:
-    """Of a draft model: its files' where it is a folder, its recipe's; of an EAGLE-3 head, what one for this model has.
+    """Of a draft model: its files' where it is a directory, its recipe's; of an EAGLE-3 head, what one for this model has.
 
     0 where nobody can tell.
     """
@@ -74,7 +74,7 @@ def _shape(found: Mapping[str, Json]) -> Shape | None:
 
 @lru_cache(maxsize=64)
 def _weights_bytes(folder: str) -> int:
-    """Of the weights in a folder of files, links followed."""
+    """Of the weights in a directory of files, links followed."""
     try:
         files = [path for pattern in ("*.safetensors", "*.bin") for path in Path(folder).glob(pattern)]
         return sum(path.stat().st_size for path in files)

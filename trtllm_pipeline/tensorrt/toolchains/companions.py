@@ -114,7 +114,7 @@ def rank_of(configuration: Mapping[str, Any]) -> int:
 
 
 def read_adapter(folder: Path) -> tuple[int, list[str]]:
-    """Rank and layers of the LoRA adapter in a folder. Raises StageError for one that is none."""
+    """Rank and layers of the LoRA adapter in a directory. Raises StageError for one that is none."""
     configuration = Fields.read(folder, "adapter_config.json").values
     try:
         return rank_of(configuration), modules_of(configuration)
@@ -297,7 +297,7 @@ def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str |
 
 def _unfit_pytorch(cell: Cell, configuration: Mapping[str, Any]) -> str | None:
     """Why the LLM API cannot take an adapter. Source: `DecoderModelForCausalLM` of the PyTorch backend, which takes a vocabulary
-    and what maps to it from the one folder in `lora_dir` when it loads the model, and no other whole layer.
+    and what maps to it from the one directory in `lora_dir` when it loads the model, and no other whole layer.
     """
     saved = [str(name) for name in configuration.get("modules_to_save") or ()]
     if not saved:

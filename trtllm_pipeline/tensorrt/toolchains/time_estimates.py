@@ -36,7 +36,7 @@ def source_bytes(cell: Cell) -> int:
 
 
 def downloading(cell: Cell, _machine: Machine) -> float:
-    """A model's files from a hub; those of a local folder are read."""
+    """A model's files from a hub; those of a local directory are read."""
     size, source = source_bytes(cell), cell.recipe.get("source")
     return size / READ if isinstance(source, dict) and "local" in source else fetching_s(size)
 

@@ -72,7 +72,7 @@ HEADERS = """\
 LAST_QUERY = """\
 {%- set ns = namespace(last=-1, seen=false) %}
 {%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- set index = (messages|length - 1) - loop.index0%}
     {%- if not ns.seen and message.role == "user" and message.content is string %}
         {%- set ns.last = index %}
         {%- set ns.seen = true %}
@@ -97,7 +97,7 @@ LAST_QUERY = """\
 ALTERNATION = """\
 {{ bos_token }}
 {%- for message in messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+    {%- if (message['role'] == 'user') != (loop.index0% 2 == 0) %}
         {{- raise_exception('Conversation roles must alternate user/assistant') }}
     {%- endif %}
     {%- if message['role'] == 'user' %}
@@ -193,7 +193,7 @@ HOSTILE = {
     "replace": ("{{ ('x' * 10**5) | replace('', 'y' * 10**5) }}", LimitError, MEMORY),
     "format": ("{{ '%1000000000d' | format(1) }}", LimitError, MEMORY),
     "str.format": ("{{ '{:>1000000000}'.format('x') }}", LimitError, MEMORY),
-    "a power": ("{% set x = messages | length + 9 %}{{ (x ** (3 * 10**7)) % 7 }}", LimitError, TIME),
+    "a power": ("{% set x = messages | length + 9%}{{ (x ** (3 * 10**7)) % 7 }}", LimitError, TIME),
     "a number of many digits": ("{{ (messages | length + 9) ** 5000 }}", RefusedError, "ValueError: Exceeds the limit"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", RefusedError, "RecursionError"),
     "parentheses": ("{{ " + "(" * 5000 + ")" * 5000 + " }}", RefusedError, "RecursionError"),
@@ -435,5 +435,5 @@ def test_a_template_that_leads_out_of_its_folder(tmp_path: Path) -> None:
     folder.mkdir()
     (tmp_path / "secret").write_text("x")
     (folder / "chat_template.jinja").symlink_to(tmp_path / "secret")
-    with pytest.raises(DownloadError, match="outside the model's folder"):
+    with pytest.raises(DownloadError, match="outside the model's directory"):
         chat.read(folder)

@@ -102,7 +102,7 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
     ),
     "client_cpu": (Run([answer(0), client(cpu=0.81)]), Run([answer(0), client(cpu=0.79)])),
     "client_lag": (Run([answer(0), client(lag_ms=(6,) * 100)]), Run([answer(0), client(lag_ms=(4,) * 100)])),
-    "schedule": (scheduled(1.1), scheduled(0.9)),  # 5 % of a TTFT of 20 ms
+    "schedule": (scheduled(1.1), scheduled(0.9)),  # 5% of a TTFT of 20 ms
     "failures": (failing(1, 4), failing(0, 4)),
     "empty_answers": (Run([*answers(2), moved(silent(), 200)]), Run(answers(3))),
     "prompt_echo": (saying(" three word prompt and more"), saying(" three words, then more")),

@@ -198,7 +198,7 @@ def test_energy_is_power_over_the_time_that_is_asked_for() -> None:
     assert counters.energy_j([idle], 2 * 10**9, 7 * 10**9) == pytest.approx(500), "an idle GPU is another's"
     rising = device(0, seconds=range(11))
     rising["samples"] = [sample._replace(watts=10.0 * s) for s, sample in enumerate(rising["samples"])]
-    # Samples outside are moved to the ends of the time, which is where it began and ended.
+    # Samples outside are moved to the ends of the time, which is where it started and ended.
     assert counters.energy_j([record(rising)], 0, 10**10) == pytest.approx(500)
 
 

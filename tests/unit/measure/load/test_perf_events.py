@@ -166,7 +166,7 @@ def twice(kind: str) -> Callable[[Rows], object]:
         (changed(request_rate=5.0), 8, "a level has a concurrency or a request_rate, one of the two"),
         (changed(concurrency=0), 8, "concurrency: input should be greater than 0"),
         (changed(request_rate=float("inf")), 8, "request_rate"),
-        (changed(repeat=1), 8, "its level begins before that of line 7 has ended"),
+        (changed(repeat=1), 8, "its level starts before that of line 7 has ended"),
         (changed(prompt="q"), 8, "there is no prompt 'q' in this file"),
         (changed(phase="other"), 8, "phase: input should be 'warmup' or 'measured', got 'other'"),
         (changed(events=5), 8, "events: input should be a valid array, got 5"),
@@ -182,7 +182,7 @@ def twice(kind: str) -> Callable[[Rows], object]:
         (twice("triton"), 21, "there is a triton record of the same in line 11"),
         (twice("gpu"), 21, "there is a gpu record of the same in line 12"),
         (twice("probe"), 21, "there is a probe record of the same in line 17"),
-        (lambda rows: rows.pop(0), 1, "not the header, with which an event file of a load run begins"),
+        (lambda rows: rows.pop(0), 1, "not the header, with which an event file of a load run starts"),
         (lambda rows: rows.remove(first(rows, "prompt")), 7, "there is no prompt 'p' in this file"),
         (lambda rows: rows.insert(1, [1]), 2, "not a record of a load run"),  # type: ignore[arg-type]
         (lambda rows: rows.insert(1, {"type": []}), 2, "not a record of a load run"),

@@ -272,7 +272,7 @@ def client(*, cpu: float = 0.5, wall_ms: int = 2000, lag_ms: tuple[float, ...] =
             client(lag_ms=(0.1,) * 98 + (200,) * 2),
             {"client_lag": "warning"},
         ),  # now and then, and the kernel's times hold
-        (client(lag_ms=(9,) * 100), {"client_lag": "warning"}),  # 9 % of a request's 100 ms
+        (client(lag_ms=(9,) * 100), {"client_lag": "warning"}),  # 9% of a request's 100 ms
         (client(lag_ms=(11,) * 100), {"client_lag": "warning"}),  # a thinner load, though never by much
         (client(lag_ms=(5,) * 90 + (80,) * 10), {"client_lag": "invalid"}),
         (client(lag_ms=(5,) * 90 + (80,) * 10, wall_ms=900), {"client_lag": "warning"}),  # too short to tell
@@ -296,7 +296,7 @@ LATE = (4,) * 98 + (200,) * 2
             [(90, " a"), *((100 + 10 * index, " b") for index in range(90))],
             client(lag_ms=LATE),
             "warning",
-        ),  # 8.8 % of it
+        ),  # 8.8% of it
         ([(50, " a"), (300, " b"), (550, " c"), (800, " d")], client(lag_ms=LATE), "warning"),  # an event a read
         ([(500, " a")], client(lag_ms=LATE), "warning"),  # without a gap
     ],
@@ -448,7 +448,7 @@ def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:
     assert (tools["genai_perf"]["ttft_ms"]["mean"], tools["genai_perf"]["itl_ms"]["mean"]) == (100, 40)
     assert tools["genai_perf"]["output_tokens_per_s"] == round(4 / 0.22, 3)
     assert (tools["vllm"]["ttft_ms"]["mean"], tools["vllm"]["tpot_ms"]["mean"]) == (40, 60)
-    assert tools["vllm"]["itl_ms"]["n"] == 3, "the message without text begins a gap"
+    assert tools["vllm"]["itl_ms"]["n"] == 3, "the message without text starts a gap"
     # Special tokens are counted, and the end of the stream is waited for: (400 - 40) / (5 - 1).
     assert tools["llm_perf"]["itl_ms"]["mean"] == 90
     assert tools["llm_perf"]["output_tokens_per_s"] == round(5 / 0.4, 3)

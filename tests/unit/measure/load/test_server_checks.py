@@ -123,7 +123,7 @@ def test_a_server_that_is_no_triton_tells_nothing(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     engine.mkdir()
     declared: dict[str, Json] = {"max_seq_len": 192}
-    assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == [], "a folder of weights"
+    assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == [], "a directory of weights"
     (engine / "config.json").write_text('{"build_config": {"max_seq_len": 128}}')
     expected = [SettingCheck("max_seq_len", 192, "the matrix", 128, "the engine's config.json")]
     assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == expected

@@ -67,7 +67,7 @@ def test_intervals_hold_the_truth_as_often_as_they_claim(share: float) -> None:
     for _ in range(trials):
         low, high = mean_interval([float(draw.random() < share) for _ in range(60)], low=0, high=1) or (0, 0)
         held += low <= share <= high
-    # 200 trials of a 95 % interval hold 180 or more with a chance of 99.9 %; the percentile bootstrap of 60 is a bit short
+    # 200 trials of a 95% interval hold 180 or more with a chance of 99.9%; the percentile bootstrap of 60 is a bit short
     assert held / trials > CONFIDENCE - 0.06
     assert held / trials < 1
 

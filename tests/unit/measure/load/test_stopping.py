@@ -47,7 +47,7 @@ def repeats_until_narrow(draw: random.Random, spread: float, wanted: float, most
 
 @pytest.mark.parametrize(("spread", "wanted"), [(3, 0.03), (5, 0.03), (10, 0.05), (1, 0.03)])
 def test_intervals_that_end_the_repeats_hold_the_truth(spread: float, wanted: float) -> None:
-    """A rule that stops when an interval is narrow prefers those that are so by chance: at least 90 % instead of 95 %."""
+    """A rule that stops when an interval is narrow prefers those that are so by chance: at least 90% instead of 95%."""
     draw, held, counts = random.Random(1), 0, []
     for _ in range(1000):
         values = repeats_until_narrow(draw, spread, wanted)
@@ -150,7 +150,7 @@ def found_rate(
 
 
 def test_bisection_finds_the_known_rate_of_a_queue() -> None:
-    """Of M/M/1 the time in the system is exponential with mu - lambda: 95 % within 1 s up to lambda = mu - ln 20."""
+    """Of M/M/1 the time in the system is exponential with mu - lambda: 95% within 1 s up to lambda = mu - ln 20."""
     truth, held, off, tries = 10 - math.log(20), 0, [], []
     for seed in range(40):
         draw = random.Random(seed)
@@ -173,9 +173,9 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
 @pytest.mark.parametrize(
     ("rate", "low", "high", "words"),
     [
-        (7.2, 7.0, 7.6, "7.2 requests/s keep ttft 300 ms for 99.5 % of requests (95 % interval 7 to 7.6)"),
-        (7.2, 7.2, None, "7.2 requests/s keep ttft 300 ms for 99.5 % of requests (no higher rate was tried)"),
-        (None, None, 5.0, "no rate that was tried keeps ttft 300 ms for 99.5 % of requests; the lowest was 5/s"),
+        (7.2, 7.0, 7.6, "7.2 requests/s keep ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
+        (7.2, 7.2, None, "7.2 requests/s keep ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
+        (None, None, 5.0, "no rate that was tried keeps ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
     ],
 )
 def test_the_highest_rate_in_words(rate: float | None, low: float | None, high: float | None, words: str) -> None:
@@ -222,7 +222,7 @@ def test_a_rate_that_is_tried_lasts_until_a_queue_would_be_long() -> None:
 
 def test_a_rate_that_is_not_known_says_why() -> None:
     found = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
-    assert str(found) == ("not known at which 95 % of requests keep ttft 300 ms: 16 requests at a rate, 300 are needed")
+    assert str(found) == ("not known at which 95% of requests keep ttft 300 ms: 16 requests at a rate, 300 are needed")
     assert HighestRate.read(json.loads(json.dumps(asdict(found)))) == found
 
 

@@ -71,7 +71,7 @@ def test_answers_of_one_length_come_in_waves(
         (64, 115, 141, 27.0, 0.02),
         (16, 16, 240, 3.0, 0.03),
         (64, 16, 240, 3.0, 0.03),
-        (64, 16, 240, 27.0, 0.10),  # prefill is 70 % of the work, and few requests have about its mean length
+        (64, 16, 240, 27.0, 0.10),  # prefill is 70% of the work, and few requests have about its mean length
     ],
 )
 def test_a_short_run_agrees_with_a_long_one(
@@ -157,7 +157,7 @@ def test_at_full_concurrency() -> None:
     assert at_full_concurrency(slots, 1, **ends) == (40 * MS, 100 * MS), "a gap of 2 ms is bridged, one of 10 is not"
     assert at_full_concurrency(slots, 1, not_before_ns=90 * MS, not_after_ns=95 * MS) == (90 * MS, 95 * MS)
     assert at_full_concurrency(slots, 2, **ends) is None
-    # 19 of 20 are 95 %.
+    # 19 of 20 are 95%.
     assert at_full_concurrency([[(0, 10)]] * 19, 20, **ends) == (0, 10)
     assert at_full_concurrency([[(0, 10)]] * 18, 20, **ends) is None
 

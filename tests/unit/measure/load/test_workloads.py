@@ -337,7 +337,7 @@ def test_every_request_of_a_run_begins_with_other_words_and_has_its_length(
                 assert text[: prompt.shared] == prompt.text[: prompt.shared]
                 if prompt.input_tokens is not None:
                     assert len(tokenizer.encode(text).ids) == prompt.input_tokens
-            assert texts[-1].startswith(texts[0][:20]), "a conversation goes on where it ended"
+            assert texts[-1].startswith(texts[0][:20]), "a conversation continues where it ended"
             sent.append(texts[0][talk[0].shared :].lstrip())
     beginnings = {" ".join(text.split(" ")[:2]) for text in sent}
     assert len(beginnings) == len(sent) > 100

@@ -24,7 +24,7 @@ def test_rows_say_how_they_are_scored(tmp_path: Path) -> None:
         tmp_path,
         {"input": "a", "output": "b"},
         {"id": "x", "input": "a", "output": "B", "metric": "choice", "choices": ["c", "d"]},
-        {"input": "a", "output": "7", "metric": ["numeric", "regex"], "pattern": r"(\d)", "tolerance": "5 %"},
+        {"input": "a", "output": "7", "metric": ["numeric", "regex"], "pattern": r"(\d)", "tolerance": "5%"},
     )
     assert (first.prompt.id, first.metrics, first.references) == ("1", ("exact",), ("b",))
     assert (second.prompt.id, second.metrics, second.choices) == ("x", ("choice",), ("c", "d"))

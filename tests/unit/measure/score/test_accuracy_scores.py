@@ -138,7 +138,7 @@ CITIES = ("Paris", "Rome", "New York", "York")
         ("I think option A is right", 0),
         ("A city in Italy: Rome", 1),  # an article, no letter
         ("Rome, not Paris", 1),
-        ("It is new york!", 2),  # not York, which begins later
+        ("It is new york!", 2),  # not York, which starts later
         ("The answer is a secret", None),
         ("Romea", None),
         ("E", None),

@@ -1,4 +1,4 @@
-"""A folder with small recipes, and how to write matrices into it."""
+"""A directory with small recipes, and how to write matrices into it."""
 
 from __future__ import annotations
 

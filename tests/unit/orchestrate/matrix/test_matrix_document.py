@@ -137,7 +137,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
         (b"a: 1\nb: \xff\n", "m.yaml:2: is not UTF-8 text"),
         ("a: 1".encode("utf-16"), "m.yaml:1: is not UTF-8 text"),
         (b" " * (document.MAX_BYTES + 1), "m.yaml: is larger than 4 MiB"),
-        (None, "m.yaml: is a folder"),
+        (None, "m.yaml: is a directory"),
     ],
 )
 def test_unreadable_files(tmp_path: Path, content: bytes | None, message: str) -> None:

@@ -155,7 +155,7 @@ def test_layers_of_its_own_are_looked_for_in_the_model(model: Path) -> None:
 
 def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"settings\.speculative\.model no-such-recipe: there is no such recipe or folder"
+        UsageError, match=r"settings\.speculative\.model no-such-recipe: there is no such recipe or directory"
     ):
         pinned(asked(model, method="draft", model="no-such-recipe"))
 
@@ -177,7 +177,7 @@ def test_folders_are_beside_the_matrix_with_and_without_a_dot(model: Path) -> No
 def test_a_draft_model_whose_hub_is_not_reached_says_so() -> None:
     with pytest.raises(UsageError, match=r"org/name: its config\.json cannot be read now") as raised:
         numbers_of("org/name", None, Path())
-    assert raised.value.hint == "name a recipe of it, or a folder that has it"
+    assert raised.value.hint == "name a recipe of it, or a directory that has it"
 
 
 ADAPTER: dict[str, Any] = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}

@@ -26,7 +26,7 @@ PROMPTS = [{"input": "Say it.", "output": "it"}]
 
 
 def locked(request: Request, folder: Path, store: Store | None = None) -> Plan:
-    """What is planned, and its lock in `folder`."""
+    """What is planned, and its lock in `directory`."""
     loaded, machine = selection.load(request), selection.machine_of(request)
     plan = planner.plan_of(request, store, guess=True)
     write_lock(request, loaded, plan, folder, default_toolchain=selection.default_toolchain(request, loaded, machine))

@@ -30,7 +30,7 @@ FILES: Final = {
 }
 MODEL: Final = {name: f"{number:064x}" for number, name in enumerate(sorted(sum(FILES.values(), ())))}
 SERVED: Final = {"repository", "launch", "smoke", "perf", "accuracy"}
-"""What a server is started from is a folder that it sees whole, and all that is asked of it is asked of that."""
+"""What a server is started from is a directory that it sees whole, and all that is asked of it is asked of that."""
 ALL: Final = frozenset(ModelPart)
 CONVERTED: Final = {ModelPart.WEIGHTS, ModelPart.CONFIG, ModelPart.OTHER}
 TOKENIZED: Final = CONVERTED | {ModelPart.TOKENIZER}
@@ -49,7 +49,7 @@ CASES: Final[list[tuple[Cell, Mapping[str, Any]]]] = [
     (cell("fp8", settings=OWN), {"quantize": IN_CHATS, "build": IN_CHATS, "check": ALL}),
     (cell("int4_awq", settings=OPTIONS), {"quantize": ALL, "build": ALL, "check": ALL}),
     (cell("fp16", toolchain=PYTORCH), {}),
-    # A checkpoint of Hugging Face has the tokenizer and its template in it, since it is served as a folder.
+    # A checkpoint of Hugging Face has the tokenizer and its template in it, since it is served as a directory.
     (cell("fp8", toolchain=PYTORCH), {"quantize": ALL}),
     (cell("fp16", toolchain=EMBEDDED), {"convert": TOKENIZED, "build": TOKENIZED}),
     (cell("fp16", toolchain=EMBEDDED, settings=CHATS), {"convert": TOKENIZED, "build": TOKENIZED}),

@@ -97,7 +97,7 @@ def test_protected_artifacts_and_those_of_a_managed_server_stay(
     found = rm(store, capsys, "build", "download", "convert", "repository", "--yes")
     why = {each["fingerprint"]: each["why"] for each in found["kept"]}
     assert why[build].startswith("kept (pipeline store keep")
-    assert why[repository] == "a kept server serves it"
+    assert why[repository] == "a managed server serves it"
     assert {each["stage"] for each in found["kept"]} == {"build", "convert", "download", "repository"}
     assert {each.fingerprint for each in store.index.all_artifacts()} >= set(why)
 

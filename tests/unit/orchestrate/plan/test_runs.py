@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def left(store: Store) -> Left:
-    """What a run leaves in its folder, and whether with its report."""
+    """What a run leaves in its directory, and whether with its report."""
     count = 0
 
     def leave(
@@ -103,7 +103,7 @@ def test_a_run_is_named_in_one_way(store: Store, left: Left) -> None:
         assert find_run(store, wanted) == folder
     for wanted, words in {
         "latest~2": "there are 2 runs",
-        "2026": "begins the ids of 2 runs",
+        "2026": "starts the ids of 2 runs",
         "x": "there is no run",
     }.items():
         with pytest.raises(UsageError, match=words):

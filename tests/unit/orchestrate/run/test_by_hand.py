@@ -81,7 +81,7 @@ def test_a_job_waits_and_says_for_whom(
     assert replayed(tmp_path, gpus) == "GPU-a,GPU-b"
     assert time.monotonic() - begin > 0.25
     what = "these GPUs" if gpus else "this machine"
-    assert capsys.readouterr().err.count(f"build waits: another invocation or a kept server is using {what}") == 1
+    assert capsys.readouterr().err.count(f"build waits: another invocation or a managed server is using {what}") == 1
 
 
 def test_a_stage_by_hand_has_gpus_of_its_own(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
     with pytest.raises(OSError, match="No space left"):
         run(plan_of(until="make"), store, PretendExecutor(), Listening())
     assert store.index.all_artifacts() == []
-    assert not store.claimed(), "whoever goes on in this process needs not wait for it"
+    assert not store.claimed(), "whoever continues in this process needs not wait for it"
     monkeypatch.undo()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(store.workspace))
     again = PretendExecutor()

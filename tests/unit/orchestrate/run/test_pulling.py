@@ -276,7 +276,7 @@ def test_what_was_asked_for_is_asked_for_again(
     plan = ["plan", "-m", "matrix.yaml", "--assume", "tensorrt_llm==0.16.0,sm=90,gpus=1,gpu_memory_gib=80"]
     assert main([*plan, "--remote", "engines"]) == 0
     assert f"nothing to pull from {tmp_path}/engines" in capsys.readouterr().out
-    # A folder that a matrix names is beside it.
+    # A directory that a matrix names is beside it.
     (tmp_path / "matrix.yaml").write_text(f"remote: engines\n{(tmp_path / 'matrix.yaml').read_text()}")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

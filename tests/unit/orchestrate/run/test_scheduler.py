@@ -1264,7 +1264,7 @@ class Simulation:
             self.phase[task_id] = "ready"
             return ServiceReady(task_id)
         if task_id not in self.asked and rng.random() < 0.7:
-            return None  # it goes on serving
+            return None  # it continues serving
         if self.phase[task_id] == "ready" and task_id not in self.asked:
             self.happened["a service died after it was ready"] += 1
         failure = self.failure() if rng.random() < 0.5 else None

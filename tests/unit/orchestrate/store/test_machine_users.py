@@ -52,7 +52,7 @@ def test_who_is_waited_for_is_told(holder: subprocess.Popen[str]) -> None:
         ("work/abc.lock", "process {pid} in workspace {here} ("),
         (
             "serve/chat/lock",
-            "the kept server chat in workspace {here} (process {pid}; pipeline serve stop chat -w {here} ends it)",
+            "the managed server chat in workspace {here} (process {pid}; pipeline serve stop chat -w {here} ends it)",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_what_asks_a_standing_server_does_not_wait_for_its_end(leases: Path) -> 
             )
             assert one is not None
             assert two is not None
-            assert claims.lease_machine(()) is None, "what begins now would disturb it"
+            assert claims.lease_machine(()) is None, "what starts now would disturb it"
             for claim in (*one[0], *two[0]):
                 claim.release()
             enter.let_go()

@@ -158,7 +158,7 @@ def test_files_that_cannot_be_looked_at_are_no_damage(store: Store, monkeypatch:
 def test_a_file_in_the_place_of_a_stage_is_named(store: Store) -> None:
     (store.artifacts_dir / "build").write_text("")
     for look in (lambda: store.present({Fingerprint("a" * 32): "build"}), store.repair):
-        with pytest.raises(StateError, match="not a folder"):
+        with pytest.raises(StateError, match="not a directory"):
             look()
 
 
@@ -174,7 +174,7 @@ def test_a_workspace_that_is_a_link_to_nothing_is_told(tmp_path: Path, inner: st
 def test_a_file_in_the_place_of_a_folder_of_the_workspace_is_named(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w/work").write_text("")
-    with pytest.raises(StateError, match=f"{tmp_path}/w/work is not a folder"):
+    with pytest.raises(StateError, match=f"{tmp_path}/w/work is not a directory"):
         Store(tmp_path / "w")
 
 
@@ -1077,7 +1077,7 @@ def test_a_lease_folder_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch:
         owner = os.getuid()
         monkeypatch.setattr("trtllm_pipeline.orchestrate.store.claims.os.getuid", lambda: owner + 1)
         folder.rename(tmp_path / f"trtllm-pipeline-{owner + 1}")
-    with pytest.raises(StateError, match="not a folder that you own"):
+    with pytest.raises(StateError, match="not a directory that you own"):
         claims.machine_leases()
 
 

@@ -29,7 +29,7 @@ FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000}
 
 
 class _Site(http.server.ThreadingHTTPServer):
-    """Files of a folder; what a path contains decides which answer is another one."""
+    """Files of a directory; what a path contains decides which answer is another one."""
 
     daemon_threads = True
     folder: Path

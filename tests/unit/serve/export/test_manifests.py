@@ -282,7 +282,7 @@ def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
 
     refused = run(tmp_path)
     assert refused.returncode == 2
-    assert "expected a folder that pipeline export --to bundle wrote" in refused.stderr
+    assert "expected a directory that pipeline export --to bundle wrote" in refused.stderr
     assert not log.exists()
     done = run(bundle)
     assert done.returncode == 0, done.stderr

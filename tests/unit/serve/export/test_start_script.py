@@ -34,7 +34,7 @@ PROGRAMS = ("pipeline", "tritonserver", "mpirun", "trtllm-serve", "trtllm-llmapi
 def started(
     folder: Path, *words: str, code: int = 0, installed: Sequence[str] = PROGRAMS, **variables: str
 ) -> list[str]:
-    """What the script starts, a word a line; paths below its own folder are cut to WORK."""
+    """What the script starts, a word a line; paths below its own directory are cut to WORK."""
     programs = folder.parent / f"bin-{len(installed)}"
     programs.mkdir(exist_ok=True)
     for name in installed:

@@ -97,7 +97,7 @@ LLAMA = """\
 {%- if message.role == 'tool' %}{{ '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
 {{- message.content | tojson if message.content is mapping or message.content is iterable else message.content }}{{ '<|eot_id|>' }}
 {%- elif message.tool_calls %}
-{%- if message.tool_calls | length != 1 %}{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}
+{%- if message.tool_calls | length != 1%}{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}
 {%- set call = message.tool_calls[0].function %}
 {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
 {{- '{"name": "' + call.name + '", ' + '"parameters": ' }}{{ call.arguments | tojson }}{{ '}<|eot_id|>' }}
@@ -120,11 +120,11 @@ MISTRAL = """\
 {%- for message in messages %}
 {%- if message.tool_calls %}{{ '[TOOL_CALLS] [' }}
 {%- for call in message.tool_calls %}
-{%- if call.id | length != 9 %}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}
+{%- if call.id | length != 9%}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}
 {%- set out = call.function | tojson %}{{ out[:-1] }}{{ ', "id": "' + call.id + '"}' }}{{ ', ' if not loop.last else ']</s>' }}
 {%- endfor %}
 {%- elif message.role == 'tool' %}
-{%- if message.tool_call_id | length != 9 %}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}
+{%- if message.tool_call_id | length != 9%}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}
 {{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
 {%- elif message.role == 'user' %}
 {%- if tools %}{{ '[AVAILABLE_TOOLS] ' }}{{ tools | tojson }}{{ '[/AVAILABLE_TOOLS]' }}{% endif %}

@@ -73,7 +73,7 @@ def test_no_more_is_held_back_than_can_begin_a_word(words: list[str], parts: lis
 
 
 def steps(tokens: int) -> int:
-    """Lines of Python that stop words take for an answer that one of them begins with, and the others never fit."""
+    """Lines of Python that stop words take for an answer that one of them starts with, and the others never fit."""
     answer = "".join("abcdefghij"[number * number % 97 % 10] for number in range(tokens * 4))
     stops = StopWords([answer + "X", *[letter * (len(answer) + 1) for letter in "ABCDEFGHIJKLMNO"], "a" * len(answer)])
     lines = 0

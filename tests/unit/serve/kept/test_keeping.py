@@ -186,7 +186,7 @@ class _Answers(Health):
 
 
 def job(folder: Path, *inputs: str) -> Job:
-    """The launch stage of a kept server."""
+    """The launch stage of a managed server."""
     told = {"stage": "launch", "toolchain": "embedded", "fingerprint": "", "program": None, "params_class": ""}
     paths = {"out": str(folder / "out"), "attempt": str(folder), "timeout_s": 1.0, "section": "serve"}
     return Job(
@@ -466,7 +466,7 @@ def test_a_repository_whose_engine_is_gone_is_told(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text(text)
-    with pytest.raises(UsageError, match="names no engine folder that is there: /x"):
+    with pytest.raises(UsageError, match="names no engine directory that is there: /x"):
         of_folder(tmp_path, None, Machine(2, "cpu"))
     (tmp_path / "tensorrt_llm" / "1").mkdir()
     (tmp_path / "tensorrt_llm" / "1" / "model.yaml").write_text("model: [\n")
@@ -548,7 +548,7 @@ def test_no_gateway_stands_before_a_server_whose_questions_have_images(tmp_path:
 
 @pytest.fixture
 def looked_at(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a server at which somebody looks for longer than any `servers.look` takes."""
+    """The directory of a server at which somebody looks for longer than any `servers.look` takes."""
     folder = folder_of(tmp_path, "one")
     folder.mkdir(parents=True)
     looks = claims.take(folder / "lock", shared=True, remove=False)

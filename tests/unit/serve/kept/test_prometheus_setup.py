@@ -23,7 +23,7 @@ TRITON = {
 
 
 def keep(workspace: Path, name: str, state: str, service: dict[str, Any] | None, gateway: str | None = None) -> Path:
-    """A kept server, as its files say."""
+    """A managed server, as its files say."""
     folder = workspace / "serve" / name
     folder.mkdir(parents=True, exist_ok=True)
     about: dict[str, Any] = {

@@ -117,7 +117,9 @@ def test_mistakes(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixtu
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "told"), [("events.jsonl", "already exists"), ("no/d.jsonl", "there is no folder")])
+@pytest.mark.parametrize(
+    ("name", "told"), [("events.jsonl", "already exists"), ("no/d.jsonl", "there is no directory")]
+)
 def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = write(tmp_path / "events.jsonl", request(0, [(10, "a"), (20, " b")]))
     assert main(["bench", "analyze", str(events), "--trtllm-dataset", str(tmp_path / name)]) == 2

@@ -49,10 +49,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["status", "--workspace", ""], "--workspace: is empty"),
         (["stage", "download", "tiny", "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be written"),
-        (["stage", "download", "tiny", "--output-dir", "file"], "is not an empty folder"),
+        (["stage", "download", "tiny", "--output-dir", "file"], "is not an empty directory"),
         (["stage", "download", "--output-dir", "o"], "which model?"),
         (["stage", "download", "tiny"], "--output-dir is required"),
-        (["stage", "download", "no-such-model", "--output-dir", "o"], "there is no such recipe or folder"),
+        (["stage", "download", "no-such-model", "--output-dir", "o"], "there is no such recipe or directory"),
         (
             ["stage", "download", "tiny", "--max-workers", "0", "--output-dir", "o"],
             "--max-workers should be greater than",
@@ -63,7 +63,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["stage", "repository", "--toolchain", "embedded", "--llm-args", "a=1"], "--llm-args: this toolchain has no"),
         (["report", "-o", "/nonexist/x"], "--output /nonexist/x: cannot be written"),
         (["report", "-o", "."], "--output .: cannot be written: Is a directory"),
-        (["stage", "replay", "job.json", "--output-dir", "file"], "is not an empty folder"),
+        (["stage", "replay", "job.json", "--output-dir", "file"], "is not an empty directory"),
         (["stage", "replay", "job.json", "--output-dir", ""], "--output-dir: is empty"),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_the_user_has_to_do_first_ends_with_2(
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A launch by hand whose scratch folder lies in `tmp_path/temp`."""
+    """A launch by hand whose scratch directory lies in `tmp_path/temp`."""
     (tmp_path / "temp").mkdir()
     (tmp_path / "repository").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))

@@ -21,7 +21,7 @@ PLAN = fabricated.plan(fabricated.cell("fp16"), fabricated.cell("int8_wo"))
 
 @pytest.fixture(autouse=True)
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with matrices, a recipe and a workspace that had a run."""
+    """A directory with matrices, a recipe and a workspace that had a run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "matrices").mkdir()
     (tmp_path / "recipes").mkdir()

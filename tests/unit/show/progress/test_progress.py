@@ -511,7 +511,7 @@ def test_many_cells_are_shown_in_groups_where_these_fit() -> None:
     assert "▶ convert     qwen2/int8_wo (50 cells)  0 s" in shown(24)
     for build in builds[100:110]:
         drawn.tracker.changed(build, S.RUNNING, None)
-    assert shown(24)[-3] == "  and 7 more", "those that began last"
+    assert shown(24)[-3] == "  and 7 more", "those that started last"
     assert any(line.startswith("qwen2 (100)") and "▶50%" in line and "✗51%" in line for line in shown(20))
     assert not any(line.startswith("qwen2 ") for line in shown(12)), "there is no room for two"
     assert "✗   " in next(line for line in shown(24, 56) if line.startswith("qwen2/int8")), "nor for percents"
@@ -579,7 +579,7 @@ def test_ctrl_z_gives_the_shell_its_cursor(monkeypatch: pytest.MonkeyPatch) -> N
     ((pid, number, text),) = stopped
     assert (pid, number) == (os.getpid(), signal.SIGTSTP)
     assert text.endswith("\n\x1b[?25h")
-    assert terminal.getvalue().endswith("\x1b[?25l"), "the picture goes on"
+    assert terminal.getvalue().endswith("\x1b[?25l"), "the picture continues"
     live.end()
     assert terminal.getvalue().endswith("\n\x1b[?25h")
     assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL

@@ -110,7 +110,7 @@ def test_report_says_which_runs_there_are(
     assert "try: 2026010" in err
     code, _, err = pipeline("report", "--run", "2026010")
     assert code == 2
-    assert "begins the ids of 2 runs" in err
+    assert "starts the ids of 2 runs" in err
     assert main(["report", "--workspace", str(tmp_path / "typo")]) == 2
     assert "there is no workspace" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()

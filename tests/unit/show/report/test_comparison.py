@@ -477,8 +477,8 @@ def test_every_format_says_what_broke() -> None:
     }
     markdown = writers.to_markdown(Judgement(result, broken))
     assert "**Gate: 3 conditions broken**" in markdown
-    assert "| `fp16 @1` | +30.0 % ✘ |" in markdown
-    assert "TTFT p50: 100 → 130 ms, +30.0 % (" in markdown
+    assert "| `fp16 @1` | +30.0% ✘ |" in markdown
+    assert "TTFT p50: 100 → 130 ms, +30.0% (" in markdown
     assert "only in the baseline" in markdown
     lines = list(csv.DictReader(io.StringIO(writers.to_csv(result))))
     (line,) = [each for each in lines if (each["cell"], each["metric"]) == ("m/fp16/bs4", "ttft_p50")]
@@ -536,7 +536,7 @@ def test_what_is_clearly_less_accurate_is_not_taken_unasked() -> None:
     )
     best, second, last = recommend(run, (), None, "throughput")
     assert [best.cell, second.cell] == ["m/int8_wo/bs4", "m/fp16/bs4"]
-    assert last.reason == "exact 0.200 is significantly (95 %) below the 0.500 of fp16; --min-accuracy -100% accepts it"
+    assert last.reason == "exact 0.200 is significantly (95%) below the 0.500 of fp16; --min-accuracy -100% accepts it"
     unmeasured = Side("r", (*run.cells, cell("fp8", level(8, tps=1), accuracy={})))
     anything = recommend(unmeasured, (), parse_least("-100%"), "throughput")
     assert anything[0].cell == "m/int4_wo/bs4"
@@ -748,7 +748,7 @@ def test_compare_reports_by_file(pipeline: Pipeline, tmp_path: Path) -> None:
     before, after = report(tmp_path / "b.json", level()), report(tmp_path / "a.json", level(ttft=130))
     code, out, _ = pipeline("compare", after, before)
     assert code == 0
-    assert "+30.0 % ✘" in out
+    assert "+30.0% ✘" in out
     assert "Welch" in out
     code, out, _ = pipeline("compare", after, before, "--fail-on", "ttft_p99:+10%")
     assert code == 1

@@ -36,7 +36,7 @@ def test_a_failure_says_what_why_and_what_to_do() -> None:
     (other,) = Xml.fromstring(to_junit(rows, dataclasses.replace(record, stages=tuple(failed))))[0].iter("failure")
     assert other.get("type") == "unexpected_failure"
     assert "try: lower max_batch_size" in (failure.text or "")
-    assert "build 84 began" in (failure.text or "") or "began" in (failure.text or "")
+    assert "build 84 started" in (failure.text or "") or "began" in (failure.text or "")
 
 
 def test_times_are_those_of_this_run() -> None:

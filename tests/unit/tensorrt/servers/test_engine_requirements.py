@@ -146,7 +146,7 @@ def test_an_incomplete_engine_gets_no_contract(engine: Path) -> None:
 def test_a_folder_that_is_no_engine(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ServerError, match="is not an engine folder") as error:
+    with pytest.raises(ServerError, match="is not an engine directory") as error:
         engine_requirements.read(tmp_path)
     assert error.value.failure is FailureClass.USER
 

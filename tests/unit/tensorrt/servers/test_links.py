@@ -69,7 +69,7 @@ def test_settings_name_plain_paths_alone(tmp_path: Path, name: str) -> None:
     model = tmp_path / "repository" / "m"
     (model / "1").mkdir(parents=True)
     config = model_config.parse('name: "m"')
-    for key, value in {"engine_dir": str(engine), "absent": "/no such folder", "word": name}.items():
+    for key, value in {"engine_dir": str(engine), "absent": "/no such directory", "word": name}.items():
         config.parameters[key].string_value = value
     (model / "config.pbtxt").write_text(model_config.to_text(config))
     (model / "1" / "model.yaml").write_text(yaml.safe_dump({"model": str(engine), "nested": [{"dir": str(engine)}]}))
@@ -77,7 +77,7 @@ def test_settings_name_plain_paths_alone(tmp_path: Path, name: str) -> None:
     found = model_config.string_parameters(model_config.read(tmp_path / "links" / "m" / "config.pbtxt"))
     assert engine.samefile(found["engine_dir"])
     assert links.plain(Path(found["engine_dir"])) == Path(found["engine_dir"])
-    assert (found["absent"], found["word"]) == ("/no such folder", name)
+    assert (found["absent"], found["word"]) == ("/no such directory", name)
     written = yaml.safe_load((tmp_path / "links" / "m" / "1" / "model.yaml").read_text("ascii"))
     assert engine.samefile(written["model"])
     assert written["model"].startswith("/proc/")

@@ -98,7 +98,7 @@ def test_what_mpirun_is_told() -> None:
 def test_an_mpirun_off_path_is_called_by_its_path() -> None:
     words = argv(2, mpirun="/usr/local/mpi/bin/mpirun")
     assert words[0] == "/usr/local/mpi/bin/mpirun"
-    assert "--noprefix" in words, "its folder would come before those on PATH"
+    assert "--noprefix" in words, "its directory would come before those on PATH"
     assert words[1:] == argv(2)[1:]
 
 

@@ -122,7 +122,7 @@ def test_a_missing_libpython_is_named(
 
 @pytest.mark.parametrize(
     ("folder", "named"),
-    [("a:b", "contains ':', which separates folders in LD_LIBRARY_PATH"), ("a;b", "contains ';'")],
+    [("a:b", "contains ':', which separates directories in LD_LIBRARY_PATH"), ("a;b", "contains ';'")],
 )
 def test_an_environment_in_a_folder_that_no_list_can_hold_is_refused(
     healthy: triton_installation.TritonInstallation, folder: str, named: str

@@ -1,4 +1,4 @@
-"""Servers of others as toolchains: their command lines, what is refused, and what a result depends on."""
+"""Other OpenAI-compatible servers as toolchains: their command lines, what is refused, and what a result depends on."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_program_that_is_not_there_makes_a_cell_infeasible_on_this_machine_alo
 @pytest.mark.parametrize("machine", [NO_GPU, H100S])
 def test_a_program_in_a_folder_relative_to_nobody_knows_what_is_refused(machine: Machine) -> None:
     said = str(reason(cell("openai", openai__command="./serve {port}"), machine))
-    assert "./serve would be looked for in the folder of each attempt; give its whole path" in said
+    assert "./serve would be looked for in the directory of each attempt; give its whole path" in said
 
 
 def test_a_server_that_runs_already_is_given_nothing() -> None:

@@ -281,7 +281,7 @@ def test_a_builder_that_left_no_engine_ends_in_words(built: Path, text: str | No
     (built / "config.json").unlink()
     if text is not None:
         (built / "config.json").write_text(text)
-    with pytest.raises(StageError, match=r"is not an engine folder: config\.json"):
+    with pytest.raises(StageError, match=r"is not an engine directory: config\.json"):
         engine.run(work_in(built.parent, built, **ASKED))
 
 

@@ -214,7 +214,7 @@ def test_the_table_is_read_once() -> None:
 
 def test_help_of_argparse_as_this_python_prints_it() -> None:
     parser = argparse.ArgumentParser("trtllm-build", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--checkpoint_dir", help="the folder; see --output_dir")
+    parser.add_argument("--checkpoint_dir", help="the directory; see --output_dir")
     parser.add_argument("--max_seq_len", "--max_decoder_seq_len", type=int, help="prompt and answer")
     parser.add_argument("--profiling_verbosity", choices=["layer_names_only", "detailed", "none"], default="none")
     parser.add_argument("--strip_plan", action="store_true")
@@ -222,7 +222,7 @@ def test_help_of_argparse_as_this_python_prints_it() -> None:
     parser.add_argument("--weight_only_precision", nargs="?", choices=["int8", "int4"])
     parser.add_argument("--dataset-cache-dir")
     group = parser.add_argument_group("LoRA arguments")
-    group.add_argument("--lora_dir", nargs="+", help="- folders\n  --first is the one used")
+    group.add_argument("--lora_dir", nargs="+", help="- directories\n  --first is the one used")
     group.add_argument("--lora_target_modules", nargs="+", choices=["attn_q", "attn_k"])
     group.add_argument("--telemetry", action=argparse.BooleanOptionalAction)
     plain = Installed(takes_value=True, choices=None)

@@ -329,7 +329,7 @@ LAYERS_OF_70B = {
     "num_attention_heads": 64,
     "hidden_size": 8192,
     "intermediate_size": 28672,
-    "parameters": None,  # a local folder's config.json does not have it
+    "parameters": None,  # a local directory's config.json does not have it
 }
 
 

@@ -145,7 +145,7 @@ class Http2:
                 shown = self._rest[position : position + 9]
                 if shown.startswith(b"HTTP/1."):
                     raise Http2Error(HTTP_1)
-                raise Http2Error(f"a frame of {size} bytes begins with {shown!r}; the limit is {MAX_FRAME_BYTES}")
+                raise Http2Error(f"a frame of {size} bytes starts with {shown!r}; the limit is {MAX_FRAME_BYTES}")
             end = position + 9 + size
             if len(self._rest) < end:
                 break

@@ -72,7 +72,7 @@ class Prepared:
         """Begin an answer to `prompt`, the text of `chat`.
 
         `guided`: the backend follows a JSON schema. `answer_only`: no reasoning, because something else guides the text.
-        A forced call begins in the prompt; the parser has read that beginning already.
+        A forced call starts in the prompt; the parser has read that beginning already.
         """
         inside = self.dialect.reasoning_opened(prompt)
         beginning, guide = "", None
@@ -122,7 +122,7 @@ class Dialect:
         return Chat(messages, tools=tools or None, variables=variables)
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The text that a call of `name`, or of any tool, begins with, and the schema of what follows. Raises DialectError."""
+        """The text that a call of `name`, or of any tool, starts with, and the schema of what follows. Raises DialectError."""
         raise DialectError(
             "this model cannot be made to call a tool", param="tool_choice", hint="leave it to the model: auto"
         )

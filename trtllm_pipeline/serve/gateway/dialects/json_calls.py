@@ -20,7 +20,7 @@ class JsonCalls(Dialect):
     """What may stand after it."""
     arguments_key: ClassVar[str] = "arguments"
     in_lists: ClassVar[bool] = False
-    """Whether calls stand in lists. One of offered tools that an answer begins with is found without its marker, which
+    """Whether calls stand in lists. One of offered tools that an answer starts with is found without its marker, which
     backends drop where it is a special token.
     """
 
@@ -110,7 +110,7 @@ class Phi(InContent):
         return super().chat(messages, tools, variables)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """A list; that of functools began in the marker."""
+        """A list; that of functools started in the marker."""
         if marker.endswith("["):
             reader.back(1)
         yield from super().calls(reader, marker)

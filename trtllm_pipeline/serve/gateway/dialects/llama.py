@@ -12,7 +12,7 @@ from trtllm_pipeline.serve.gateway.dialects.python_calls import python_calls
 class Llama(JsonCalls):
     """Bare JSON with `name` and `parameters`, or after a marker, which is a special token.
 
-    An answer that begins as a call of a tool that was offered is one. Sources:
+    An answer that starts as a call of a tool that was offered is one. Sources:
     https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1, .../llama4
     """
 

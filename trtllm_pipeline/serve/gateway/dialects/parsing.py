@@ -7,7 +7,7 @@ split over any pieces, and the pieces do not change what is found.
     deltas = parser.feed("Let me see.<tool_c")     # [Content("Let me see.")]
     deltas = parser.end()
 
-Nothing is lost and nothing raises: what begins as a call and is none is given back as content. A streamed call is
+Nothing is lost and nothing raises: what starts as a call and is none is given back as content. A streamed call is
 passed on as it is written, so one that is cut off stays unfinished, with `finish_reason` saying why. One that is not
 streamed is given back as content.
 """
@@ -63,7 +63,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins. `index` counts the calls of an answer."""
+    """A tool call starts. `index` counts the calls of an answer."""
 
     index: int
     id: str
@@ -82,7 +82,7 @@ Delta = Union[Content, Reasoning, CallStart, CallArguments]  # noqa: UP007 - eva
 
 
 class BrokenError(Exception):
-    """What began as a call is none."""
+    """What started as a call is none."""
 
 
 class _EnoughError(Exception):

@@ -13,7 +13,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _ESCAPES: Final = frozenset("\\'\"abfnrtvxuUN01234567")
 _LONGEST: Final = 32_000
-"""Characters of one call: Python takes milliseconds for each thousand, in which no other stream goes on."""
+"""Characters of one call: Python takes milliseconds for each thousand, in which no other stream continues."""
 
 
 def python_calls(reader: Reader) -> Steps[None]:

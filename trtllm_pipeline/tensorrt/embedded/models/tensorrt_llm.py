@@ -144,7 +144,7 @@ class PendingRow:
     pad_id: int
     input_tokens: int
     output_tokens: int = 0
-    """Generated ones among `tokens`, which may begin with the prompt."""
+    """Generated ones among `tokens`, which may start with the prompt."""
     log_probs: list[float] = field(default_factory=list)
     cum_log_prob: float = 0.0
     finished: bool = False

@@ -24,10 +24,10 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 class Text:
-    """A Hugging Face tokenizer folder."""
+    """A Hugging Face tokenizer directory."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Load `folder`. Raises DownloadError when it holds no usable tokenizer."""
+        """Load `directory`. Raises DownloadError when it holds no usable tokenizer."""
         folder = Path(folder)
         self._tokenizer = read_tokenizer(folder)
         self._special = {index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}

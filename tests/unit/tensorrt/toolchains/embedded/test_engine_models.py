@@ -42,7 +42,7 @@ def byte_level(folder: Path) -> Text:
 
 
 def sentencepiece(folder: Path) -> Text:
-    """A tokenizer whose words begin with a marker and whose rare characters fall back to bytes, as Llama 2's."""
+    """A tokenizer whose words start with a marker and whose rare characters fall back to bytes, as Llama 2's."""
     words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁a", "▁b", "c", "a", "▁"]
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.BPE(
@@ -219,7 +219,7 @@ def test_limits_are_read_from_the_engine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"build_config": {"max_batch_size": 2, "max_seq_len": 9}}))
     assert Limits.read(tmp_path) == Limits(2, 9, 9, 64)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ServerError, match="is not an engine folder"):
+    with pytest.raises(ServerError, match="is not an engine directory"):
         Limits.read(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Damaged model folders: whatever is wrong in them ends in words. Seeded; failures repeat."""
+"""Damaged model directories: whatever is wrong in them ends in words. Seeded; failures repeat."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def spoil(chance: random.Random, folder: Path) -> str:
 
 
 def look_at(folder: Path) -> None:
-    """What planning, downloading, converting and serving read of a model's folder."""
+    """What planning, downloading, converting and serving read of a model's directory."""
     local.contents(folder, digest_file)
 
 

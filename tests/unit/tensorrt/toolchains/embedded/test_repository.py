@@ -32,7 +32,7 @@ def engine(tmp_path: Path) -> Path:
 
 
 def model_of(engine: Path) -> Path:
-    """The folder with the engine's tokenizer."""
+    """The directory with the engine's tokenizer."""
     return engine.parent / "model"
 
 
