@@ -110,10 +110,10 @@ def test_cut_and_merged_server_sent_events(server: tuple[ScriptedServer, Service
 def test_failures_are_answers_and_the_next_request_is_fine(
     server: tuple[ScriptedServer, Service], protocol: str
 ) -> None:
-    failed, good, late, again = ask(server[1], protocol, "error", "plain", "hang", "plain", timeout_s=0.4)
+    failed, good, late, again = ask(server[1], protocol, "error", "plain", "hang", "plain", timeout_s=2.0)
     assert failed.error is not None
     assert "the reason" in failed.error
-    assert (late.error or "").startswith("no complete answer within 0.4 s: ")
+    assert (late.error or "").startswith("no complete answer within 2 s: ")
     assert [failed.text, late.text] == (["x", "x"] if protocol in STREAMING else ["", ""])
     assert (good.text, good.error, again.text, again.error) == (TEXT, None, TEXT, None)
 
@@ -216,7 +216,7 @@ def scripted(*timeline: str, log: Path = Path("/dev/null"), die_after_s: float |
 
                 threading.Timer(die_after_s, process.kill).start()
             yield Service(raw["http"], raw["grpc"], None, raw["pid"], "ensemble", None)
-            process.communicate("", timeout=10)
+            process.communicate("", timeout=60)
         finally:
             process.kill()
 

@@ -175,7 +175,7 @@ def test_what_is_killed_takes_all_of_its_server_with_it(host: Host, killed: str)
     said = host.serve(PLAIN, "--name", killed)
     os.kill(processes(said["keeper_pid"])[killed], signal.SIGKILL)
     ended = host.becomes(killed, "failed")
-    assert eventually(lambda: not host.left(), 20), host.left()  # its keeper writes the state, then ends
+    assert eventually(lambda: not host.left()), host.left()  # its keeper writes the state, then ends
     reason = {
         "keeper": f"its keeper (process {said['keeper_pid']}) was killed",
         "guardian": "above the server was killed, and the server with it",
@@ -248,7 +248,7 @@ def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> Non
             found[:] = [pid for pid, each in process_table().items() if each.parent in found]
         return bool(found)
 
-    assert eventually(there, 20)
+    assert eventually(there)
     os.kill(found[0], signal.SIGSTOP)
     _, err = start.communicate(timeout=40)
     assert start.returncode == 0, err
@@ -262,7 +262,7 @@ def test_a_guardian_that_is_halted_is_woken_by_its_keeper(host: Host) -> None:
     os.kill(of["guardian"], signal.SIGSTOP)
     os.kill(of["worker"], signal.SIGKILL)
     assert "was ended by SIGKILL" in host.becomes("one", "failed")["reason"]
-    assert eventually(lambda: not host.left(), 20), host.left()  # its keeper writes the state, then ends
+    assert eventually(lambda: not host.left()), host.left()  # its keeper writes the state, then ends
 
 
 def test_what_is_halted_while_it_stops_ends_as_well(host: Host) -> None:
