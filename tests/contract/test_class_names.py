@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "trtllm_pipeline"
 TRITON_DECIDES = {"TritonPythonModel"}
 
 
+@pytest.mark.thorough
 def test_each_class_name_stands_once() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):

@@ -146,7 +146,6 @@ def processes(keeper: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.seam
 def test_a_server_outlives_its_command_and_leaves_nothing(host: Host) -> None:
     said = host.serve(PLAIN, "--name", "one")
     assert (said["name"], said["state"], said["cell"]) == ("one", "ready", PLAIN)
@@ -330,7 +329,6 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     assert not gateway.exists()
 
 
-@pytest.mark.seam
 def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
     starts = [host.start("serve", "start", PLAIN, "--name", "one") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in starts]
@@ -383,7 +381,6 @@ def test_what_is_not_as_it_was_signed_is_not_started_again(host: Host, tmp_path:
     assert host.status("signed")["state"] == "ready"
 
 
-@pytest.mark.seam
 def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("abcdefgh-1\n", encoding="utf-8")
@@ -592,6 +589,7 @@ def shared_memory(*servers: dict[str, Any]) -> set[Path]:
     return found
 
 
+@pytest.mark.seam
 def test_an_engine_of_the_embedded_toolchain_is_kept(other_host: Host, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     said = other_host.serve(str(script_engine(tmp_path / "engine")), "--name", "one", "--threads", "1")
