@@ -6,6 +6,8 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[2] / "trtllm_pipeline"
 TRITON_DECIDES = {"TritonPythonModel"}
 
