@@ -10,7 +10,7 @@ has the known answer.
 
 Without it, the server has a real model:
 
-Builds one cell of the quickstart, serves it with `pipeline launch`, and lets both clients ask it the same prompts for
+Builds one cell of the quickstart, serves it with `pipeline stage launch`, and lets both clients ask it the same prompts for
 greedy answers of the same length, level by level, in turns: which of them is first changes from round to round. The
 other client is written from scratch over tritonclient's asyncio API: it notes the time in Python when a response is
 handed to it, and counts tokens by encoding the whole answer. Its throughput is that of the time in which all of its
@@ -42,11 +42,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.bench.load import Load as Levels
-from trtllm_pipeline.bench.prompts import read
-from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config
-from trtllm_pipeline.bench.stats import paired_change
-from trtllm_pipeline.bench.workloads import Workload, made
+from tests.helpers.scripted_server import Script, ScriptedServer, config
+from trtllm_pipeline.measure.load.load import Load as Levels
+from trtllm_pipeline.measure.load.prompts import read_prompts
+from trtllm_pipeline.measure.load.stats import paired_change
+from trtllm_pipeline.measure.load.workloads import Workload, made
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS: Final = 64
@@ -68,7 +68,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one level by both clients. `low` and `high` are the ends of the ratio's 95 % interval."""
+    """One figure of one level by both clients. `low` and `high` are the ends of the ratio's 95% interval."""
 
     server: str
     concurrency: int
@@ -99,7 +99,7 @@ class Load:
 
     def asked(self, concurrency: int) -> tuple[list[Asked], list[Asked]]:
         """Warm-up and measured requests, those that ours takes of the file."""
-        (level,) = Levels(concurrency=(concurrency,), requests=self.requests).levels(read(self.prompts))
+        (level,) = Levels(concurrency=(concurrency,), requests=self.requests).levels(read_prompts(self.prompts))
         warm, measured = (
             [(each.text, each.max_tokens or self.max_tokens) for each in part]
             for part in (level.warmup, level.measured)
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="of each level (default: 24; scripted: 192)")
     parser.add_argument("--max-tokens", type=int, help="(default: 16; scripted, the mean: 64)")
     parser.add_argument("--aiperf", metavar="PATH", help="the program, in an environment of its own")
-    parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary folder)")
+    parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary directory)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -150,7 +150,7 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(
-        f"{'server':<12}{'in flight':>10}  {'figure':<22}{'right':>9}{'ours':>9}{'theirs':>9}{'ratio':>8}   95 % interval"
+        f"{'server':<12}{'in flight':>10}  {'figure':<22}{'right':>9}{'ours':>9}{'theirs':>9}{'ratio':>8}   95% interval"
     )
     for row in rows:
         interval = "-" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
@@ -181,7 +181,7 @@ def compare(server: str, mine: Measure, other: Measure, levels: Sequence[int], r
 
 
 def prompts(model: Path, folder: Path) -> Path:
-    """Beginnings of ordinary text: a model goes on with them, where it may find nothing to say to a question."""
+    """Beginnings of ordinary text: a model continues with them, where it may find nothing to say to a question."""
     from tokenizers import Tokenizer
 
     texts = made(Tokenizer.from_file(str(model / "tokenizer.json")), Workload(input_tokens=PROMPT_TOKENS, prompts=48))
@@ -270,7 +270,17 @@ def build(cells: str, workspace: Path) -> tuple[Path, Path, Path]:
 @contextmanager
 def triton(repository: Path, folder: Path) -> Iterator[str]:
     """Where a server of the repository listens for gRPC."""
-    words = [*PIPELINE, "launch", "--repository", str(repository), "--threads", str(len(OF_SERVER)), "--format", "json"]
+    words = [
+        *PIPELINE,
+        "stage",
+        "launch",
+        "--repository",
+        str(repository),
+        "--threads",
+        str(len(OF_SERVER)),
+        "--format",
+        "json",
+    ]
     with serving(words, folder / "launch.log") as server:
         text = ""
         for line in server.stdout or ():

@@ -18,9 +18,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
-from trtllm_pipeline.toolchains.embedded.gguf_file import gguf_names, rotated_heads
-from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
+from trtllm_pipeline.tensorrt.embedded.architecture import ModelConfig
+from trtllm_pipeline.tensorrt.embedded.gguf_file import gguf_names, rotated_heads
+from trtllm_pipeline.tensorrt.embedded.reference import Array, Reference
 
 LIKELY: Final = 1e-3
 """Probability from which on a token's log-probability counts for `max_error`."""
@@ -56,7 +56,6 @@ TOLERANCES: Final = {
     "bf16": Tolerance(kl=0.002, perplexity=1.01),
     "int8_wo": Tolerance(kl=0.02, perplexity=1.03),
     "int4_wo": Tolerance(kl=1.0, perplexity=1.3),
-    "int4_awq": Tolerance(kl=0.7, perplexity=1.2),
 }
 
 
@@ -182,7 +181,7 @@ def open_llama_cpp(
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.fit_params = params.warmup = params.ui = False
     params.verbosity = 1
-    # llama.cpp insists on listening; a socket in a folder that is gone a moment later is reached by nobody.
+    # llama.cpp insists on listening; a socket in a directory that is gone a moment later is reached by nobody.
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
         params.hostnames = [f"{folder}/closed.sock"]
         params.n_threads_http = 1

@@ -22,22 +22,23 @@ from typing import Any, Final
 
 from typer.main import get_command
 
-from trtllm_pipeline.bench.validity import GATES
-from trtllm_pipeline.cli import app
-from trtllm_pipeline.config.matrices import summary
-from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
-from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.machine import assume
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes.signatures import SIGNATURES, Weight
-from trtllm_pipeline.stages.params import MOST_TOKENS
-from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm import memory
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
-from trtllm_pipeline.toolchains.tensorrt_llm.templates import FIXED, PLACEHOLDERS
-from trtllm_pipeline.triton_repository.lint import RULES
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.machine import assume
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.measure.load.validity import GATES
+from trtllm_pipeline.models.triton_repository.lint import RULES
+from trtllm_pipeline.orchestrate.matrix.matrices import summary
+from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS, Recipe, Settings, json_schema
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.show.cli.command_signatures import MATRIX_WORD
+from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
+from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm import model_shape
+from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
+from trtllm_pipeline.tensorrt.trtllm.rules import RULES as REFUSALS
+from trtllm_pipeline.tensorrt.trtllm.templates import FIXED, PLACEHOLDERS
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
@@ -71,8 +72,8 @@ _WORTH_SHOWING: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
 """Recipe -> layouts, tp and pp."""
 _FILLED_BY: Final = {
     "triton_max_batch_size": "`settings.repository.triton_max_batch_size`, or else the axis `max_batch_size`",
-    "engine_dir": "the engine's folder",
-    "tokenizer_dir": "the model's folder",
+    "engine_dir": "the engine's directory",
+    "tokenizer_dir": "the model's directory",
 }
 _ONE_GPU: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 8),
@@ -100,7 +101,7 @@ def options(name: str) -> Iterator[str]:
     command = command_of(name)
     context = command.context_class(command)
     for param in command.params:
-        if param.hidden:
+        if param.hidden or param.name == MATRIX_WORD:
             continue
         is_option = param.param_type_name == "option"
         flags = [*param.opts, *param.secondary_opts] if is_option else [param.metavar or param.name.upper()]
@@ -295,10 +296,10 @@ def weights(_name: str) -> Iterator[str]:
     yield f"| model | layout | {' | '.join(f'`{precision}`' for precision in shown)} | 16-bit cache | 8-bit cache |"
     yield "|---|---|" + "---:|" * (len(shown) + 2)
     for model, layouts in _WORTH_SHOWING.items():
-        shape = memory.Shape.of(load_recipe(recipes_folder() / f"{model}.yaml").model_dump(mode="json"))
+        shape = model_shape.Shape.of(load_recipe(recipes_folder() / f"{model}.yaml").model_dump(mode="json"))
         for tp, pp in layouts:
-            gib = [f"{memory.weights_bytes(shape, precision, tp, pp) / 2**30:.1f}" for precision in shown]
-            kib = [f"{memory.kv_bytes_per_token(shape, size, tp, pp) / 2**10:g}" for size in (2, 1)]
+            gib = [f"{model_shape.weights_bytes(shape, precision, tp, pp) / 2**30:.1f}" for precision in shown]
+            kib = [f"{model_shape.kv_bytes_per_token(shape, size, tp, pp) / 2**10:g}" for size in (2, 1)]
             yield f"| {model} | {_layout(tp, pp)} | {' | '.join([*gib, *kib])} |"
 
 
@@ -451,7 +452,7 @@ def _screens() -> ModuleType:
 
 
 def screen(name: str) -> Iterator[str]:
-    """What a terminal shows while a run goes on."""
+    """What a terminal shows while a run continues."""
     yield from _screens().screen(name)
 
 
@@ -459,12 +460,13 @@ def failures(_name: str) -> Iterator[str]:
     """The table of words in logs that say what failed."""
     yield "| words in a log | what | class | what to do |"
     yield "|---|---|---|---|"
-    for signature in SIGNATURES:
+    for signature in signatures():
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
         names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone"}
         failure = names.get(signature.weight, signature.failure.value.replace("_", " "))
         settings = [
-            f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`" for _, text in signature.settings
+            f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`"
+            for text in signature.settings.values()
         ]
         hint = re.sub(r"\{(\w+)\}", r"...", signature.hint)
         yield f"| {words} | {signature.category} | {failure} | {_line('; '.join([hint, *dict.fromkeys(settings)]))} |"

@@ -64,7 +64,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "report": ("report --format json",),
     "status": ("status --format json",),
-    "runs": ("runs --format json",),
+    "runs": ("status --runs --format json",),
     "comparison": (
         "compare --by precision --base fp16 --format json",
         "compare latest latest --fail-on output_tps:-90% --format json",
@@ -89,7 +89,8 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "store-du": ("store du --format json",),
     "store-keep": ("store keep build --format json",),
-    "store-gc": ("store gc --unused-days 0 --dry-run --format json",),
+    "store-rm": ("store rm build --dry-run --format json", "store rm --run latest --dry-run --format json"),
+    "store-prune": ("store prune --unused-for 0d --dry-run --format json",),
 }
 """Name of a schema -> the commands whose output it describes."""
 FILES: Final = {
@@ -140,6 +141,7 @@ _NEVER_SEEN: Final = {
             "p50",
             "p99",
             "saved_s_per_token",
+            "load_s",
             "requests_per_s",
             "errors_per_s",
             "queued",
@@ -149,7 +151,7 @@ _NEVER_SEEN: Final = {
 }
 """A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
-    r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
+    r"(paybacks\[\]\.(tokens|load_s|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
     r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )
@@ -168,7 +170,7 @@ _DEFINITIONS: Final = {
 
 
 def pipeline(folder: Path, words: str, *, codes: Iterable[int] = (0, 1, 3, 4)) -> str:
-    """What `pipeline WORDS` prints in a folder."""
+    """What `pipeline WORDS` prints in a directory."""
     argv = [sys.executable, "-m", "trtllm_pipeline", *shlex.split(words)]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in codes:
@@ -177,7 +179,7 @@ def pipeline(folder: Path, words: str, *, codes: Iterable[int] = (0, 1, 3, 4)) -
 
 
 def examples(folder: Path) -> dict[str, list[Any]]:
-    """Run the matrix in `folder`; what everything printed and wrote, by schema."""
+    """Run the matrix in `directory`; what everything printed and wrote, by schema."""
     (folder / "matrix.yaml").write_text(MATRIX, encoding="utf-8")
     report = pipeline(folder, _RUN, codes=[1])
     engine = next((folder / ".pipeline/store/build").glob("*/out"))
@@ -194,7 +196,7 @@ def examples(folder: Path) -> dict[str, list[Any]]:
         pipeline(folder, "serve stop --all", codes=[0])
     found["servers"] += _printed(folder, "servers")
     pipeline(folder, _OTHER_RUN, codes=[0])
-    found["store-gc"] += _printed(folder, "store-gc")
+    found["store-prune"] += _printed(folder, "store-prune")
     found["report"].append(json.loads(report))
     return {**{name: _written(folder, name) for name in FILES}, **found}
 

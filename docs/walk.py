@@ -3,7 +3,7 @@
     python docs/walk.py docs/first-hour.md
 
 A block of commands (`sh`) may be followed by a block of what they print (`text`); long output is cut in the middle. Commands
-that install are left out. The folder they run in is a new one that has the matrices and recipes of this checkout.
+that install are left out. The directory they run in is a new one that has the matrices and recipes of this checkout.
 `tests/integration/test_first_hour.py` performs the same steps.
 """
 

@@ -32,7 +32,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def _patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integration tests do not fail because this machine is busy. tests/patient does the same in other processes."""
     if INTEGRATION in request.path.parents:
-        from trtllm_pipeline.bench import validity
+        from trtllm_pipeline.measure.load import validity
 
         monkeypatch.setattr(validity, "MAX_LAG_MS", math.inf)
 

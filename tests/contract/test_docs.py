@@ -22,11 +22,11 @@ import pytest
 import typer
 import yaml
 
-from trtllm_pipeline.cli import bench
-from trtllm_pipeline.cli.app import COMMANDS, main
-from trtllm_pipeline.config.models import Settings, json_schema
-from trtllm_pipeline.config.recipes import matrices_folder, recipes_folder
-from trtllm_pipeline.toolchains.tensorrt_llm import options as tensorrt_llm_options
+from trtllm_pipeline.orchestrate.matrix.models import Settings, json_schema
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder, recipes_folder
+from trtllm_pipeline.show.cli import bench
+from trtllm_pipeline.show.cli.app import COMMANDS, main
+from trtllm_pipeline.tensorrt.trtllm import program_options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,9 +73,9 @@ NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
 NEED_TENSORRT_LLM = ("adapter", "quantize", "check", "visual")
 NEED_MEASUREMENTS = ("compare", "recommend", "search")
-NEED_MORE = ("bench", "evaluate", "repository", "serve", "chat", "gateway", "export")
+NEED_MORE = ("bench", "eval", "repository", "serve", "chat", "lint", "export")
 """Commands about servers and repositories that are not there."""
-LOOKING = ("status", "explain", "logs", "report", "store", "exec")
+LOOKING = ("status", "explain", "logs", "report", "store", "replay")
 """Commands that are about the latest run: the one of everything, whatever the page's other commands did."""
 
 
@@ -127,8 +127,8 @@ def generate() -> ModuleType:
 
 
 def names() -> list[str]:
-    """Every command, its stage verbs under one name each."""
-    return [row.path for row in COMMANDS if not row.path.startswith("stage ") or row.path == "stage repository"]
+    """Every command."""
+    return [row.path for row in COMMANDS if row.target]
 
 
 def parse(words: tuple[str, ...]) -> dict[str, object]:
@@ -231,7 +231,7 @@ def test_every_setting_axis_and_recipe_field_is_documented() -> None:
 
 
 def test_every_code_of_the_gateway_s_errors_is_documented() -> None:
-    sources = (ROOT / "trtllm_pipeline" / "gateway").glob("*.py")
+    sources = (ROOT / "trtllm_pipeline" / "serve" / "gateway").glob("*.py")
     codes = {code for path in sources for code in re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', path.read_text("utf-8"))}
     assert {"invalid_value", "server_unavailable", "internal_error"} <= codes
     documented = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
@@ -249,7 +249,8 @@ def test_other_tools_names_of_options_are_documented() -> None:
 
 def test_a_setting_that_nothing_reads_is_said_to_be_so() -> None:
     read = generate().read_by("embedded")
-    assert {"perf.concurrency", "build.max_num_tokens", "serve.threads", "quantize.calibration"} <= read
+    assert {"perf.concurrency", "build.max_num_tokens", "serve.threads"} <= read
+    assert "quantize.calibration" not in read, "it does not calibrate"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -390,8 +391,8 @@ def test_quoted_messages_are_in_the_source(page: str) -> None:
 
 
 def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
-    from trtllm_pipeline.config.expand import expand
-    from trtllm_pipeline.config.validate import load_matrix
+    from trtllm_pipeline.orchestrate.matrix.expand import expand
+    from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
     examples = [text for text in blocks(ROOT / "docs" / "matrix.md", "yaml") if text.startswith("name: ")]
     matrix, recipe = examples
@@ -414,7 +415,7 @@ def test_the_picture_is_a_recorded_run() -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like a clone, with a workspace, where the quickstart's model is a little one made on the spot."""
+    """A directory like a clone, with a workspace, where the quickstart's model is a little one made on the spot."""
     pytest.importorskip("xllamacpp")
     folder = tmp_path_factory.mktemp("desk")
     shutil.copytree(matrices_folder(), folder / "matrices")
@@ -445,8 +446,13 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+def verb_of(command: Command) -> str:
+    """The command, or the stage or check of a group that has both cheap and dear ones."""
+    return command.words[2 if command.words[1] in {"stage", "models"} else 1]
+
+
 def is_cheap(command: Command) -> bool:
-    verb, args = command.words[1], set(command.words[2:])
+    verb, args = verb_of(command), set(command.words[2:])
     if "--deep" in args:  # all stages of several cells
         return False
     if verb in {"run", "resume"}:
@@ -480,7 +486,7 @@ def test_commands_run(
     for command in commands(page):
         if not command.words[0].endswith("pipeline") or not is_cheap(command):
             continue
-        folder = folders[command.words[1] in LOOKING]
+        folder = folders[verb_of(command) in LOOKING]
         monkeypatch.chdir(folder)
         words = with_real_ids(folder, command.words[1:])
         monkeypatch.setattr(sys, "argv", ["pipeline", *words])
@@ -497,7 +503,7 @@ def test_commands_run(
 @pytest.mark.thorough
 def test_clients_talk_to_the_server_as_the_pages_say(desk: Path) -> None:
     """`launch` as documented, then every curl, script and Python block of the pages; the ports are free ones."""
-    launch = next(each for each in ALL if each.page == "embedded.md" and each.words[1] == "launch")
+    launch = next(each for each in ALL if each.page == "embedded.md" and each.words[1:3] == ("stage", "launch"))
     words = [word for word in launch.words[1:] if word not in {"--http-port", "8000", "--grpc-port", "8001"}]
     server = subprocess.Popen(
         [sys.executable, "-m", "trtllm_pipeline", *words, "--format", "json"],

@@ -26,7 +26,7 @@ from tests.standins import releases
 from tests.standins.faults import WORDS, Fault
 from tests.standins.installation import Installation, install
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.toolchains.tensorrt_llm import options
+from trtllm_pipeline.tensorrt.trtllm import program_options as options
 
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -46,7 +46,7 @@ LLAMA["num_attention_heads"] = 32
 
 
 def model(folder: Path, config: Mapping[str, Any] = QWEN) -> Path:
-    """A Hugging Face folder of a few bytes."""
+    """A Hugging Face directory of a few bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(safetensors(0))

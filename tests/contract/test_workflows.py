@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from tests.helpers.github_runner import Context, evaluated, interpolated, workflow
-from trtllm_pipeline.cli import app
+from trtllm_pipeline.show.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

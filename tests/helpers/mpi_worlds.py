@@ -16,17 +16,17 @@ import pytest
 
 from tests.helpers import needed
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import mpi_server, triton
-from trtllm_pipeline.serving.command_lines import launcher
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.tensorrt.servers import mpi_server, triton_server
+from trtllm_pipeline.tensorrt.servers.command_lines import launcher
 
 STAND_IN = Path(__file__).resolve().parents[1] / "standins" / "rank.py"
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")
 
 
 class Stage:
-    """Stand-in ranks: the program, the models that it would serve, and the folder that it gets its orders from."""
+    """Stand-in ranks: the program, the models that it would serve, and the directory that it gets its orders from."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ class Stage:
             mpirun = needed.program("mpirun") if world_size > 1 else shutil.which("mpirun")
         attempt = self.folder / name
         attempt.mkdir(exist_ok=True)
-        ports = options.pop("ports", None) or triton.free_ports()
+        ports = options.pop("ports", None) or triton_server.free_ports()
         return mpi_server.start(
             self.installed,
             self.repository,
@@ -91,9 +91,9 @@ class Stage:
             assert self.left(world.prefix) == []
 
     def left(self, prefix: str = "") -> list[str]:
-        """Processes that were started from here and still run, and files in shared memory that begin with `prefix`."""
+        """Processes that were started from here and still run, and files in shared memory that start with `prefix`."""
         mine = self.marker.encode()
-        found = [path.name for path in triton.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
+        found = [path.name for path in triton_server.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:

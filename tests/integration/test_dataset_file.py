@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
-from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.hub import dataset_file, hugging_face
-from trtllm_pipeline.hub.hub_errors import OfflineError
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.models.hub import dataset_file, hugging_face
+from trtllm_pipeline.models.hub.hub_errors import OfflineError
 
 ROWS = b'{"text": "Water boils at 100 degrees."}\n'
 NAME = "hub:org/rows/data/train.jsonl"
@@ -114,7 +114,7 @@ def test_a_name_that_no_data_set_has_is_refused_in_words_offline_too(
 def test_a_data_set_of_several_wants_a_folder(hub: FakeHub) -> None:
     files = hub.repositories["datasets/org/rows"].files
     files |= {"3.0.0/train-00001-of-00002.parquet": b"PAR2", "3.0.0/train-00000-of-00002.parquet": b"PAR1"}
-    with pytest.raises(DownloadError, match=r"has rows in 2 folders: 3\.0\.0, data") as raised:
+    with pytest.raises(DownloadError, match=r"has rows in 2 directories: 3\.0\.0, data") as raised:
         dataset_file.fetch("hub:org/rows")
     assert raised.value.hint == "name one: hub:org/rows/3.0.0"
     assert dataset_file.fetch("hub:org/rows/3.0.0").read_bytes() == b"PAR1"

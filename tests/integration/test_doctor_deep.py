@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.trtllm_runs import Lane
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.proof import material
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.proof import material
 
 
 def rows(found: dict[str, Any], kind: str = "cell") -> dict[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
         "--toolchain",
         "embedded",
         "--precision",
-        "fp16,int4_awq,fp8",
+        "fp16,int4_wo,fp8",
         "--family",
         "qwen3,qwen3",
     )
@@ -68,13 +68,13 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
     cells = rows(found)
     assert {name: each["status"] for name, each in cells.items()} == {
         "fp16": "verified",
-        "int4_awq": "verified",
+        "int4_wo": "verified",
         "fp8": "cannot",
     }
     assert "the embedded toolchain has" in cells["fp8"]["detail"]
-    right, coarse = (cells[name]["agreement"] for name in ("fp16", "int4_awq"))
+    right, coarse = (cells[name]["agreement"] for name in ("fp16", "int4_wo"))
     assert (right["tokens"], right["unreadable"]) == (8 * material.MAX_TOKENS, [])
-    assert right["loss_nats"] < 0.01 < coarse["loss_nats"] < cells["int4_awq"]["tolerance_nats"]
+    assert right["loss_nats"] < 0.01 < coarse["loss_nats"] < cells["int4_wo"]["tolerance_nats"]
     assert len(found["verified"]) == 1
     assert "qwen3" in found["verified"][0]
     store = tmp_path / ".pipeline/store"

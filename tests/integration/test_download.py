@@ -20,14 +20,14 @@ import pytest
 
 from tests.contexts import context
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
-from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
-from trtllm_pipeline.hub import hub_errors, transfer
-from trtllm_pipeline.hub.peek import quantized
-from trtllm_pipeline.hub.sources import code_of, fetch, resolve
-from trtllm_pipeline.stages.base import PROGRESS_FILE
-from trtllm_pipeline.stages.download import run
-from trtllm_pipeline.stages.params import DownloadParams
-from trtllm_pipeline.worker import run_program
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.models.hub import hub_errors, transfer
+from trtllm_pipeline.models.hub.peek import quantized
+from trtllm_pipeline.models.hub.sources import code_of, fetch, resolve
+from trtllm_pipeline.tensorrt.stage.base import PROGRESS_FILE
+from trtllm_pipeline.tensorrt.stage.download import run
+from trtllm_pipeline.tensorrt.stage.params import DownloadParams
+from trtllm_pipeline.tensorrt.worker import run_program
 
 MODEL = "org/tiny"
 BIG = "model-00001-of-00002.safetensors"
@@ -94,7 +94,7 @@ HUBS = pytest.mark.parametrize("kind", ["hugging_face", "modelscope"])
 
 
 def get(kind: str, folder: Path, **options: object) -> Path:
-    """Resolve and fetch as two stages do it; the model's folder."""
+    """Resolve and fetch as two stages do it; the model's directory."""
     pinned = resolve([{kind: MODEL}])
     return fetch_pinned(pinned, folder, **options)
 
@@ -263,7 +263,7 @@ def test_what_arrives_is_hashed_on_its_way_and_only_what_an_earlier_attempt_left
     hub.faults.append(Fault(f"tiny/{BIG}", "drop", times=99))
     with pytest.raises(DownloadError):
         get("hugging_face", tmp_path / "broken")
-    assert read == [], "connections of one attempt go on where the last one stopped"
+    assert read == [], "connections of one attempt continue where the last one stopped"
     hub.faults = []
     get("hugging_face", tmp_path / "broken")
     assert read == [2_000_000]
@@ -323,7 +323,7 @@ def test_a_killed_process_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Pa
     hub.faults = [Fault(f"tiny/{BIG}", "drop", after=2_000_000), Fault(f"tiny/{BIG}", "slow", delay_s=20.0)]
     (tmp_path / "killed").mkdir()
     program = (
-        "import sys, json; from pathlib import Path; from trtllm_pipeline.hub.sources import fetch;"
+        "import sys, json; from pathlib import Path; from trtllm_pipeline.models.hub.sources import fetch;"
         "fetch(json.loads(sys.argv[1]), Path(sys.argv[2]), progress=lambda *_: None, partial=Path(sys.argv[3]))"
     )
     arguments = [json.dumps(pinned), str(tmp_path / "killed"), str(tmp_path / "partial")]
@@ -451,7 +451,7 @@ def test_pickles_alone_are_refused(hub: FakeHub, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../etc/config.json", "/etc/config.json"])
 def test_a_name_that_leaves_the_folder_is_refused(hub: FakeHub, tmp_path: Path, kind: str, name: str) -> None:
     hub.repositories[MODEL].extra = (name,)
-    with pytest.raises(DownloadError, match="outside the model's folder"):
+    with pytest.raises(DownloadError, match="outside the model's directory"):
         get(kind, tmp_path)
     assert not (tmp_path / "partial").exists() or not list((tmp_path / "partial").rglob("*.json"))
 
@@ -601,7 +601,7 @@ def test_a_disk_that_fills_up_meanwhile(hub: FakeHub, tmp_path: Path, monkeypatc
         (small / "attempt/out").mkdir(parents=True)
         given = context(DownloadParams, asked, {}, {}, small / "attempt/out", small / "attempt")
         with pytest.raises(StageError, match="no space is left on the file system at") as failed:
-            run_program("trtllm_pipeline.stages.download:run", "download", given)
+            run_program("trtllm_pipeline.tensorrt.stage.download:run", "download", given)
         assert failed.value.failure is FailureClass.USER
         assert "--workspace" in (failed.value.hint or "")
     finally:

@@ -14,18 +14,18 @@ import pytest
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
 from tests.helpers.s3 import s3_server
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Fingerprint, Scope
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import views
-from trtllm_pipeline.execution.agent import folder_of
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.exchange import Exchange
-from trtllm_pipeline.execution.executor import Job, Ready
-from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.fingerprint import fingerprint
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.store import manifest
-from trtllm_pipeline.store.manifest import Manifest
+from trtllm_pipeline.base.domain import Fingerprint, Scope
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.fingerprints import fingerprint
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.orchestrate.clusters.agent import folder_of
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.exchange import Exchange
+from trtllm_pipeline.orchestrate.run import file_views
+from trtllm_pipeline.orchestrate.run.executor import Job, Ready
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
+from trtllm_pipeline.orchestrate.store import manifest
+from trtllm_pipeline.orchestrate.store.manifest import Manifest
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_job_reads_artifacts_and_files_and_its_result_comes_back(
 def test_a_view_of_an_artifact_has_only_its_files_there_too(workspace: Path, executor: ClusterExecutor) -> None:
     whole = made(workspace, "download", {"tokenizer": "t", "weights": "w"})
     one = job(workspace / "work", "one", command=sh("ls inputs/model > out/seen"), viewed={"model": str(whole)})
-    seen = views.make(Path(one.attempt), "model", whole, ["tokenizer"])
+    seen = file_views.make(Path(one.attempt), "model", whole, ["tokenizer"])
     one.inputs["model"] = str(seen)  # type: ignore[index]
     submit(executor, one)
     assert end(executor).error is None
@@ -179,7 +179,8 @@ def test_a_service_and_what_is_measured_inside_it(workspace: Path, executor: Clu
     assert (Path(perf.attempt) / "out" / "measured").read_text() == "{}\nr"
     executor.stop(serve.id, 1.0)
     assert end(executor).id == serve.id
-    assert eventually(lambda: not list((url / "parcels").iterdir())), "parcels are removed"
+    # The executor drops an agent in the first wait after its end.
+    assert eventually(lambda: executor.wait(0.1) == [] and not list((url / "parcels").iterdir())), "parcels are removed"
 
 
 def test_a_node_that_dies_is_lost(workspace: Path, cluster: Isolated, executor: ClusterExecutor) -> None:

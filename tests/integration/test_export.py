@@ -22,7 +22,7 @@ from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.deploy import manifests, start_script
+from trtllm_pipeline.serve.export import manifests, start_script
 
 CELL = "tiny/int8_wo/tp1pp1/bs4/isl192-osl16"
 BODY = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
@@ -144,7 +144,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     full.mkdir()
     (full / "mine").touch()
     words = ("export", CELL, "--to", "bundle", "--workspace", str(workspace), "--output-dir", str(full))
-    assert "is not an empty folder" in pipeline(*words, code=2).stderr
+    assert "is not an empty directory" in pipeline(*words, code=2).stderr
     assert [each.name for each in full.iterdir()] == ["mine"]
 
     for weights in workspace.glob("store/build/*/out/model.gguf"):

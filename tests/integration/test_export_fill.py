@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
-from trtllm_pipeline.deploy import fill
+from trtllm_pipeline.serve.export import fill
 
 FILES = {
     "start": b"#!/bin/sh\n",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.fabricated_run import HOSTILE, run
-from trtllm_pipeline.report.openmetrics import to_openmetrics
+from trtllm_pipeline.show.report.openmetrics import to_openmetrics
 
 
 @contextmanager

@@ -20,9 +20,9 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers.chat_models import Running, gateway, said, spoken
+from tests.helpers.scripted_server import Script
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.bench.scripted_server import Script
-from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, OfferedModel
 
 CALL = f"<tool_call>\n{json.dumps({'name': 'now', 'arguments': {}})}\n</tool_call>"
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
@@ -49,7 +49,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def process(config: Path) -> Iterator[str]:
     """A gateway process; its base URL."""
     with subprocess.Popen(
-        [sys.executable, "-m", "trtllm_pipeline.gateway", str(config)], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(config)], stdout=subprocess.DEVNULL
     ) as found:
         try:
             deadline = time.monotonic() + 30

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.waiting import PATIENCE_S, eventually
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.processes.guardian import MARK
-from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.processes.guardian import MARK
+from trtllm_pipeline.base.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,7 +167,7 @@ def test_a_signal_that_ended_it_is_told(guardian: Guardian, tmp_path: Path) -> N
         (["true"], {"env": {"PATH": "/nowhere"}}, "cannot run true: No such file or directory"),
         (["/etc/passwd"], {}, "cannot run /etc/passwd: Permission denied"),
         (["true", "a\0b"], {}, "cannot run /"),
-        (["true"], {"cwd": Path("/no/such/folder")}, "cannot change to the folder /no/such/folder: No such file"),
+        (["true"], {"cwd": Path("/no/such/folder")}, "cannot change to the directory /no/such/folder: No such file"),
         (["true"], {"log": Path("/no/such/log")}, "cannot open the log /no/such/log: No such file or directory"),
         (["true"], {"log": Path("/")}, "cannot open the log /: Is a directory"),
     ],
@@ -179,7 +179,7 @@ def test_what_cannot_be_started_is_refused_in_words(
     (refused,) = wait_for(guardian, Refused)
     assert refused.id == "a"
     assert refused.message.startswith(message)
-    shell(guardian, tmp_path, "true")  # and it goes on
+    shell(guardian, tmp_path, "true")  # and it continues
     assert wait_for(guardian, Exited)[0].returncode == 0
 
 
@@ -192,7 +192,7 @@ def test_an_environment_too_long_for_a_packet(guardian: Guardian, tmp_path: Path
         assert wait_for(guardian, Exited)[0].returncode == 0
     length, *fds = log.read_text().split()
     assert length in ("50000", "100000")
-    assert len(fds) == 5  # three standard ones, the claim, and the folder that `ls` reads: not the long message
+    assert len(fds) == 5  # three standard ones, the claim, and the directory that `ls` reads: not the long message
 
 
 def test_an_id_in_use_is_refused(guardian: Guardian, tmp_path: Path, nap: str) -> None:
@@ -248,7 +248,7 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
         assert eventually(lambda: sleepers(nap))
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The first process has ended, its daemon goes on ignoring what it is told.
+        # The first process has ended, its daemon continues ignoring what it is told.
         assert eventually(lambda: len(sleepers(nap)) == 1)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,7 +268,7 @@ def test_a_guardian_holds_the_claims_it_was_given_until_it_has_ended(tmp_path: P
         with guardian:
             log = shell(guardian, tmp_path, "ls /proc/self/fd")
             wait_for(guardian, Exited)
-            assert len(log.read_text().split()) == 4, "three standard ones, and the folder that `ls` reads"
+            assert len(log.read_text().split()) == 4, "three standard ones, and the directory that `ls` reads"
             with pytest.raises(BlockingIOError):
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -342,14 +342,14 @@ def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap
 CLIENT = """
 import os, select, sys
 from pathlib import Path
-from trtllm_pipeline.processes.process import Guardian
-folder, nap = Path(sys.argv[1]), sys.argv[2]
+from trtllm_pipeline.base.processes.process import Guardian
+directory, nap = Path(sys.argv[1]), sys.argv[2]
 guardian = Guardian()
 print(guardian.pid, flush=True)
 for number in range(20):
     daemon = ["({setsid} sleep {nap} &);", "(env -i {setsid} {sleep} {nap} &);", "sleep {nap} &", ""][number % 4]
     daemon = daemon.format(nap=nap, setsid="/usr/bin/setsid", sleep="/bin/sleep")
-    guardian.spawn(str(number), ["sh", "-c", f"{daemon} sleep {nap}"], env=os.environ, cwd=folder, log=folder / "log")
+    guardian.spawn(str(number), ["sh", "-c", f"{daemon} sleep {nap}"], env=os.environ, cwd=directory, log=directory / "log")
 print("spawned", flush=True)
 while True:
     select.select([guardian], [], [])

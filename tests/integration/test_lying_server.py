@@ -19,14 +19,14 @@ from google.protobuf import text_format
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.contexts import context
-from trtllm_pipeline.bench import validity
-from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.bench.scripted_server import Respond, Script, ScriptedServer, config, running
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.stages import perf
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import PerfParams
+from tests.helpers.scripted_server import Respond, Script, ScriptedServer, config, running
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.measure.load import validity
+from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.tensorrt.stage import perf
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import PerfParams
 
 ANSWER = " one two three four five six seven eight"
 PROMPTS = "".join(json.dumps({"id": f"p{number}", "input": f"count {number}"}) + "\n" for number in range(16))

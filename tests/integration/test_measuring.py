@@ -1,4 +1,4 @@
-"""How long a load goes on, and what it asks, against servers whose behaviour is known."""
+"""How long a load continues, and what it asks, against servers whose behaviour is known."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from trtllm_pipeline.bench import counters, self_test
-from trtllm_pipeline.bench.engine_report import write_dataset
-from trtllm_pipeline.bench.load import Load
-from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.bench.objectives import NONE, Objectives
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.requests import read_run
-from trtllm_pipeline.bench.result import LoadResult
-from trtllm_pipeline.bench.run import record
-from trtllm_pipeline.bench.scripted_server import Script, config, running
-from trtllm_pipeline.bench.server_checks import ExpectedServer
-from trtllm_pipeline.bench.stopping import LEAST_REPEATS, Rounds, StopRule
-from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made
-from trtllm_pipeline.client.service import Service
+from tests.helpers.scripted_server import Script, config, running
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.load import counters
+from trtllm_pipeline.measure.load.engine_report import write_dataset
+from trtllm_pipeline.measure.load.load import Load
+from trtllm_pipeline.measure.load.load_run import record
+from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.measure.load.objectives import NONE, Objectives
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.requests import read_run
+from trtllm_pipeline.measure.load.result import LoadResult
+from trtllm_pipeline.measure.load.server_checks import ExpectedServer
+from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, Rounds, StopRule
+from trtllm_pipeline.measure.load.target import Target
+from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, made
 
 PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
 TOKENS = 4
@@ -56,11 +56,6 @@ class Slots:
         first_s = start_s - now_s + slow_s - self._service_s
         events = tuple((first_s + self._service_s * part / TOKENS, " word") for part in range(1, TOKENS + 1))
         return Script(events, counts=(1,) * TOKENS)
-
-
-@pytest.fixture(autouse=True)
-def _no_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test, "recent", lambda _protocol: None)
 
 
 def measured(
@@ -102,7 +97,7 @@ def measured(
 
 @pytest.mark.timing
 def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.bench.load.SATURATED_S", 2.0)
+    monkeypatch.setattr("trtllm_pipeline.measure.load.load.SATURATED_S", 2.0)
     load = Load(request_rate=(100.0,), requests=400, max_in_flight=12, warmup_requests=4)
     result, records = measured(Slots(4, 0.1), load, tmp_path)
     (level,) = result.levels
@@ -211,7 +206,7 @@ def test_repeats_that_end_before_intervals_are_narrow_are_told(tmp_path: Path) -
 @pytest.mark.timing
 def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of 0.03 s: 67/s at most; 200 ms from the schedule are kept for most requests up to somewhat below."""
-    monkeypatch.setattr("trtllm_pipeline.bench.metrics.LEAST_SEARCHED", 40)
+    monkeypatch.setattr("trtllm_pipeline.measure.load.metrics.LEAST_SEARCHED", 40)
     objectives = Objectives({"e2e": 200.0})
     load = Load(concurrency=(2,), requests=40, warmup_requests=4)
     result, _ = measured(Slots(2, 0.03), load, tmp_path, find_rate=0.9, objectives=objectives)
@@ -298,7 +293,7 @@ def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
 
 @pytest.mark.seam
 def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:
-    from trtllm_pipeline.errors import ServerError
+    from trtllm_pipeline.base.errors import ServerError
 
     with pytest.raises(ServerError, match="no input min_tokens") as caught:
         measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, exact_length=True)

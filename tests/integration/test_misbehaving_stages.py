@@ -13,14 +13,14 @@ import pytest
 
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, STAGES, make_cell, make_toolchain
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import executor as executing
-from trtllm_pipeline.execution.executor import Executor
-from trtllm_pipeline.execution.loop import Observer, Outcome, execute
-from trtllm_pipeline.execution.scheduler import Capacity
-from trtllm_pipeline.planning.plan import Plan, make_plan
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.run import executor as executing
+from trtllm_pipeline.orchestrate.run.executor import Executor
+from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome, execute
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Store
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
-from trtllm_pipeline.cli import app
-from trtllm_pipeline.config.recipes import recipes_folder
-from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.hub.sources import content_of, fetch, resolve
-from trtllm_pipeline.toolchains.embedded import random_model
+from trtllm_pipeline.base.errors import DownloadError
+from trtllm_pipeline.models.hub.sources import content_of, fetch, resolve
+from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
+from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.tensorrt.embedded import random_model
 
 HUGGING_FACE, MODELSCOPE = "org/tiny", "other/tiny-copy"
 WEIGHTS = "model.safetensors"
@@ -123,7 +123,7 @@ def test_copies_are_one_model_and_only_what_is_read_makes_it_stale(hub: FakeHub,
     repository.commit = "e" * 40
     repository.files[WEIGHTS] = changed(repository.files[WEIGHTS])
     only = ("--cells", "from-hf/*", "--until", "download")
-    pipeline("download", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", *only[:2])
+    pipeline("stage", "download", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", *only[:2])
     assert todo(planned(matrix, workspace)) == {}, "pinned until it is asked for again"
     pipeline("run", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--refresh", *only)
     stale = planned(matrix, workspace)
@@ -149,7 +149,7 @@ def test_a_new_chat_template_costs_neither_conversion_nor_build(hub: FakeHub, ma
     assert not list(workspace.glob("**/inputs")), "gone with the attempt"
     statement = pipeline("store", "provenance", made.name, "--workspace", workspace)
     assert f"stage-run/{download.name}" in statement
-    pipeline("exec", made / "job.json", "--output-dir", tmp_path / "again")
+    pipeline("stage", "replay", made / "job.json", "--output-dir", tmp_path / "again")
     assert (tmp_path / "again" / "out" / "model.gguf").read_bytes() == (made / "out" / "model.gguf").read_bytes()
 
     repository = hub.repositories[HUGGING_FACE]
@@ -352,7 +352,7 @@ COPY = {"modelscope": MODELSCOPE}
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.hub.hub_errors.BACKOFF_S", 0.001)
+    monkeypatch.setattr("trtllm_pipeline.models.hub.hub_errors.BACKOFF_S", 0.001)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_another_hub_goes_on_where_one_breaks_off(
     assert {name: (out / name).read_bytes() for name in files} == files
     told = caplog.text
     name = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}[copy]
-    assert f"{name} ({copy}) goes on from byte" in told or f"{name} ({copy}) is asked instead" in told
+    assert f"{name} ({copy}) continues from byte" in told or f"{name} ({copy}) is asked instead" in told
     if faults[0].kind == "drop":
         assert f"{WEIGHTS}: peer closed connection" in told
         resumed = [headers["range"] for _, path, headers in hub.requests if MODELSCOPE in path and "range" in headers]

@@ -17,7 +17,7 @@ import yaml
 
 from tests.helpers import github_runner
 from tests.helpers.trtllm_runs import Lane
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"
@@ -26,7 +26,7 @@ LIMITS = "ttft_p50:+1000%,output_tps:-95%,accuracy:-50%"
 
 
 class Runner:
-    """A self-hosted runner: its folder stays from night to night."""
+    """A self-hosted runner: its directory stays from night to night."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -313,7 +313,7 @@ def test_a_night_that_cannot_begin_fails_where_it_should_have_begun_and_nowhere_
     assert job.step("Run").code == 1, told(job)
     assert "cannot be reached at http://127.0.0.1:9" in job.step("Run").output
     assert (
-        job.step("Run").summary == "There is nothing to compare and to report: the run never began, or was stopped.\n"
+        job.step("Run").summary == "There is nothing to compare and to report: the run never started, or was stopped.\n"
     )
     assert {name for name, outcome in outcomes(job).items() if outcome == "failure"} == {"Run"}
     assert {outcomes(job)[name] for name in ("Compare", "Report", "Move the baseline")} == {"skipped"}

@@ -1,4 +1,4 @@
-"""Servers of others as lanes of a matrix, whole runs: stand-ins for vLLM and SGLang (`tests/standins/openai_server.py`), and, slow,
+"""Other OpenAI-compatible servers as lanes of a matrix, whole runs: stand-ins for vLLM and SGLang (`tests/standins/openai_server.py`), and, slow,
 the real `transformers serve` and llama.cpp's own server, out of the package xllamacpp.
 """
 
@@ -134,7 +134,7 @@ def test_an_option_that_the_server_refuses_is_told(servers: Servers) -> None:
 @pytest.fixture
 def running(servers: Servers) -> Iterator[str]:
     """The URL of a server that somebody else has started."""
-    servers.pipeline("download", "tiny", "--output-dir", "model")
+    servers.pipeline("stage", "download", "tiny", "--output-dir", "model")
     command = [sys.executable, str(STAND_IN), "vllm", "serve", str(servers.folder / "model"), "--host", "127.0.0.1"]
     with socket_port() as port:
         pass
@@ -199,8 +199,8 @@ def test_nothing_at_a_url_is_told_at_once(servers: Servers) -> None:
 @pytest.mark.seam
 def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
     servers.stand_in("vllm")
-    servers.pipeline("download", "tiny", "--output-dir", "model")
-    words = ["launch", "--toolchain", "openai", "--command", "vllm serve {model} --host {host} --port {port}"]
+    servers.pipeline("stage", "download", "tiny", "--output-dir", "model")
+    words = ["stage", "launch", "--toolchain", "openai", "--command", "vllm serve {model} --host {host} --port {port}"]
     with (servers.folder / "service.json").open("w") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline", *words, "--model", "model", "--format", "json"],
@@ -212,7 +212,7 @@ def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
     try:
         assert eventually(lambda: (servers.folder / "service.json").stat().st_size > 0 or process.poll() is not None)
         asking = ["--toolchain", "openai", "--service", "service.json", "--engine", "model", "--model", "model"]
-        servers.pipeline("smoke", *asking, "--output-dir", "smoked")
+        servers.pipeline("stage", "smoke", *asking, "--output-dir", "smoked")
         assert json.loads((servers.folder / "smoked" / "smoke.json").read_text())["answer"].startswith(" Paris")
     finally:
         process.send_signal(signal.SIGINT)
@@ -249,10 +249,12 @@ override:
     (log,) = (path for path in machine.workspace.glob("work/*/server.log") if "vllm serves" in path.read_text())
     visible = log.read_text().partition("CUDA_VISIBLE_DEVICES=")[2].split()[0]
     assert len(visible.split(",")) == 2, "a GPU is leased for each of two ranks"
-    told = machine.pipeline("report", "--workspace", str(machine.workspace), "--format", "migration")
-    assert all(f"| `{name}` | done |" in told for name in rows)
-    assert "pays back against tensorrt_llm_pytorch" in told
-    assert "**Take " in told
+    shown = machine.pipeline(
+        "compare", "--by", "toolchain", "--workspace", str(machine.workspace), "--format", "markdown"
+    )
+    assert "toolchain tensorrt_llm_pytorch" in shown
+    assert all(name in shown for name in rows)
+    assert "s of quantizing, converting and building" in shown
 
 
 def test_transformers_and_llama_cpp_for_real(servers: Servers) -> None:

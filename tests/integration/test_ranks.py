@@ -20,19 +20,19 @@ import pytest
 from tests.helpers import needed
 from tests.helpers.mpi_worlds import Stage, seen_over
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.processes.process import Exited, Group, Guardian, ProcessEvent
-from trtllm_pipeline.serving import mpi_server, triton
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.processes.process import Exited, Group, Guardian, ProcessEvent
+from trtllm_pipeline.tensorrt.servers import mpi_server, triton_server
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.stages.launch import run_ranks
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchFrontend, load
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.tensorrt.stage.launch import run_ranks
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend, load
 repository, engine, attempt = map(Path, sys.argv[1:4])
 gpus = tuple(Gpu(index, f"GPU-{index}", "stand-in", 1 << 30, 90) for index in range(2))
 machine = Machine(2, "cpu", gpus, tensorrt_llm=TensorRTLLM("0.16.0"))
@@ -64,7 +64,7 @@ def test_a_world_is_ready_and_ends(stage: Stage, world_size: int, release: str) 
             assert set(told["cpus"]) == os.sched_getaffinity(0), "mpirun has bound it to a core"
             assert f"shm-region-prefix-name={world.prefix}{rank}_" in " ".join(told["argv"])
             assert "complains" in world.rank_log(rank).read_text()
-        assert len(list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))) == world_size
+        assert len(list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))) == world_size
         assert world.process.mpirun == (world_size > 1 or (release == "0.16.0" and shutil.which("mpirun") is not None))
 
 
@@ -153,9 +153,9 @@ def test_a_killed_mpirun_takes_its_ranks_with_it(stage: Stage) -> None:
 
 
 def test_a_port_lost_between_test_and_start_is_passing(stage: Stage) -> None:
-    ports = triton.free_ports()
+    ports = triton_server.free_ports()
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, ports.grpc))
+        other.bind((triton_server.LOOPBACK, ports.grpc))
         other.listen()
         world = stage.start(2, ports=ports)
         try:
@@ -171,7 +171,7 @@ def test_mpirun_needs_no_ssh(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> N
         assert found
         (stage.folder / "bin" / Path(found).name).symlink_to(Path(found).resolve())
     monkeypatch.setenv("PATH", str(stage.folder / "bin"))
-    monkeypatch.setattr(sys, "executable", str(stage.folder / "bin" / "python"))  # whose folder is put on PATH
+    monkeypatch.setattr(sys, "executable", str(stage.folder / "bin" / "python"))  # whose directory is put on PATH
     (stage.folder / "bin" / "python").symlink_to(Path(os.path.realpath("/proc/self/exe")))
     with stage.world(2) as world:
         assert world.ready()
@@ -313,7 +313,7 @@ def test_nothing_is_left_when_the_stage_is_killed(stage: Stage, launched: Callab
     service.process.kill()
     service.process.wait()
     assert eventually(lambda: not stage.left(), 5), stage.left()
-    triton.remove_stale_leftovers()  # as the next server does; a rank that mpirun kills cannot do it itself
+    triton_server.remove_stale_leftovers()  # as the next server does; a rank that mpirun kills cannot do it itself
     prefix = f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{service.process.pid}-"
     assert stage.left(prefix) == []
 
@@ -406,7 +406,7 @@ max_batch_size: 4
 
 
 def made_for(prefix: str) -> list[Path]:
-    return [path for path in triton.TEMPORARY.glob("python_env_*/trtllm-pipeline") if path.read_text() == prefix]
+    return [path for path in triton_server.TEMPORARY.glob("python_env_*/trtllm-pipeline") if path.read_text() == prefix]
 
 
 def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         2,
         mpirun=needed.program("mpirun"),
         log=tmp_path / "server.log",
-        ports=triton.free_ports(),
+        ports=triton_server.free_ports(),
     )
     try:
         world.wait_ready(180)
@@ -432,18 +432,18 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         for closed in ("logging", "trace/setting", "systemsharedmemory/status"):
             assert httpx.get(f"http://{said['http']}/v2/{closed}").status_code == 403
         assert httpx.post(f"http://{said['http']}/v2/repository/models/ensemble/load").status_code == 403
-        files = list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))
+        files = list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
         assert len(made_for(world.prefix)) == 2
-        loaded = [set(dict(triton.stub_processes(pid)).values()) for pid, _ in world.process.ranks.values()]
+        loaded = [set(dict(triton_server.stub_processes(pid)).values()) for pid, _ in world.process.ranks.values()]
         assert loaded == [{"tensorrt_llm"}] * 2
-        stub = next(pid for pid, _ in triton.stub_processes(world.process.ranks[0][0]))
+        stub = next(pid for pid, _ in triton_server.stub_processes(world.process.ranks[0][0]))
         os.kill(stub, signal.SIGKILL)
         dead: list[set[str]] = []
         assert eventually(lambda: any(dead) or bool(dead.append(world.dead_models())))
         assert dead[-1] == {"tensorrt_llm"}
     finally:
         world.stop(6.0)
-    assert not list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))
+    assert not list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))
     assert not made_for(world.prefix)
     assert not any(Path(f"/proc/{pid}").exists() for pid, _ in world.process.ranks.values())

@@ -17,19 +17,19 @@ import pytest
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
 from tests.helpers.trtllm_runs import Lane
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Resources
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
-from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
-from trtllm_pipeline.store.index import AttemptRow
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.base.domain import Resources
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent
+from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
 from ray.cluster_utils import Cluster
 
-from trtllm_pipeline.execution.ray_cluster import RayCluster
+from trtllm_pipeline.orchestrate.clusters.ray_cluster import RayCluster
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 H100 = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H100": 1}, "object_store_memory": 80_000_000}
@@ -365,7 +365,7 @@ def test_an_engine_is_built_on_the_type_that_it_will_serve_on(tmp_path: Path, mo
 
 
 def test_a_matrix_on_a_node_that_does_not_see_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the workspace's place the node has a disk of its own: all that it reads and leaves passes through a folder."""
+    """In the workspace's place the node has a disk of its own: all that it reads and leaves passes through a directory."""
     pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
     workspace, exchange = tmp_path / "w", tmp_path / "exchange"
     workspace.mkdir()

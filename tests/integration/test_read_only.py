@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.config.recipes import matrices_folder
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.store.store import Store
 
 TINY = str(matrices_folder() / "tiny.yaml")
 # Root may write anywhere; without its capabilities it is held to the modes of its files like anybody else.
@@ -104,9 +104,9 @@ LOOKS = (
 WRITES = (
     ("run", "--matrix", TINY),
     ("resume",),
-    ("convert", "--matrix", TINY, "--cells", "tiny/fp16"),
+    ("stage", "convert", "--matrix", TINY, "--cells", "tiny/fp16"),
     ("store", "repair"),
-    ("store", "gc"),
+    ("store", "prune"),
 )
 
 
@@ -153,7 +153,7 @@ def test_a_damaged_index_that_cannot_be_mended_is_read_from_what_it_was_made_of(
 LOOK = """
 import sys
 from pathlib import Path
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 seen = 0
 for _ in range(40):
     store = Store(Path(sys.argv[1]))

@@ -12,17 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from trtllm_pipeline import flow
-from trtllm_pipeline.planning.runs import find_run
-from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.runs import find_run
+from trtllm_pipeline.orchestrate.run import run_folder
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.progress.lines import QuietObserver
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 
 
 @pytest.mark.seam
 def test_a_run_with_nothing_to_do_reports_what_is_there(tmp_path: Path) -> None:
-    store, request = Store(tmp_path / "ws"), flow.Request(TINY, until="download")
+    store, request = Store(tmp_path / "ws"), Request(TINY, until="download")
 
     def counts() -> dict[str, int]:
         result = flow.run(request, store, QuietObserver(io.StringIO()))
@@ -55,8 +57,8 @@ def test_two_runs_of_one_name_begin_in_the_same_second(tmp_path: Path, monkeypat
         clock.now += seconds
 
     clock.sleep = sleep
-    monkeypatch.setattr(flow, "time", clock)
-    store, request = Store(tmp_path / "ws"), flow.Request(TINY, until="download")
+    monkeypatch.setattr(run_folder, "time", clock)
+    store, request = Store(tmp_path / "ws"), Request(TINY, until="download")
     first, second = (flow.run(request, store, QuietObserver(io.StringIO()), name="nightly").run_id for _ in range(2))
     assert first < second
     assert find_run(store, "nightly").name == second

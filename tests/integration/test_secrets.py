@@ -8,12 +8,12 @@ import pytest
 
 from tests.helpers.jobs import job
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.execution.executor import Ended, Executor
-from trtllm_pipeline.hosting import control
-from trtllm_pipeline.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.processes.process import Guardian
-from trtllm_pipeline.serving import triton
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.base.machine.triton_installation import TritonInstallation
+from trtllm_pipeline.base.processes.process import Guardian
+from trtllm_pipeline.orchestrate.run.executor import Ended, Executor
+from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.serve.kept import control
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 pytestmark = pytest.mark.seam
 SECRETS = {
@@ -60,7 +60,7 @@ def test_a_guardian_has_none_itself() -> None:
 
 
 def test_a_server_has_none() -> None:
-    found = triton.environment(TritonInstallation(Path(), "a package", Path()))
+    found = triton_server.environment(TritonInstallation(Path(), "a package", Path()))
     assert not found.keys() & SECRETS.keys()
 
 

@@ -1,4 +1,4 @@
-"""Kept servers: started by one command, found by others, killed in every way, stopped without anything left.
+"""Managed servers: started by one command, found by others, killed in every way, stopped without anything left.
 
 Mostly trtllm-serve's stand-in is kept, which starts in a second; each other kind of server once.
 """
@@ -24,15 +24,15 @@ import pytest
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, still_running
 from tests.helpers.waiting import eventually
-from tests.unit.provenance.test_provenance import write_key
-from trtllm_pipeline.hosting.servers import boot_id, folder_of, look
-from trtllm_pipeline.processes.guardian import process_table, with_descendants
-from trtllm_pipeline.serving.triton import busy_ports
+from tests.unit.orchestrate.provenance.test_provenance import write_key
+from trtllm_pipeline.base.processes.guardian import process_table, with_descendants
+from trtllm_pipeline.serve.kept.servers import boot_id, folder_of, look
+from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
 
 FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")
 MEASURING = """
-from trtllm_pipeline.domain import Exclusive
-from trtllm_pipeline.store.claims import lease_machine
+from trtllm_pipeline.base.domain import Exclusive
+from trtllm_pipeline.orchestrate.store.claims import lease_machine
 held = lease_machine((), exclusive=Exclusive.MACHINE)
 print(held is not None, flush=True)
 input()
@@ -370,7 +370,7 @@ def test_what_is_not_as_it_was_signed_is_not_started_again(host: Host, tmp_path:
         config.write_bytes(before + b" ")
         _, err = host.pipeline("serve", "restart", "signed", code=2)
         assert "config.json: is not what was signed" in err
-        assert host.status("signed")["keeper_pid"] == said["keeper_pid"], "it goes on as it was"
+        assert host.status("signed")["keeper_pid"] == said["keeper_pid"], "it continues as it was"
         os.kill(processes(said["keeper_pid"])["server"], signal.SIGKILL)
         assert "config.json: is not what was signed" in host.becomes("signed", "failed")["reason"]
         assert eventually(lambda: host.left() == [])

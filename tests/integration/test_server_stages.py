@@ -14,14 +14,14 @@ from google.protobuf import text_format
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.contexts import context
-from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.bench.scripted_server import Respond, Script, config, running
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages import accuracy, perf, score, smoke
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load
+from tests.helpers.scripted_server import Respond, Script, config, running
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.tensorrt.stage import accuracy, perf, score, smoke
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load
 
 ANSWER = " one two three four five six seven eight"
 MAX_INPUT_LEN = 24
@@ -144,7 +144,7 @@ def lie(**lies: Any) -> Respond:
     ("respond", "message"),
     [
         (lie(text=" "), "answer failed on model ensemble over grpc: the answer to 'count' is empty"),
-        (lie(text="count one two three"), "begins with the prompt itself"),
+        (lie(text="count one two three"), "starts with the prompt itself"),
         (lie(text=" one two"), "should contain 'three', got ' one two'"),
         (lie(unary=" one two three"), "over http_unary: the greedy answer should be ' one two three four five six'"),
         (lie(ignore_stop=True), "stop_words failed on model ensemble over grpc: stop word ' two' should end"),
@@ -261,7 +261,7 @@ def test_perf_by_hand_ends_with_what_it_measured(
     work = start(files={"input_data": PROMPTS}, **PERF)
     inputs = (word for name, path in work.inputs.items() for word in (f"--{name}", str(path)))
     words = ("--input-data", str(work.files["input_data"]), "--requests", "4", "--concurrency", "1")
-    assert main(["perf", *inputs, *words, "--output-dir", str(tmp_path / "by hand")]) == 0
+    assert main(["stage", "perf", *inputs, *words, "--output-dir", str(tmp_path / "by hand")]) == 0
     told = capsys.readouterr()
     assert told.out == f"{tmp_path / 'by hand'}\n"
     table = told.err[told.err.index("ensemble over grpc; output tokens counted by encoded_again") :]

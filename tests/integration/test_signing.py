@@ -12,10 +12,10 @@ import pytest
 
 from tests.helpers.signed import publish, write_key
 from tests.helpers.waiting import eventually
-from trtllm_pipeline import provenance
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.manifest import ENVELOPE, inspect
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import provenance
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE, inspect
+from trtllm_pipeline.orchestrate.store.store import Store
 
 FILES = {f"part-{number}": "x" * 2_000_000 for number in range(8)}
 

@@ -12,13 +12,13 @@ import pytest
 
 from tests.helpers.jobs import end, job, submit
 from tests.standins import slurm
-from trtllm_pipeline.domain import Exclusive, Resources
-from trtllm_pipeline.errors import FailureClass, UsageError
-from trtllm_pipeline.execution import slurm_cluster
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.base.domain import Exclusive, Resources
+from trtllm_pipeline.base.errors import FailureClass, UsageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.orchestrate.clusters import slurm_cluster
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.slurm_cluster import SlurmCluster
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_the_nodes_are_those_that_can_run_something(cluster: SlurmCluster) -> No
 
 
 def test_a_node_says_what_it_is() -> None:
-    assert SlurmCluster([]).machine == replace(probe.machine(), cpus=4)
+    assert SlurmCluster([]).machine == replace(probe.this_machine(), cpus=4)
 
 
 @pytest.mark.seam

@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tritonclient.grpc import model_config_pb2
 
 from tests.contexts import context
+from tests.helpers.scripted_server import Respond, Script, running
 from tests.standins import templates
-from trtllm_pipeline.bench.scripted_server import Respond, Script, running
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.stages import smoke
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import SmokeParams
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.tensorrt.stage import smoke
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import SmokeParams
 
 pytestmark = pytest.mark.seam
 
@@ -129,7 +129,7 @@ def unary_lie(model: str, values: Mapping[str, Any]) -> Script:
 @pytest.mark.parametrize(
     ("respond", "words"),
     [
-        (lambda _model, _values: Script(((0.0, "count one two three"),)), "begins with the prompt itself"),
+        (lambda _model, _values: Script(((0.0, "count one two three"),)), "starts with the prompt itself"),
         (lambda _model, _values: Script(((0.0, " one"),)), "over openai_completions: .* should contain 'three'"),
         (lambda _model, _values: Script.of(ANSWER), "stop_words failed .* should end the answer"),
         (unary_lie, "over openai_completions_unary: the greedy answer should be ' one two three four five six'"),

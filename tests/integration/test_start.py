@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline import flow
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan import request
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.progress.lines import QuietObserver
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 PIPELINE = f"{shlex.quote(sys.executable)} -m trtllm_pipeline"
@@ -89,7 +90,7 @@ def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
 
 
 class Removing(QuietObserver):
-    """Removes the workspace as soon as a run has begun."""
+    """Removes the workspace as soon as a run has started."""
 
     def __init__(self, workspace: Path) -> None:
         super().__init__(io.StringIO())
@@ -103,4 +104,4 @@ class Removing(QuietObserver):
 def test_a_workspace_that_is_removed_under_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "ws")
     with pytest.raises(StateError, match="the workspace was moved or removed while it was in use"):
-        flow.run(flow.Request(TINY, until="download"), store, Removing(store.workspace))
+        flow.run(request.Request(TINY, until="download"), store, Removing(store.workspace))

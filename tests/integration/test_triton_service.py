@@ -19,23 +19,23 @@ import pytest
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.triton_client import Client, Stream
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.client import recognise
-from trtllm_pipeline.client import triton as asking
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.processes.guardian import proc_file, process_table
-from trtllm_pipeline.serving import triton
-from trtllm_pipeline.toolchains.embedded import repository
-from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
-from trtllm_pipeline.toolchains.embedded.runtime import Limits
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.processes.guardian import proc_file, process_table
+from trtllm_pipeline.measure.client import recognise
+from trtllm_pipeline.measure.client import triton as asking
+from trtllm_pipeline.tensorrt.embedded import repository
+from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.embedded.runtime import Limits
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.stages.launch import run
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchEmbedded, load
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.tensorrt.stage.launch import run
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded, load
 repository, attempt = map(Path, sys.argv[1:3])
 try:
     run(StageContext(load(LaunchEmbedded, json.loads(sys.argv[3]), {"restarts": 0}), {"repository": repository}, {}, attempt / "out", attempt))
@@ -72,10 +72,10 @@ class Service:
 
     def client(self) -> Client:
         service = self.ready()
-        ports = triton.Ports(*(int(str(service[name]).split(":")[1]) for name in triton.Ports._fields))
+        ports = triton_server.Ports(*(int(str(service[name]).split(":")[1]) for name in triton_server.Ports._fields))
         models = ("ensemble", "tensorrt_llm_bls")
         return Client(
-            triton.TritonProcess(
+            triton_server.TritonProcess(
                 process=self.process, ports=ports, output=self.log, prefix="", models=models, loaded=models
             )
         )
@@ -124,10 +124,10 @@ def gone(session: int) -> bool:
 
 
 def shared_memory(pid: int) -> list[str]:
-    """What servers that `pid` has started have in shared memory, and in the system's temporary folder."""
-    marks = {path: path.read_text() for path in triton.TEMPORARY.glob("python_env_*/trtllm-pipeline")}
+    """What servers that `pid` has started have in shared memory, and in the system's temporary directory."""
+    marks = {path: path.read_text() for path in triton_server.TEMPORARY.glob("python_env_*/trtllm-pipeline")}
     folders = [str(path.parent) for path, prefix in marks.items() if f"-{pid}-" in prefix]
-    return [*folders, *(name for name in os.listdir(triton.SHARED_MEMORY) if f"-{pid}-" in name)]
+    return [*folders, *(name for name in os.listdir(triton_server.SHARED_MEMORY) if f"-{pid}-" in name)]
 
 
 def listening_on(port: int) -> set[str]:
@@ -147,7 +147,7 @@ def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: P
         assert said["bls_model"] == "tensorrt_llm_bls"
         assert said["server"] == {"name": "triton", "version": "2.51.0"}
         assert service.client().text(text_input="s", max_tokens=4) == "top-"
-        for name in triton.Ports._fields:
+        for name in triton_server.Ports._fields:
             host, port = str(said[name]).split(":")
             assert host == "127.0.0.1"
             assert listening_on(int(port)) in ({"0100007F"}, {"0000000000000000FFFF00000100007F"})
@@ -179,7 +179,7 @@ def test_a_dead_model_process_is_brought_back(models: Path, tmp_path: Path) -> N
     with launched(models, tmp_path / "attempt") as service:
         client = service.client()
         server = int(str(service.ready()["pid"]))
-        victim = next(pid for pid, model in triton.stub_processes(server) if model == "tensorrt_llm")
+        victim = next(pid for pid, model in triton_server.stub_processes(server) if model == "tensorrt_llm")
         os.kill(victim, signal.SIGKILL)
         assert eventually(lambda: service.log.read_text().count("ready: ") >= 2), service.log.read_text()
         assert client.text(text_input="s", max_tokens=4) == "top-"
@@ -195,7 +195,7 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
         while not (victims := [pid for pid, model in stubs_of(service.process.pid) if model == "tensorrt_llm"]):
             assert time.monotonic() < deadline, service.log.read_text()
             time.sleep(0.01)
-        os.kill(victims[0], signal.SIGSTOP)  # so that it goes on loading until the launcher has seen it
+        os.kill(victims[0], signal.SIGSTOP)  # so that it continues loading until the launcher has seen it
         time.sleep(1)
         os.kill(victims[0], signal.SIGKILL)
         status, log = service.end()
@@ -210,7 +210,7 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
 def stubs_of(launcher: int) -> list[tuple[int, str]]:
     """Process ids and models of the Python model processes of the server that `launcher` started."""
     servers = [pid for pid, each in process_table().items() if each.parent == launcher]
-    return [found for server in servers for found in triton.stub_processes(server)]
+    return [found for server in servers for found in triton_server.stub_processes(server)]
 
 
 @pytest.mark.seam
@@ -258,7 +258,9 @@ def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path
     with launched(models, tmp_path / "attempt") as service:
         server = int(str(service.ready()["pid"]))
         port = str(service.ready()["http"]).split(":")[1]
-        os.kill(next(pid for pid, model in triton.stub_processes(server) if model == "tensorrt_llm"), signal.SIGKILL)
+        os.kill(
+            next(pid for pid, model in triton_server.stub_processes(server) if model == "tensorrt_llm"), signal.SIGKILL
+        )
         deadline = time.monotonic() + 90
         while listening_on(int(port)):
             assert time.monotonic() < deadline, service.log.read_text()
@@ -279,7 +281,7 @@ def test_nothing_outlives_a_killed_launcher(models: Path, tmp_path: Path) -> Non
         assert len(left) == 5
         assert not Path(left[0]).exists()
         assert not shared_memory(killed)
-        stale = [name for name in os.listdir(triton.SHARED_MEMORY) if name.startswith("trtllm-pipeline-")]
+        stale = [name for name in os.listdir(triton_server.SHARED_MEMORY) if name.startswith("trtllm-pipeline-")]
         assert all(f"-{service.process.pid}-" in name or Path(f"/proc/{name.split('-')[3]}").exists() for name in stale)
 
 
@@ -312,7 +314,7 @@ def test_two_servers_at_once(models: Path, tmp_path: Path) -> None:
 @pytest.mark.seam
 def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> None:
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, 0))
+        other.bind((triton_server.LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
         with launched(models, tmp_path / "attempt", http_port=port) as service:
@@ -322,11 +324,11 @@ def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> No
 
 
 def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: Path) -> None:
-    ports = triton.free_ports()
+    ports = triton_server.free_ports()
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, ports.grpc))
+        other.bind((triton_server.LOOPBACK, ports.grpc))
         other.listen()
-        server = triton.start(
+        server = triton_server.start(
             triton_installation.find(), models, ("ensemble",), folder=tmp_path / "b", log=tmp_path / "log", ports=ports
         )
         try:

@@ -31,9 +31,9 @@ from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells
 from tests.helpers.waiting import eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.config.recipes import recipes_folder
-from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
+from trtllm_pipeline.tensorrt.embedded import random_model
 
 RELEASES = ("0.8.0", "0.16.0", "1.2.0")
 """The first and the last with engines and servers as recorded, and one between; contract tests have them all."""
@@ -186,7 +186,7 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
     assert len(serve) == 3
     two_ranks = next(folder for folder in lane.outputs("build") if (folder / "rank1.engine").exists())
     repository = next(folder for folder in serve if str(two_ranks) in (folder / "serve.json").read_text())
-    launch = ("launch", "--toolchain", "tensorrt_llm", "--frontend", "trtllm_serve", "--format", "json")
+    launch = ("stage", "launch", "--toolchain", "tensorrt_llm", "--frontend", "trtllm_serve", "--format", "json")
     process = lane.start(*launch, "--repository", str(repository), "--engine", str(two_ranks))
     try:
         assert process.stdout is not None
@@ -449,7 +449,7 @@ settings: { serve: { frontend: trtllm_serve } }
 
 def test_weights_that_are_quantized_already_are_served_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
 
     lane = Lane(tmp_path / "lane", "1.2.0")
     lane.matrix.write_text(AS_IS, encoding="utf-8")
@@ -545,7 +545,7 @@ settings:
 def seeing(folder: Path) -> Lane:
     """A release, and a model that takes images."""
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
 
     lane = Lane(folder, "1.3.0")
     lane.matrix.write_text(IMAGES, encoding="utf-8")
@@ -567,7 +567,7 @@ def test_a_run_says_which_model_is_asked_with_text_alone(tmp_path: Path) -> None
 
 
 def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
-    from trtllm_pipeline.client.images import png
+    from trtllm_pipeline.measure.client.images import png
 
     lane = seeing(tmp_path / "lane")
     (lane.folder / "cat.png").write_bytes(png(56, 56, 1))
@@ -598,7 +598,7 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
 
 def test_a_model_without_its_image_processor_does_not_start(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
 
     lane = Lane(tmp_path / "lane", "1.3.0")
     lane.matrix.write_text(IMAGES.replace(", triton]", "]"), encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.bundles import started
 from tests.helpers.trtllm_runs import Lane, cells
-from trtllm_pipeline.client.images import png
+from trtllm_pipeline.measure.client.images import png
 
 MATRIX = """\
 name: images
@@ -38,7 +38,7 @@ ARCHITECTURES = {
 def lane(folder: Path, release: str, family: str, *, parallel: str = "tp1") -> Lane:
     """A release, and a model of a family that takes images."""
     found = Lane(folder, release)
-    found.pipeline("download", "tiny", "--output-dir", str(folder / "model"))
+    found.pipeline("stage", "download", "tiny", "--output-dir", str(folder / "model"))
     config = json.loads((folder / "model" / "config.json").read_text())
     config |= {"model_type": family, "architectures": [ARCHITECTURES[family]], "vision_config": {}}
     config |= {"max_position_embeddings": 4096} | ({"vocab_size": 152064} if family == "qwen2_vl" else {})

@@ -17,18 +17,18 @@ import httpx
 import pytest
 
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import triton, trtllm_serve
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.tensorrt.servers import triton_server, trtllm_serve
 
 STAND_IN = [sys.executable, str(Path(__file__).resolve().parents[1] / "standins" / "serve.py"), "Qwen/Qwen3-8B"]
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.stages.launch import run_openai
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchFrontend, load
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.tensorrt.stage.launch import run_openai
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend, load
 attempt = Path(sys.argv[1])
 try:
     run_openai(StageContext(load(LaunchFrontend, json.loads(sys.argv[2]), {"restarts": 0}), {"repository": attempt}, {}, attempt, attempt), json.loads(sys.argv[3]))
@@ -157,9 +157,9 @@ def test_one_that_is_never_healthy(launched: Callable[..., Launched]) -> None:
 
 
 def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
-    ports = triton.free_ports()
+    ports = triton_server.free_ports()
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, ports.http))
+        other.bind((triton_server.LOOPBACK, ports.http))
         other.listen()
         server = trtllm_serve.start(STAND_IN, log=tmp_path / "server.log", ports=ports)
         try:
@@ -173,5 +173,5 @@ def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
 @pytest.mark.seam
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="cannot start the server: cannot run") as error:
-        trtllm_serve.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton.free_ports())
+        trtllm_serve.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton_server.free_ports())
     assert error.value.failure is FailureClass.USER

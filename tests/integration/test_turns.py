@@ -13,9 +13,9 @@ import pytest
 from typing_extensions import Self
 
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.domain import Exclusive, Scope
-from trtllm_pipeline.execution import by_hand
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.base.domain import Exclusive, Scope
+from trtllm_pipeline.orchestrate.run import by_hand
+from trtllm_pipeline.orchestrate.store import claims
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +42,7 @@ class Invocation:
             )
 
     def begins(self) -> Self:
-        """Return when it begins the next: to build or to measure."""
+        """Return when it starts the next: to build or to measure."""
         assert self.process.stdout is not None
         stage, when = self.process.stdout.readline().split()
         assert stage in {"make", "look"}

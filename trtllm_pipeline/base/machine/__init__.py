@@ -1,0 +1,1 @@
+"""A machine: its CPUs, GPUs, Triton and TensorRT-LLM."""

@@ -1,0 +1,489 @@
+"""The parent of all stage processes: a small program that outlives a killed pipeline just long enough to clean up.
+
+    python -I -S guardian.py FD TABLE
+
+`process.Guardian` starts it and holds the other end of FD, a SOCK_SEQPACKET socket. TABLE is a memory file that lists the
+first process of each running stage run, for the other end in case this process is killed. Every message is one JSON object.
+A message too long for a packet is sent as the packet `@` and a memory file:
+
+    {"do": "environment", "env"}                        of every process started from now on
+    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure", "tell"}  changes to its environment, and,
+                                                        as SCM_RIGHTS, file descriptors to inherit
+    {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
+    {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
+
+    {"event": "spawned", "id", "pid"}                   with `tell` only: it wakes up the other end
+    {"event": "refused", "id", "message"}               it was not started
+    {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "peak_bytes", "shared_bytes",
+     "written_bytes", "swept"}
+    {"event": "crashed", "traceback"}                   a bug in here
+
+Each stage run is a session. This process is a subreaper, so whatever a stage run leaves behind becomes a child of it,
+daemons too. When the first process of a stage run has ended, the rest of it is terminated and shortly after killed. Only
+then is it reported as exited: its GPUs and files are free. A process belongs to a stage run by session, by descent, or by
+a variable in its environment. A daemon that has left all three is killed when this program ends. The program ends, with
+all of its processes, when the other end of the socket is closed for any reason. Signals to the pipeline do not reach it:
+it has its own session and ignores them.
+
+With `measure`, the memory of all processes of a stage run is sampled while they run. A page that several of them share
+counts once (`Pss`), so the sum is what the machine needs. Sampling takes at most 1% of the time, is rare in a long run, and
+happens once more before a stage run is ended. The kernel's own peak covers what a sample misses of a single process.
+/dev/shm is measured as a whole, so files of other programs count too.
+
+This module imports none of ours: starting has to be cheap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+MARK = "TRTLLM_PIPELINE_STAGE_RUN"
+"""Environment variable of every process of a stage run: "GUARDIAN_PID.NUMBER"."""
+CLOSE_GRACE_S = 5.0
+"""For services to stop their server when the pipeline is gone."""
+SWEEP_GRACE_S = 2.0
+"""For helpers that outlive their parent on purpose (resource trackers) to tidy up."""
+PACKET_BYTES = 65536
+"""Longest message sent as a packet; the kernel's default send buffer takes three times as much."""
+MAX_FDS = 64
+"""Most file descriptors that come with one message: claims on a stage run, the machine and its GPUs."""
+SHARED = "/dev/shm"  # noqa: S108  looked at only
+LOOK_EVERY_S = 0.2
+LOOK_SHARE = 100
+"""Memory is looked at again after this many times what looking took, and not before a fiftieth of the run's age."""
+_AGE_SHARE = 50
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_BLOCK_BYTES = 512
+"""In which the kernel counts what a process wrote to disks. Source: getrusage(2), fs/proc: `ru_oublock`."""
+_PR_SET_CHILD_SUBREAPER = 36
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
+# Python ignores the last two; a child expects the default for all of them.
+_RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Process:
+    """One line of the process table."""
+
+    __slots__ = ("exit_code", "parent", "session", "start_time", "zombie")
+
+    def __init__(self, stat: bytes) -> None:
+        fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
+        self.zombie = fields[0] in b"ZX"
+        self.parent = int(fields[1])
+        self.session = int(fields[3])
+        self.start_time = int(fields[19])
+        self.exit_code = int(fields[49])  # a wait status. 0 while it runs, or if it is not our child
+
+
+def look_up(pid: int) -> Process | None:
+    """This process, or None if there is none, or none that we may see."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            return Process(os.read(fd, 4096))
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+
+
+def process_table(above: int = 0, *, zombies: bool = False) -> dict[int, Process]:
+    """All processes that live, by pid, with `zombies` the ended ones as well; with `above` those with a higher pid."""
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    entries = ((pid, look_up(pid)) for pid in pids if pid > above)
+    return {pid: process for pid, process in entries if process and (zombies or not process.zombie)}
+
+
+def last_pid() -> int:
+    """The process id that was given out last."""
+    with open("/proc/loadavg", "rb") as file:  # noqa: PTH123
+        return int(file.read().split()[4])
+
+
+def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
+    """`roots` and everything below them."""
+    children: dict[int, list[int]] = {}
+    for pid, process in table.items():
+        children.setdefault(process.parent, []).append(pid)
+    family, stack = set(roots), list(roots)
+    while stack:
+        new = [pid for pid in children.get(stack.pop(), ()) if pid not in family]
+        family.update(new)
+        stack += new
+    return family & table.keys()
+
+
+def proc_file(pid: int, name: str) -> bytes:
+    """A file of a process below /proc. Empty if the process is gone or not accessible."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123  # pathlib costs more than all of this program
+            return file.read()
+    except OSError:
+        return b""
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    """True if this process started with an environment that marks it as part of the stage run `mark`, e.g. "812.3".
+
+    With a mark ending in a dot: to any stage run of that guardian.
+    """
+    end = "" if mark.endswith(".") else "\0"
+    return f"\0{MARK}={mark}{end}".encode() in b"\0" + proc_file(pid, "environ") + b"\0"
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of memory that a process has in use: of pages that it has in common with others, its share.
+
+    All of them, if the kernel does not report that.
+    """
+    for line in proc_file(pid, "smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    sizes = proc_file(pid, "statm").split()
+    return int(sizes[1]) * _PAGE_BYTES if len(sizes) > 1 else 0
+
+
+def shared_in_use() -> int:
+    """Bytes in use in /dev/shm by all processes. 0 if it does not exist."""
+    try:
+        usage = os.statvfs(SHARED)
+    except OSError:
+        return 0
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+
+
+def kill(pid: int, signo: int) -> None:
+    """Send a signal to what may be gone already, or belong to someone else by now."""
+    try:  # noqa: SIM105  # contextlib costs start-up time
+        os.kill(pid, signo)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+class ProcessSession:
+    """One session of processes: its first process is `pid`."""
+
+    def __init__(self, run_id: str, pid: int, mark: str, *, measure: bool) -> None:
+        self.id = run_id
+        self.pid = pid
+        self.mark = mark
+        self.begin = time.monotonic()
+        self.measure_at = self.begin + LOOK_EVERY_S if measure else float("inf")
+        self.peak_bytes = self.shared_bytes = 0
+        self.shared_before = shared_in_use() if measure else 0
+        self.steps: list[tuple[float, int, bool]] = []  # when, which signal, to all or to the first process
+        self.exited: dict[str, object] | None = None  # the message to send once all of it is gone
+        self.swept: set[int] = set()
+        self.look_at = self.pause = 0.0
+
+
+class Supervisor:
+    """The loop: reads orders, reaps children, keeps to deadlines; never waits for anything but all of these at once."""
+
+    def __init__(self, fd: int, table: int) -> None:
+        self.pid = os.getpid()
+        self.table = table
+        self.runs: dict[str, ProcessSession] = {}
+        self.mains: dict[int, ProcessSession] = {}  # by pid, until that is reaped
+        self.number = 0
+        self.environment: dict[str, str] = {}
+        self.outbox: list[bytes] = []
+        self.open = True
+        self.socket = socket.socket(fileno=fd)
+        self.socket.setblocking(False)
+        os.set_inheritable(fd, False)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for signo in _IGNORED:
+            signal.signal(signo, signal.SIG_IGN)
+        self.wake, wake = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing would be written to `wake`
+
+    def loop(self) -> None:
+        """Work until the socket is closed and every stage run is gone."""
+        poll = select.poll()
+        poll.register(self.wake, select.POLLIN)
+        while self.open or self.runs:
+            if self.open:
+                poll.register(self.socket, select.POLLIN | (select.POLLOUT if self.outbox else 0))
+            ready = dict(poll.poll(self.milliseconds()))
+            if self.wake in ready:
+                os.read(self.wake, 4096)
+                self.reap()
+            if self.open and self.socket.fileno() in ready:
+                self.flush()
+                if not self.receive():
+                    poll.unregister(self.socket)
+                    self.close()
+            for run in list(self.runs.values()):
+                self.step(run)
+
+    def milliseconds(self) -> float | None:
+        """Until the next deadline; None for no deadline at all."""
+        due = [run.steps[0][0] for run in self.runs.values() if run.steps]
+        due += [run.look_at if run.exited else run.measure_at for run in self.runs.values()]
+        due = [when for when in due if when != float("inf")]
+        return max(0.0, min(due) - time.monotonic()) * 1e3 if due else None
+
+    # Messages.
+
+    def send(self, event: str, **values: object) -> None:
+        """Send without waiting: the other end may itself be waiting for us to read."""
+        if self.open:
+            self.outbox.append(json.dumps({"event": event, **values}).encode())
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes now."""
+        try:
+            while self.outbox:
+                self.socket.send(self.outbox[0])
+                del self.outbox[0]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.outbox.clear()  # the other end is gone; reading will say so
+
+    def receive(self) -> bool:
+        """Do what has been ordered; False if the other end is closed."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.socket, PACKET_BYTES, MAX_FDS)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+            if not data:
+                return False
+            if data == b"@":
+                with open(fds.pop(), "rb") as file:  # noqa: PTH123
+                    file.seek(0)
+                    data = file.read()
+            message = json.loads(data.decode())  # of bytes, it looks for their encoding first
+            if message["do"] == "environment":
+                self.environment = message["env"]
+                continue
+            do, run = message["do"], self.runs.get(message["id"])
+            if do == "spawn":
+                self.spawn(message, fds)
+                continue
+            if run and run.exited is None and run.measure_at != float("inf"):
+                self.measure(run)
+            if run and do == "signal":
+                self.signal(run, message["signal"], whole=message["whole"])
+            elif run and do == "end":
+                now, grace_s = time.monotonic(), message["grace_s"]
+                steps = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+                run.steps = [(now + count * grace_s, signo, True) for count, signo in enumerate(steps)]
+
+    def close(self) -> None:
+        """The pipeline is gone: services get a moment to stop their servers, then everything ends."""
+        self.open = False
+        now = time.monotonic()
+        for run in self.runs.values():
+            run.steps = [(now, signal.SIGTERM, False), (now + CLOSE_GRACE_S, signal.SIGKILL, True)]
+
+    # Stage runs.
+
+    def spawn(self, message: dict[str, object], fds: list[int]) -> None:
+        """Start a stage run. Sends "spawned", if requested, or "refused"."""
+        run_id, argv, changed, log = str(message["id"]), message["argv"], message["set"], str(message["log"])
+        assert isinstance(argv, list)
+        assert isinstance(changed, dict)
+        self.number += 1
+        mark = f"{self.pid}.{self.number}"
+        env = {**self.environment, **changed}
+        for name in message["unset"]:  # type: ignore[attr-defined]
+            del env[name]
+        env[MARK] = mark
+        doing = f"open the log {log}"
+        output = -1
+        try:
+            if run_id in self.runs:
+                raise FileExistsError(0, "it runs already")
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            doing = f"change to the directory {message['cwd']}"
+            os.chdir(str(message["cwd"]))  # the child's; posix_spawn has no option for it
+            doing = f"run {argv[0]}"
+            # Descriptors received over the socket are inheritable, all others here are not.
+            pid = os.posix_spawn(
+                argv[0],
+                argv,
+                env,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, output, 2),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_RESTORED,
+            )
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.send("refused", id=run_id, message=f"cannot {doing}: {reason}")
+        else:
+            self.runs[run_id] = self.mains[pid] = ProcessSession(
+                run_id, pid, mark, measure=bool(message.get("measure"))
+            )
+            self.write_table()
+            if message["tell"]:
+                self.send("spawned", id=run_id, pid=pid)
+        finally:
+            for fd in [*fds, output]:
+                if fd >= 0:
+                    os.close(fd)
+            os.chdir("/")
+
+    def write_table(self) -> None:
+        """Write down which stage runs there are."""
+        os.pwrite(self.table, b" ".join([b"%d" % run.pid for run in self.runs.values()]) + b"\n", 0)
+
+    def reap(self) -> None:
+        """Collect all children that have ended, the stage runs' first processes and what was left to us."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            run = self.mains.pop(pid, None)
+            if run:
+                run.exited = {
+                    "id": run.id,
+                    "returncode": os.waitstatus_to_exitcode(status),
+                    "wall_s": time.monotonic() - run.begin,
+                    "user_s": usage.ru_utime,
+                    "sys_s": usage.ru_stime,
+                    "max_rss_bytes": usage.ru_maxrss * 1024,
+                    "peak_bytes": max(run.peak_bytes, usage.ru_maxrss * 1024),
+                    "shared_bytes": run.shared_bytes,
+                    "written_bytes": usage.ru_oublock * _BLOCK_BYTES,
+                }
+            for run in self.runs.values():
+                run.look_at = 0.0  # one of theirs may have been what they wait for
+
+    def has_others(self) -> bool:
+        """True if there is a child other than the stage runs' first processes. Otherwise nothing was left behind.
+
+        Children of an ended process become ours before it can be reaped, and only we reap: no child is overlooked.
+        """
+        try:
+            # In half the system calls of a file object: it is looked at after every stage run.
+            fd = os.open(f"/proc/self/task/{self.pid}/children", os.O_RDONLY)
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+            return True
+        try:
+            pids = b"".join(iter(lambda: os.read(fd, PACKET_BYTES), b""))
+        finally:
+            os.close(fd)
+        return any(int(pid) not in self.mains for pid in pids.split())
+
+    def members(self, run: ProcessSession) -> set[int]:
+        """All processes of this stage run."""
+        # Everything below a young process has a higher pid than it, unless the numbers have wrapped around since. A host
+        # may run thousands of others, which then need not be looked at for each short stage run.
+        young = time.monotonic() - run.begin < 1.0 and last_pid() > run.pid
+        table = process_table(above=run.pid - 1 if young else 0)
+        roots = set()
+        for pid in with_descendants({self.pid}, table):  # ours, whatever its number
+            process = table[pid]
+            adopted = process.parent == self.pid and pid not in self.mains
+            if process.session == run.pid or (adopted and is_marked(pid, run.mark)):
+                roots.add(pid)
+        return with_descendants(roots, table)
+
+    def signal(self, run: ProcessSession, signo: int, *, whole: bool) -> None:
+        """Send a signal to all processes of a stage run, or to its first if that still lives."""
+        for pid in self.members(run) if whole else {run.pid} & self.mains.keys():
+            kill(pid, signo)
+
+    def measure(self, run: ProcessSession) -> None:
+        """Add up the memory of the stage run's processes, and say when to look again."""
+        began = time.monotonic()
+        run.peak_bytes = max(run.peak_bytes, sum(map(memory_of, self.members(run))))
+        run.shared_bytes = max(run.shared_bytes, shared_in_use() - run.shared_before)
+        now = time.monotonic()
+        run.measure_at = now + max(LOOK_EVERY_S, LOOK_SHARE * (now - began), (now - run.begin) / _AGE_SHARE)
+
+    def step(self, run: ProcessSession) -> None:
+        """Do what is due for this stage run; report it when its first process has ended and nothing is left."""
+        now = time.monotonic()
+        if run.exited is None and run.measure_at <= now:
+            self.measure(run)
+        while run.steps and run.steps[0][0] <= now:
+            _, signo, whole = run.steps.pop(0)
+            self.signal(run, signo, whole=whole)
+            if signo == signal.SIGKILL:
+                run.steps = [(now + 0.1, signo, True)]  # what it forked meanwhile
+        if run.exited is None or now < run.look_at:
+            return
+        left = self.members(run) if self.has_others() else None
+        if not left:
+            del self.runs[run.id]
+            self.write_table()
+            self.send("exited", **run.exited, swept=len(run.swept))
+            return
+        for pid in sorted(left - run.swept):  # parents first, or a shell continues with its next line
+            kill(pid, signal.SIGTERM)
+        if not run.swept:
+            deadline = run.steps[-1][0] if run.steps else now + SWEEP_GRACE_S
+            run.steps = [(min(deadline, now + SWEEP_GRACE_S), signal.SIGKILL, True)]
+        run.swept |= left
+        run.pause = min(2 * run.pause or 0.01, 0.25)
+        run.look_at = now + run.pause
+
+    def finish(self) -> None:
+        """Kill whatever is still below this process, until nothing is."""
+        while True:
+            for pid in with_descendants({self.pid}, process_table()) - {self.pid}:
+                kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            time.sleep(0.01)
+
+
+def main(fd: int, table: int, *claims: int) -> None:
+    """Guard until the other end of `fd` is closed; the files in `claims` stay open until this ends."""
+    for kept in (table, *claims):
+        os.set_inheritable(kept, False)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in (
+            0,
+            1,
+            2,
+            fd,
+            table,
+            *claims,
+        ):  # what the pipeline inherited itself; stage processes shall not
+            try:  # noqa: SIM105
+                os.close(int(name))
+            except OSError:
+                pass  # the one that has just listed them
+    guardian = Supervisor(fd, table)
+    try:
+        guardian.loop()
+    except BaseException:
+        import traceback
+
+        guardian.send("crashed", traceback=traceback.format_exc())
+        raise
+    finally:
+        guardian.finish()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""What a machine has: CPUs, GPUs, Triton, TensorRT-LLM."""

@@ -1,0 +1,78 @@
+"""How the weights of a Hugging Face directory are quantized already, by what its own files say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+FILES: Final = ("config.json", "hf_quant_config.json")
+AS_IS: Final = "as_is"
+"""The precision of cells that serve weights the way their files have them."""
+Form = Literal[
+    "fp8", "fp8_block", "fbgemm_fp8", "nvfp4", "mxfp4", "int4_awq", "w4a8_awq", "awq", "gptq", "gptq_desc_act", "mixed"
+]
+"""Forms of weights that TensorRT-LLM has a name for. int4_awq and w4a8_awq are Model Optimizer's, awq is AutoAWQ's."""
+FORMS: Final[tuple[str, ...]] = get_args(Form)
+
+# Model Optimizer's names, in hf_quant_config.json.
+_ALGORITHMS: Final = {
+    "FP8": "fp8",
+    "FP8_BLOCK_SCALES": "fp8_block",
+    "FP8_PB_WO": "fp8_block",
+    "NVFP4": "nvfp4",
+    "W4A16_AWQ": "int4_awq",
+    "W4A8_AWQ": "w4a8_awq",
+    "MIXED_PRECISION": "mixed",
+}
+
+
+class QuantizedWeights(NamedTuple):
+    """Quantization of weights, as a model's files describe it."""
+
+    form: str
+    """One of FORMS, or another name that the files give."""
+    said: str
+    """The files' own word and the file: "FP8 by its hf_quant_config.json"."""
+    group_size: int | None = None
+    """Number of weights that share a scale, if the format has several group sizes and the files specify it. -1 for a whole column."""
+
+
+def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeights | None:
+    """How weights are quantized, out of the parsed FILES by name; None for unquantized weights.
+
+    Model Optimizer's own file comes first, as in TensorRT-LLM's `load_modelopt_quant_config`.
+    """
+    config, model_optimizer = (files.get(name) or {} for name in FILES)
+    section = model_optimizer.get("quantization")
+    if isinstance(section, Mapping):
+        word = str(section.get("quant_algo") or "an algorithm it does not name")[:40]
+        return QuantizedWeights(
+            _ALGORITHMS.get(word.upper(), word.lower()), f"{word} by its {FILES[1]}", _group(section)
+        )
+    section = config.get("quantization_config")
+    if isinstance(section, Mapping):
+        word = str(section.get("quant_algo") or section.get("quant_method") or "an algorithm it does not name")[:40]
+        return QuantizedWeights(_by_transformers(section, word), f"{word} by its {FILES[0]}", _group(section))
+    return None
+
+
+def _group(section: Mapping[str, Any]) -> int | None:
+    size = section.get("group_size", section.get("q_group_size"))
+    return size if isinstance(size, int) and not isinstance(size, bool) else None
+
+
+def _by_transformers(section: Mapping[str, Any], word: str) -> str:
+    """The weight format, known from config.json alone."""
+    method = str(section.get("quant_method") or word).lower()[:40]
+    if method == "fp8":
+        return "fp8_block" if section.get("weight_block_size") == [128, 128] else "fp8 without blocks of 128 x 128"
+    if method == "gptq" and section.get("bits") == 4:
+        return "gptq_desc_act" if section.get("desc_act") else "gptq"
+    if method in {"awq", "gptq"} and section.get("bits") != 4:
+        return f"{method} of {section.get('bits')} bits"
+    return method if method != "modelopt" else "modelopt without hf_quant_config.json"
+
+
+def shown(precision: str, form: object) -> str:
+    """A precision as displayed: "as_is (fp8)" if the weight format is known."""
+    return f"{precision} ({form})" if precision == AS_IS and form else precision
