@@ -120,7 +120,7 @@ def gateway(
             yield Running(_url(folder / "gateway.json", process), triton, process)
         finally:
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
             assert process.stdout is not None
             process.stdout.close()
 

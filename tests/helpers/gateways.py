@@ -63,4 +63,4 @@ def listening(folder: Path, config: GatewayConfig) -> Iterator[str]:
         yield chat_models._url(folder / "gateway.json", process)
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
