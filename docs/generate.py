@@ -1,9 +1,9 @@
-"""Writes the tables of the documentation that the code knows better: axes, settings, recipes, options of commands.
+"""Writes the parts of the documentation that follow from the code: commands, settings, JSON keys, rules.
 
-    python docs/generate.py            bring docs/*.md up to date
-    python docs/generate.py --check    exit code 1 if they are not
+    python docs/generate.py            bring the pages up to date
+    python docs/generate.py --check    exit code 1 if a page is out of date
 
-A table stands between `<!-- generated: KIND NAME -->` and `<!-- end -->`; everything else in a page is written by hand.
+`PAGES` are generated whole. In other pages, a table is between `<!-- generated: KIND NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,7 @@ from typer.main import get_command
 
 from trtllm_pipeline.bench.validity import GATES
 from trtllm_pipeline.cli import app
+from trtllm_pipeline.cli.app import COMMANDS, Command
 from trtllm_pipeline.config.matrices import summary
 from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
 from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
@@ -42,7 +43,7 @@ from trtllm_pipeline.triton_repository.lint import RULES
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
 SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--assume", "--format")
-"""Options explained once, at the top of commands.md."""
+"""Options that the head of commands.md explains."""
 _EVERYWHERE: Final = ("timeout_s", "retries")
 _NOWHERE: Final = "—"
 _BACKENDS: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
@@ -103,7 +104,8 @@ def options(name: str) -> Iterator[str]:
         if param.hidden:
             continue
         is_option = param.param_type_name == "option"
-        flags = [*param.opts, *param.secondary_opts] if is_option else [param.metavar or param.name.upper()]
+        negated = param.secondary_opts if is_option and param.default is not False else []
+        flags = [*param.opts, *negated] if is_option else [param.metavar or param.name.upper()]
         if param.opts[-1] in SHARED:
             shared.append(f"`{param.opts[-1]}`")
             continue
@@ -169,7 +171,7 @@ def settings(name: str) -> Iterator[str]:
         if "$ref" in field and field["$ref"].endswith("/Calibration"):
             continue  # a table of its own
         what = field.get("description", "")
-        if section not in {"calibration", "gateway", "openai"} and f"{section}.{key}" not in used:
+        if section not in {"calibration", "gateway", "openai", "oncluster", "retry"} and f"{section}.{key}" not in used:
             what += " The embedded toolchain does not read it."
         default = json.dumps(field.get("default"), ensure_ascii=False)
         yield f"| `{key}` | {values(field)} | `{default}` | {_line(what)} |"
@@ -199,7 +201,7 @@ def gates(_name: str) -> Iterator[str]:
 
 
 def values(field: Mapping[str, Any]) -> str:
-    """What a field of a JSON Schema takes, in words."""
+    """The accepted values of a field of a JSON Schema."""
     if "enum" in field:
         return ", ".join(f"`{each}`" for each in field["enum"])
     if "const" in field:
@@ -215,7 +217,7 @@ def values(field: Mapping[str, Any]) -> str:
         case "integer" | "number" as number:
             least, above = field.get("minimum"), field.get("exclusiveMinimum")
             most = field.get("maximum")
-            words = "whole number" if number == "integer" else "number"
+            words: str = number
             words += f" from {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
             return words + (f" to {most:.10g}" if most is not None and most <= MOST_TOKENS else "")
         case "boolean":
@@ -341,9 +343,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         elif kind == "array" and "type" in schema.get("items", {}) and "properties" not in schema["items"]:
             words.append(f"list of: {_type(schema['items'])}")
         else:
-            words.append(
-                {"array": "list", "string": "text", "integer": "whole number", "null": "`null`"}.get(kind, kind)
-            )
+            words.append({"array": "list", "string": "text", "null": "`null`"}.get(kind, kind))
     return " or ".join(words)
 
 
@@ -371,7 +371,7 @@ def matrices(_name: str) -> Iterator[str]:
     yield "| matrix | what it measures |"
     yield "|---|---|"
     for path in sorted(matrices_folder().glob("*.yaml")):
-        yield f"| [`{path.stem}`](../matrices/{path.name}) | {_line(summary(path))} |"
+        yield f"| [`{path.stem}`](../../matrices/{path.name}) | {_line(summary(path))} |"
 
 
 def placeholders(_name: str) -> Iterator[str]:
@@ -441,18 +441,19 @@ def _numbers(release: str) -> list[int]:
 
 
 @cache
-def _screens() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("screens", FOLDER / "screens.py")
+def _module(name: str) -> ModuleType:
+    """A script next to this one."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    screens = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(screens)
-    return screens
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def screen(name: str) -> Iterator[str]:
     """What a terminal shows while a run goes on."""
-    yield from _screens().screen(name)
+    yield from _module("screens").screen(name)
 
 
 def failures(_name: str) -> Iterator[str]:
@@ -471,18 +472,12 @@ def failures(_name: str) -> Iterator[str]:
 
 
 _KINDS: Final = {
-    "options": options,
-    "settings": settings,
-    "fields": fields,
     "gates": gates,
     "rules": rules,
     "precisions": precisions,
     "gpus": gpus,
     "memory": weights,
-    "matrices": matrices,
     "placeholders": placeholders,
-    "recipes": recipes,
-    "output": output,
     "refusals": refusals,
     "families": families,
     "failures": failures,
@@ -500,18 +495,157 @@ def rendered(text: str) -> str:
     return BLOCK.sub(table, text)
 
 
+def commands_page() -> Iterator[str]:
+    """Every command with its help, examples and options."""
+    yield _COMMANDS_HEAD
+    for row in documented():
+        command = command_of(row.path)
+        help_text = re.sub(r"(?<![`/])docs/([a-z-]+)\.md", r"[\1](../\1.md)", command.help or row.help)
+        yield f"## pipeline {row.path}\n\n{help_text}"
+        yield _examples(command)
+        yield "\n".join(options(row.path))
+
+
+def documented() -> list[Command]:
+    """The commands, each under one name: a stage is left out where it is a command of its own as well."""
+    paths = {row.path for row in COMMANDS}
+    return [row for row in COMMANDS if row.path.removeprefix("stage ") not in paths - {row.path}]
+
+
+def _examples(command: Any) -> str:
+    lines = (command.epilog or "").partition("Examples:\n")[2].splitlines()
+    return "\n".join(["```sh", *(line.removeprefix("  ") for line in lines), "```"]) if lines else ""
+
+
+_COMMANDS_HEAD: Final = """\
+# Commands
+
+`pipeline --help` lists the commands, and `pipeline COMMAND --help` shows what this page shows. `trtllm-pipeline` and
+`python -m trtllm_pipeline` are other names of `pipeline`.
+
+Data goes to stdout, progress and messages go to stderr. `--format json` prints one JSON object with `"schema": 1`
+([keys](json.md)). [Exit codes](../running.md#exit-codes). Escape sequences in text from models, servers or files are
+never printed.
+
+| option | meaning |
+|---|---|
+| `-m, --matrix FILE` | the matrix: a file, or the name of a shipped one |
+| `--cells PATTERN` | only cells that match. `'!PATTERN'` excludes cells. Repeatable ([patterns](../matrix.md#cells)) |
+| `--set KEY=VALUE` | change a setting, axis or recipe. Repeatable ([keys](../matrix.md#change-one-thing-from-the-command-line)) |
+| `--toolchain NAME` | toolchain of cells whose matrix names none |
+| `--assume MACHINE` | plan for another machine ([keys](machines.md#another-machine---assume)) |
+| `-w, --workspace DIR` | the directory of all results. Default: `.pipeline` |
+| `--format FORMAT` | output format. Default: `text` or `table` |
+
+`PIPELINE_WORKSPACE`, `PIPELINE_TOOLCHAIN` and `PIPELINE_PROGRESS` replace the options of these names if they are not
+given. `--debug` before a command shows tracebacks of expected errors. `pipeline --install-completion` sets up
+completion for bash, zsh and fish."""
+
+
+def settings_page() -> Iterator[str]:
+    """Every key of matrices and recipes."""
+    definitions = json_schema("matrix")["$defs"]
+    yield _SETTINGS_HEAD
+    yield "\n".join(fields("Matrix"))
+    yield "### Axes\n\n" + "\n".join(fields("Axes"))
+    yield "## Settings\n\n`timeout_s` limits one attempt of a stage. `retries` counts retries after a transient failure."
+    for section, field in definitions["Settings"]["properties"].items():
+        name = field["$ref"].rpartition("/")[2]
+        yield _section(f"settings.{section}", name, definitions[name])
+        for key, inner in definitions[name]["properties"].items():
+            nested = _nested(inner)
+            if nested:
+                yield _section(f"settings.{section}.{key}", nested, definitions[nested])
+    yield "## Recipes\n\n[Matrix](../matrix.md#recipes) shows how to write one.\n\n" + "\n".join(fields("Recipe"))
+    for name, source in json_schema("recipe")["$defs"].items():
+        if name.endswith("Source"):
+            yield f"### {name}\n\n{_words(source)}\n\n" + "\n".join(fields(name))
+    yield _RECIPES_HEAD + "\n".join(recipes(""))
+    yield "## Shipped matrices\n\n" + "\n".join(matrices(""))
+
+
+def _section(title: str, name: str, definition: Mapping[str, Any]) -> str:
+    return f"### {title}\n\n{_words(definition)}\n\n" + "\n".join(settings(name))
+
+
+def _nested(field: Mapping[str, Any]) -> str | None:
+    """The definition that a field refers to, directly or next to null."""
+    parts = [field, *field.get("anyOf", ()), *field.get("allOf", ())]
+    names = [part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part]
+    return names[0] if names and names[0] != "JsonValue" else None
+
+
+def _words(schema: Mapping[str, Any]) -> str:
+    return " ".join(schema.get("description", "").split())
+
+
+_SETTINGS_HEAD: Final = """\
+# Settings
+
+Every key of matrices and recipes, with values and default. [Matrix](../matrix.md) explains how they work together.
+`pipeline matrix schema` prints the same as a JSON Schema.
+
+## Matrix"""
+_RECIPES_HEAD: Final = """\
+## Shipped recipes
+
+Releases are of TensorRT-LLM, by backend. A dash means that the backend does not have the model, an empty cell that nothing
+is known. `pipeline models show NAME` has the precisions and the source of each statement.
+
+"""
+
+
+def json_page() -> Iterator[str]:
+    """Every key of the JSON that commands print and artifacts hold."""
+    recorded = _module("json_schemas")
+    yield _JSON_HEAD
+    for path in sorted((FOLDER / "schemas").glob("*.json")):
+        name = path.stem
+        printed = [f"`pipeline {words}`" for words in recorded.OUTPUTS.get(name, ())[:1]]
+        files = [f"`{recorded.FILES[name]}` of a workspace"] if name in recorded.FILES else []
+        head = f"## {name.replace('-', ' ').capitalize()}\n\nRecorded from {' and '.join([*printed, *files])}."
+        yield f"{head} Schema: [{path.name}](../schemas/{path.name}).\n\n" + "\n".join(output(name))
+
+
+_JSON_HEAD: Final = """\
+# JSON
+
+Every key of the JSON that commands print and that artifacts hold, with its type. [Files and formats](formats.md) says what
+the keys mean. The tables come from JSON Schemas that are recorded from real runs (`python docs/json_schemas.py`), and a
+test validates another run by them.
+
+"Statistics" are objects of numbers: `n`, `min`, `mean`, `p50`, `p75`, `p90`, `p95`, `p99`, `max`. Later releases may add
+keys: ignore what you do not know."""
+PAGES: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "reference/commands.md": commands_page,
+    "reference/settings.md": settings_page,
+    "reference/json.md": json_page,
+}
+"""Pages that are generated whole."""
+
+
+def pages() -> dict[Path, str]:
+    """Every page of the documentation as it must be."""
+    written = {
+        page: rendered(page.read_text(encoding="utf-8"))
+        for page in sorted(FOLDER.rglob("*.md"))
+        if str(page.relative_to(FOLDER)) not in PAGES
+    }
+    whole = {FOLDER / name: "\n\n".join(filter(None, make())) + "\n" for name, make in PAGES.items()}
+    return {**written, **whole}
+
+
 def main() -> int:
-    """Write the pages, or say which are out of date."""
+    """Write the pages, or report which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
     check = parser.parse_args().check
     stale = []
-    for page in sorted(FOLDER.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        if rendered(text) != text:
-            stale.append(page.name)
+    for page, text in pages().items():
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            stale.append(str(page.relative_to(FOLDER)))
             if not check:
-                page.write_text(rendered(text), encoding="utf-8")
+                page.write_text(text, encoding="utf-8")
     sys.stdout.write(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}\n")
     return 1 if check and stale else 0
 
