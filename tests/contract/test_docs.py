@@ -204,9 +204,9 @@ def test_other_programs_are_known() -> None:
 
 @pytest.mark.parametrize("full", names())
 def test_every_command_is_documented_with_an_example(full: str) -> None:
-    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     head = re.search(rf"^#+ pipeline {full}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert head is not None, f"docs/commands.md has no section `pipeline {full}`"
+    assert head is not None, f"docs/reference/commands.md has no section `pipeline {full}`"
     examples = "".join(body for language, body in FENCE.findall(head[1]) if language == "sh")
     assert f"pipeline {full} " in examples.replace("\n", " ")
     assert f"<!-- generated: options {full} -->" in head[1]
@@ -234,7 +234,7 @@ def test_every_code_of_the_gateway_s_errors_is_documented() -> None:
     sources = (ROOT / "trtllm_pipeline" / "gateway").glob("*.py")
     codes = {code for path in sources for code in re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', path.read_text("utf-8"))}
     assert {"invalid_value", "server_unavailable", "internal_error"} <= codes
-    documented = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
+    documented = (ROOT / "docs" / "reference" / "gateway.md").read_text(encoding="utf-8")
     nobody_reads = {"incomplete_body"}  # the client has left
     assert {code for code in codes if f"`{code}`" not in documented} == nobody_reads
 

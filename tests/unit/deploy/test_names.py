@@ -13,7 +13,7 @@ from packaging.version import Version
 from trtllm_pipeline.deploy import images, names
 from trtllm_pipeline.errors import UsageError
 
-PAGE = (Path(__file__).parents[3] / "docs" / "images.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "images.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\d\d\.\d\d)-trtllm-python-py3` \| (\S+) \|", re.MULTILINE)
 
 

@@ -14,7 +14,7 @@ from trtllm_pipeline.gateway.feed import PassedFeed
 from trtllm_pipeline.gateway.metrics import GatewayMetrics
 
 CHAT = "/v1/chat/completions"
-DOCUMENT = Path(__file__).parents[3] / "docs" / "observing.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 class Clock:
