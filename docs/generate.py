@@ -500,7 +500,7 @@ def commands_page() -> Iterator[str]:
     yield _COMMANDS_HEAD
     for row in documented():
         command = command_of(row.path)
-        help_text = re.sub(r"(?<![`/])docs/([a-z-]+)\.md", r"[\1](../\1.md)", command.help or row.help)
+        help_text = re.sub(r"(?<![\w./-])docs/([a-z/-]+)\.md", r"[\1](../\1.md)", command.help or row.help)
         yield f"## pipeline {row.path}\n\n{help_text}"
         yield _examples(command)
         yield "\n".join(options(row.path))
