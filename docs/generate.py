@@ -500,16 +500,21 @@ def commands_page() -> Iterator[str]:
     yield _COMMANDS_HEAD
     for row in documented():
         command = command_of(row.path)
-        help_text = re.sub(r"(?<![\w./-])docs/([a-z/-]+)\.md", r"[\1](../\1.md)", command.help or row.help)
+        help_text = re.sub(r"(?<![\w./-])docs/([a-z/-]+\.md)", _page_link, command.help or row.help)
         yield f"## pipeline {row.path}\n\n{help_text}"
         yield _examples(command)
         yield "\n".join(options(row.path))
 
 
+def _page_link(match: re.Match[str]) -> str:
+    return f"[{match[1]}](../{match[1]})" if (FOLDER / match[1]).is_file() else match[0]
+
+
 def documented() -> list[Command]:
-    """The commands, each under one name: a stage is left out where it is a command of its own as well."""
+    """The commands, without groups, each under one name: a stage is left out if it is a command of its own as well."""
     paths = {row.path for row in COMMANDS}
-    return [row for row in COMMANDS if row.path.removeprefix("stage ") not in paths - {row.path}]
+    groups = {path.rpartition(" ")[0] for path in paths}
+    return [row for row in COMMANDS if row.path.removeprefix("stage ") not in (paths - {row.path}) | groups]
 
 
 def _examples(command: Any) -> str:

@@ -35,7 +35,7 @@ SETTINGS_PAGE = DOCS / "reference" / "settings.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 PAGES_WITH_COMMANDS = [
     ROOT / "README.md",
-    *(DOCS / f"{page}.md" for page in ("running", "matrix", "models", "gpu-machine", "nightly", "tensorrt-llm")),
+    *(DOCS / f"{page}.md" for page in ("running", "matrix", "models", "nightly", "tensorrt-llm")),
     DOCS / "reference" / "machines.md",
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -466,6 +466,8 @@ def is_cheap(command: Command) -> bool:
         return "--until" in args and not args & set(NEED_A_SERVER)
     if verb == "stage":
         return command.words[2] not in {*NEED_A_SERVER, *NEED_TENSORRT_LLM, "replay"}
+    if verb == "models":
+        return "lint" not in args
     if verb == "logs":
         return not args & set(NEED_A_SERVER)
     return verb not in {*NEED_MEASUREMENTS, *NEED_MORE}
