@@ -123,7 +123,7 @@ def options(name: str) -> Iterator[str]:
 
 
 def _default(param: Any, context: Any) -> str:
-    """The default as people type it."""
+    """The default as a user types it."""
     if param.default is None or param.default is False or param.default == "" or not param.show_default:
         return ""
     shown = param._get_default_string(ctx=context, show_default_is_str=False, default_value=param.default)  # noqa: SLF001
@@ -143,7 +143,7 @@ class _Read(dict[str, Any]):
 
 
 def read_by(toolchain: str) -> set[str]:
-    """`SECTION.KEY` of each setting that some stage of a toolchain reads, found by asking its stages."""
+    """`SECTION.KEY` of each setting that some stage of a toolchain reads, found by reading its stages."""
     sections = {name: _Read(values) for name, values in Settings().model_dump(mode="json").items()}
     recipe: dict[str, Any] = {"source": {"generated": "llama"}}
     found = toolchains.load(toolchain)
@@ -178,7 +178,7 @@ def settings(name: str) -> Iterator[str]:
 
 
 def fields(name: str) -> Iterator[str]:
-    """The table of an object of the schemas: its keys, which must be there, and what they mean."""
+    """The table of an object of the schemas: its keys, whether they are required, and their meaning."""
     kind = "recipe" if name in {"Recipe", "RecipeSmoke"} or name.endswith("Source") else "matrix"
     schema = json_schema("recipe" if kind == "recipe" else "matrix")
     definition = schema if name in {"Recipe", "Matrix"} else schema["$defs"][name]
@@ -194,7 +194,7 @@ def fields(name: str) -> Iterator[str]:
 
 def gates(_name: str) -> Iterator[str]:
     """The table of the validity gate."""
-    yield "| gate | looks at | does not pass | because |"
+    yield "| check | looks at | fails if | because |"
     yield "|---|---|---|---|"
     for gate in GATES:
         yield f"| `{gate.id}` | {_line(gate.what)} | {_line(gate.limit)} | {_line(gate.why)} |"
@@ -245,7 +245,7 @@ def rules(_name: str) -> Iterator[str]:
 
 
 def precisions(_name: str) -> Iterator[str]:
-    """On which GPUs each precision works, by backend and release: the answers of the toolchains themselves.
+    """The GPUs on which each precision works, by backend and release, from the toolchains' own checks.
 
     Neighbouring releases with the same answers share a column.
     """
@@ -270,7 +270,7 @@ def precisions(_name: str) -> Iterator[str]:
 
 
 def gpus(_name: str) -> Iterator[str]:
-    """What each generation of GPUs can compute with a release that has both backends: the toolchains' own answers.
+    """The precisions of each GPU generation with a release that has both backends, from the toolchains' own checks.
 
     Neighbouring generations with the same answers share a column.
     """
@@ -286,7 +286,7 @@ def gpus(_name: str) -> Iterator[str]:
 
 
 def _backends_for(sm: int, precision: str, kv: str | None) -> str:
-    """Which backends take this on a GPU, in words."""
+    """The backends that accept this on a GPU, in words."""
     works = [name for backend, name in _BACKENDS.items() if _works(backend, _BOTH_BACKENDS, sm, precision, kv)]
     return "both" if len(works) == len(_BACKENDS) else ", ".join(works) or _NOWHERE
 
@@ -318,7 +318,7 @@ def output(name: str) -> Iterator[str]:
 
 
 def _keys(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Path, schema and whether it is always there, of every key below a schema."""
+    """Path, schema and whether it is required, for every key below a schema."""
     if "items" in schema:
         yield from _keys(schema["items"], f"{path}[]")
     for name, part in schema.get("properties", {}).items():
@@ -328,7 +328,7 @@ def _keys(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapp
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """What a key of an output holds, in words."""
+    """The type of an output key, in words."""
     if "const" in schema:
         return f"`{schema['const']}`"
     if "anyOf" in schema:
@@ -349,7 +349,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 def recipes(_name: str) -> Iterator[str]:
     """The table of shipped recipes."""
-    yield "| recipe | model | parameters | engines | PyTorch | licence |"
+    yield "| recipe | model | parameters | engines | PyTorch | license |"
     yield "|---|---|---:|---|---|---|"
     for path in sorted(recipes_folder().glob("*.yaml")):
         recipe = load_recipe(path)
@@ -359,7 +359,7 @@ def recipes(_name: str) -> Iterator[str]:
 
 
 def _releases(recipe: Recipe, backend: str) -> str:
-    """The releases of a backend that have a recipe's model, where the recipe says so."""
+    """The releases of a backend that have a recipe's model, if the recipe lists them."""
     precisions = recipe.precisions
     if isinstance(precisions, Mapping) and not precisions.get(backend, ("unknown",)):
         return _NOWHERE
@@ -375,7 +375,7 @@ def matrices(_name: str) -> Iterator[str]:
 
 
 def placeholders(_name: str) -> Iterator[str]:
-    """The placeholders of Triton's templates that are called otherwise in a matrix, or that nobody sets."""
+    """The placeholders of Triton's templates that have another name in a matrix, or that users do not set."""
     yield "| placeholder | here |"
     yield "|---|---|"
     for setting, placeholder in PLACEHOLDERS.items():
@@ -386,14 +386,14 @@ def placeholders(_name: str) -> Iterator[str]:
 
 
 def _works_on(backend: str, release: str, precision: str, kv: str | None) -> str:
-    """The compute capabilities on which a toolchain does not refuse this, in words."""
+    """The compute capabilities on which a toolchain accepts this, in words."""
     works = [_works(backend, release, sm, precision, kv) for sm in _COMPUTE_CAPABILITIES]
     runs = itertools.groupby(zip(works, _COMPUTE_CAPABILITIES, strict=True), lambda pair: pair[0])
     return ", ".join(_span([sm for _, sm in run]) for works_here, run in runs if works_here) or _NOWHERE
 
 
 def _works(backend: str, release: str, sm: int, precision: str, kv: str | None) -> bool:
-    """Whether a toolchain takes this on one GPU."""
+    """True if a toolchain accepts this on one GPU."""
     sections = Settings().model_dump(mode="json")
     sections["quantize"]["kv_cache_precision"] = kv
     cell = Cell(CellId("x"), "x", backend, precision, 1, 1, 1, 128, 128, _ONE_GPU, sections)
@@ -407,8 +407,8 @@ def _span(values: Sequence[object]) -> str:
 
 
 def refusals(_name: str) -> Iterator[str]:
-    """The table of what TensorRT-LLM refuses after its options are parsed."""
-    yield "| rule | name | backend | releases | severity | finds | says who | what to do |"
+    """The table of combinations that TensorRT-LLM refuses after its options are parsed."""
+    yield "| rule | name | backend | releases | severity | finds | source | what to do |"
     yield "|---|---|---|---|---|---|---|---|"
     for rule in REFUSALS:
         backend = ", ".join(_BACKENDS[each] for each in rule.toolchains)
@@ -420,14 +420,14 @@ def refusals(_name: str) -> Iterator[str]:
             rule.severity,
             rule.what,
             rule.source,
-            rule.hint or "as it says",
+            rule.hint or "see the finding",
         )
         yield f"| `{rule.id}` | {' | '.join(map(_line, cells))} |"
 
 
 def families(_name: str) -> Iterator[str]:
     """The table of architecture families that become engines."""
-    yield "| family | script | engines | over GPUs (tp) | in stages (pp) | whole experts (ep) |"
+    yield "| family | script | engines | tensor parallel | pipeline stages | whole experts |"
     yield "|---|---|---|---|---|---|"
     for name, family in FAMILIES.items():
         since = [family.since, max(family.since, family.tensor_parallel, key=_numbers)]
@@ -452,13 +452,13 @@ def _module(name: str) -> ModuleType:
 
 
 def screen(name: str) -> Iterator[str]:
-    """What a terminal shows while a run goes on."""
+    """A terminal during a run."""
     yield from _module("screens").screen(name)
 
 
 def failures(_name: str) -> Iterator[str]:
-    """The table of words in logs that say what failed."""
-    yield "| words in a log | what | class | what to do |"
+    """The table of messages in logs that name a cause."""
+    yield "| message in a log | cause | class | what to do |"
     yield "|---|---|---|---|"
     for signature in SIGNATURES:
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
