@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.bench.load import Load as Levels
-from trtllm_pipeline.bench.prompts import read
+from trtllm_pipeline.bench.prompts import read_prompts
 from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config
 from trtllm_pipeline.bench.stats import paired_change
 from trtllm_pipeline.bench.workloads import Workload, made
@@ -99,7 +99,7 @@ class Load:
 
     def asked(self, concurrency: int) -> tuple[list[Asked], list[Asked]]:
         """Warm-up and measured requests, those that ours takes of the file."""
-        (level,) = Levels(concurrency=(concurrency,), requests=self.requests).levels(read(self.prompts))
+        (level,) = Levels(concurrency=(concurrency,), requests=self.requests).levels(read_prompts(self.prompts))
         warm, measured = (
             [(each.text, each.max_tokens or self.max_tokens) for each in part]
             for part in (level.warmup, level.measured)

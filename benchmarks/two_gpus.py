@@ -77,7 +77,7 @@ def _plan(each: Sequence[tuple[int, Mapping[str, Any]]]) -> Plan:
         settings: dict[str, Any] = {"use": {"number": number, **asked}}
         name = CellId(f"use/{number}")
         cells.append(Cell(name, "m", "gpus", "bf16", gpus, 1, 1, 1, 1, recipe={}, settings=settings))
-    machine = replace(probe.machine(), cpus=max(8, probe.machine().cpus))
+    machine = replace(probe.this_machine(), cpus=max(8, probe.this_machine().cpus))
     return make_plan(cells, {"gpus": TOOLCHAIN}, machine, digest=lambda name, _cell: (name, ""))
 
 
@@ -158,7 +158,7 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
     """What is left of a pipeline that was killed, and of a stage run that was."""
-    gpus = tuple(gpu.uuid for gpu in probe.machine().gpus[:2])
+    gpus = tuple(gpu.uuid for gpu in probe.this_machine().gpus[:2])
     before = [used for _, used in _gpus_now()]
     with _holding(folder / "pipeline", asked, 2) as (pipeline, pids):
         checks["leases are held while stage runs use the GPUs"] = not _free(gpus)

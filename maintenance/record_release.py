@@ -104,7 +104,7 @@ def _sources(release: str) -> dict[str, tuple[str, ...]]:
 
 def of_installation() -> Recording:
     """What is installed here. Raises SystemExit without TensorRT-LLM."""
-    machine = probe.machine()
+    machine = probe.this_machine()
     if machine.tensorrt_llm is None:
         raise SystemExit("error: TensorRT-LLM is not installed here; --source reads a checkout")
     found = Recording({}, {}, [])

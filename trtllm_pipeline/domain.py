@@ -14,9 +14,9 @@ CellId = NewType("CellId", str)
 StageRunId = NewType("StageRunId", str)
 Fingerprint = NewType("Fingerprint", str)
 USUAL_KV_SHARE: Final = 0.9
-"""Of the memory that is left, which TensorRT-LLM takes for the KV cache where nothing is said. Source: memory reference."""
+"""Share of free memory that TensorRT-LLM uses for the KV cache by default. Source: memory reference."""
 USUAL_NUM_TOKENS: Final = 8192
-"""Tokens of one forward pass where nobody says more: as TensorRT-LLM since 0.11, so that one matrix means the same everywhere."""
+"""Default for the tokens of one forward pass. As in TensorRT-LLM since 0.11, so that a matrix means the same on every release."""
 
 
 def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
@@ -31,7 +31,7 @@ def layout_name(tp: int, pp: int, ep: int | None = None) -> str:
 
 
 class StageStatus(str, Enum):
-    """Where one stage run stands. Only `scheduler.py` moves a stage run from one to another."""
+    """The state of a stage run. Only `scheduler.py` changes it."""
 
     PENDING = "pending"
     """Waits for inputs, or for a free resource, or for a retry's time to come."""
@@ -54,18 +54,18 @@ class StageStatus(str, Enum):
 
 
 class Scope(str, Enum):
-    """What a stage run is in time."""
+    """The kind of a stage run: how it is timed."""
 
     ARTIFACT = "artifact"
-    """Runs once, leaves a folder."""
+    """Runs once, leaves a directory."""
     SERVICE = "service"
     """Runs as long as stage runs inside it need it; leaves nothing but its log."""
     IN_SERVICE = "inside"
-    """Runs while its service runs; leaves a folder with results."""
+    """Runs while its service runs; leaves a directory with results."""
 
 
 class Exclusive(str, Enum):
-    """What runs beside a measurement, of all that pipelines run on its machine."""
+    """Other pipeline work allowed on the machine during a measurement."""
 
     MACHINE = "machine"
     """Nothing."""
@@ -78,12 +78,12 @@ class Exclusive(str, Enum):
 
     @property
     def alone(self) -> bool:
-        """Whether it has the machine to itself."""
+        """True if it has the machine to itself."""
         return self is Exclusive.MACHINE or self is Exclusive.CONTROL
 
     @property
     def pinned(self) -> bool:
-        """Whether it is kept on CPUs near its GPUs."""
+        """True if it is bound to the CPUs near its GPUs."""
         return self is Exclusive.GPU or self is Exclusive.CONTROL
 
 
@@ -93,16 +93,16 @@ ALONE: Final = "alone:"
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a stage run occupies while it runs."""
+    """The resources that a stage run occupies."""
 
     cpus: int = 1
     gpus: int = 0
     downloads: int = 0
     exclusive: Exclusive = Exclusive.NONE
     accelerator: str | None = None
-    """Type of its GPUs, in lower case, where a cluster has several."""
+    """Type of its GPUs, in lower case, if a cluster has several."""
     beside_standing: bool = False
-    """Whether managed servers may stand beside it: it asks a server that it has not started, which may be one of them."""
+    """True if managed servers may run at the same time: it measures a server that it did not start, which may be one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,14 @@ class SettingChange:
     old: Json
     new: Json
     stage_run: StageRunId
-    """What had failed before."""
+    """The stage that failed."""
     why: str
     refused: tuple[str, ...] = ()
     """Values that come before `new` and that the release or a rule refuses, each in words."""
 
 
 def in_words(changes: Sequence[SettingChange]) -> list[str]:
-    """What was changed, a line for each setting: "settings.build.max_num_tokens 4096 -> 2048: build ran out of memory"."""
+    """One line for each changed setting: "settings.build.max_num_tokens 4096 -> 2048: build ran out of memory"."""
 
     def shown(value: Json) -> str:
         return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
@@ -134,8 +134,8 @@ def in_words(changes: Sequence[SettingChange]) -> list[str]:
         values.setdefault(change.setting, [change.old]).append(change.new)
         stages.setdefault(change.setting, {})[change.stage_run.rpartition("-")[0]] = None
     return [
-        f"{setting} {' -> '.join(map(shown, found))}: {' and '.join(stages[setting])} ran out of memory{refused[setting]}"
-        for setting, found in values.items()
+        f"{setting} {' -> '.join(map(shown, words))}: {' and '.join(stages[setting])} ran out of memory{refused[setting]}"
+        for setting, words in values.items()
     ]
 
 
@@ -144,7 +144,7 @@ class Needs:
     """Memory and disk that a stage run takes at its peak, in bytes, by an estimate; 0 is for what is too little to count."""
 
     host: int = 0
-    """Of all of its processes together."""
+    """Sum over its processes."""
     gpu: int = 0
     """On each of its GPUs."""
     gpu_least: int | None = None
@@ -156,14 +156,14 @@ class Needs:
     scratch: int = 0
     """On the disk beside that, while it runs."""
     error: float = 0.15
-    """Share by which the memory may be wrong where nothing like it was measured."""
+    """Error of the memory estimate, as a share, if no comparable run was measured."""
     assumed: tuple[str, ...] = ()
     """Names of the fields above that are assumptions: shown, but nothing is refused for them."""
 
 
 @dataclass(slots=True)  # not frozen: that makes it in five times as long, and large matrices make many
 class Cell:
-    """One point of the matrix. Nobody changes it, nor recipe and settings, which cells share.
+    """One point of the matrix. Immutable, like the recipe and settings that cells share.
 
     `settings` maps a section (download, quantize, build, serve, smoke, perf, accuracy, ...) to its values with
     defaults filled in and this cell's overrides applied. `reason` says why the cell cannot work, or is None.
@@ -181,7 +181,7 @@ class Cell:
     recipe: Mapping[str, Json] = field(repr=False)
     settings: Mapping[str, Mapping[str, Json]] = field(repr=False)
     base_dir: str = field(default=".", repr=False)
-    """Folder of the matrix file: relative paths in settings and recipes start here."""
+    """Directory of the matrix file: relative paths in settings and recipes start here."""
     reason: str | None = None
     changes: tuple[SettingChange, ...] = ()
     """By which its settings differ from the matrix, after it ran out of memory."""
@@ -190,7 +190,10 @@ class Cell:
     gpu: str | None = None
     """Type of GPU that it is for; None: of what there is."""
     companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
-    """Models beside its own, once they are pinned: name -> `source`, `files` and `folder`, as a pinned recipe has them."""
+    """Models beside its own, once they are pinned: name -> `source`, `files` and `directory`, as a pinned recipe has them.
+
+    A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
+    """
 
     def pinned(self, recipe: Mapping[str, Json], reason: str | None) -> Cell:
         """The same with the recipe of a pinned model, which may rule it out. `replace` takes three times as long."""

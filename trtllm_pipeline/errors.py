@@ -59,7 +59,7 @@ class FailureClass(str, Enum):
 
 
 def in_brackets(failure: str | None) -> str:
-    """A failure class behind what failed: " (out of memory)"; nothing where that says no more than "failed"."""
+    """A failure class as a suffix: " (out of memory)". Empty if it adds nothing to "failed"."""
     return (
         ""
         if failure in {None, FailureClass.BUG.value, FailureClass.CHECK.value}
@@ -110,16 +110,15 @@ class MatrixError(PipelineError):
 
 
 class PlanError(PipelineError):
-    """Nothing can be planned from what was asked."""
+    """The request cannot be planned."""
 
     exit_code = 3
 
 
 class StageError(PipelineError):
-    """A stage run failed. `failure` decides whether it is tried again; `log` is the file to read, `line` where it says why.
-
-    `setting` is what to change, as `--set` takes it. `telling` are lines of the logs, each "FILE:LINE: TEXT", where nobody
-    knows the cause.
+    """A stage run failed. `failure` decides whether it is tried again. `log` is the file to read, and `line`
+    its line with the cause. `setting` is the setting to change, as `--set` takes it. `telling` has log lines, each
+    "FILE:LINE: TEXT", if the cause is unknown.
     """
 
     usual_failure = FailureClass.BUG

@@ -29,8 +29,7 @@ from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import retries, runs
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
-from trtllm_pipeline.planning.request import LOCAL, RAY, SLURM, Request, read_request
+from trtllm_pipeline.planning.request import LOCAL, RAY, REQUEST_FILE, SLURM, Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -75,9 +74,9 @@ def machine_of(request: Request) -> Machine:
         from trtllm_pipeline.machine.assume import parse
 
         return parse(request.assume)
-    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.machine.probe import this_machine
 
-    return machine()
+    return this_machine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,8 +523,8 @@ def _run(
     from trtllm_pipeline.planning.pins import Pins
     from trtllm_pipeline.planning.plan_file import write_plan
     from trtllm_pipeline.report.forecast_check import checked
+    from trtllm_pipeline.report.report_file import report_json
     from trtllm_pipeline.report.rows import rows
-    from trtllm_pipeline.report.writers import to_json
 
     plan = _runnable_plan(request, loaded, store, place.machine)
     present = _present(plan, store)
@@ -582,7 +581,7 @@ def _run(
         took_s, of_runs = time.monotonic() - started, store.index.taken(run_id)
         forecast_check = checked(plan, seen, of_runs, took_s, comparable=outcome.comparable)
         table = rows(plan, store, outcome)
-        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix), forecast=forecast_check))
+        write_lines(folder / REPORT_FILE, report_json(table, run_id, str(request.matrix), forecast=forecast_check))
         code = outcome.exit_code
         return Result(run_id, plan, outcome, table, untried, forecast_check)
     except KeyboardInterrupt:  # while artifacts are pulled; later the loop obeys it

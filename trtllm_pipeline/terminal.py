@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _SEQUENCE: Final = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colors, cursor
     r"|[\]PX^_][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC: titles, links, the clipboard
     r"|[ -/]*[0-Z\\-~])"  # all others, as ECMA-48 and ECMA-35 form them
 )
@@ -47,7 +47,7 @@ def _escape(text: str) -> str:
 
 
 def same_place(one: TextIO, other: TextIO) -> bool:
-    """Whether two streams end in the same terminal, pipe or file, so that who reads the one reads the other."""
+    """True if two streams end in the same terminal, pipe or file, so that a reader of one reads both."""
     try:
         first, second = (os.fstat(stream.fileno()) for stream in (one, other))
     except (OSError, ValueError):  # closed, or none of the system's
@@ -61,7 +61,7 @@ def heeds_suspend() -> bool:
 
 
 def suspend() -> None:
-    """Stop this process as Ctrl-Z does where nobody catches it. Returns when it is continued."""
+    """Stop this process as an uncaught Ctrl-Z does. Returns when it is continued."""
     caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, caught)
@@ -90,7 +90,7 @@ def screen(stream: TextIO) -> Iterator[Live]:
 
 
 class _Stderr:
-    """A stream that may go away or be full: there is nobody to tell, and the work goes on."""
+    """A stream that may go away or be full: the error cannot be reported, and the work continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -126,7 +126,7 @@ class _Stdout(_Stderr):
         from trtllm_pipeline.errors import PipelineError
 
         raise PipelineError(
-            f"stdout cannot be written: {error.strerror}", hint="check where it is redirected to, then try again"
+            f"stdout cannot be written: {error.strerror}", hint="check its redirection, then try again"
         ) from error
 
 
@@ -149,7 +149,7 @@ class _Cleaned:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """`stream` without cleaning, for text that was cleaned when it was coloured."""
+    """`stream` without cleaning, for text that was cleaned when it was colored."""
     return stream.raw if isinstance(stream, _Cleaned) else stream
 
 
@@ -192,7 +192,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def console(stream: TextIO, **options: Any) -> Console:
-    """A console of rich on `stream`: its own colours and movements get through, of the text only what is clean."""
+    """A console of rich on `stream`: its own colors and movements get through, of the text only what is clean."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 

@@ -130,10 +130,10 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from trtllm_pipeline.errors import PlanError
-from trtllm_pipeline.machine.probe import machine
+from trtllm_pipeline.machine.probe import this_machine
 from trtllm_pipeline.toolchains import base
 with suppress(PlanError):
-    base.detect(replace(machine(), tensorrt_llm=None))
+    base.detect(replace(this_machine(), tensorrt_llm=None))
 print(*sys.modules)
 """
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -170,7 +170,7 @@ def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: s
 def test_messages_of_triton_come_without_its_clients_and_are_theirs_when_these_come() -> None:
     code = """
 import sys
-from trtllm_pipeline.client.triton_messages import model_config_pb2, service_pb2
+from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2, service_pb2
 print(*sys.modules)
 import tritonclient.grpc
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -186,7 +186,7 @@ assert ModelConfig is model_config_pb2.ModelConfig
 def test_messages_of_triton_are_those_of_its_clients_that_came_before() -> None:
     code = """
 import tritonclient.grpc
-from trtllm_pipeline.client.triton_messages import model_config_pb2
+from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 assert tritonclient.grpc.model_config_pb2 is model_config_pb2
 assert tritonclient.grpc.InferenceServerClient
 """

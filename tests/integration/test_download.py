@@ -449,7 +449,7 @@ def test_pickles_alone_are_refused(hub: FakeHub, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../etc/config.json", "/etc/config.json", "a/../../x", "..\\x"])
 def test_a_name_that_leaves_the_folder_is_refused(hub: FakeHub, tmp_path: Path, kind: str, name: str) -> None:
     hub.repositories[MODEL].extra = (name,)
-    with pytest.raises(DownloadError, match="outside the model's folder"):
+    with pytest.raises(DownloadError, match="outside the model's directory"):
         get(kind, tmp_path)
     assert not (tmp_path / "partial").exists() or not list((tmp_path / "partial").rglob("*.json"))
 

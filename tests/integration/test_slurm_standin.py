@@ -53,7 +53,7 @@ def test_the_nodes_are_those_that_can_run_something(cluster: SlurmCluster) -> No
 
 
 def test_a_node_says_what_it_is() -> None:
-    assert SlurmCluster([]).machine == replace(probe.machine(), cpus=4)
+    assert SlurmCluster([]).machine == replace(probe.this_machine(), cpus=4)
 
 
 def test_a_job_asks_for_what_it_needs_and_its_answer_comes_back(

@@ -126,6 +126,6 @@ def make() -> Callable[[Path, str], None]:
 
     def put(path: Path, kind: str) -> None:
         path.unlink(missing_ok=True)
-        (os.mkdir if kind == "folder" else os.mkfifo)(path)
+        (os.mkdir if kind == "directory" else os.mkfifo)(path)
 
     return put

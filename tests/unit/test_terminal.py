@@ -77,7 +77,7 @@ def pipeline(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 def test_sequences_go_and_what_is_left_shows() -> None:
     assert clean(HOSTILE) == SHOWN
     assert clean("ünï\t→\n") == "ünï\t→\n"
-    assert clean("50 %\r100 %\r\ndone\n") == "50 %\n100 %\ndone\n", "a bar that redraws itself is lines"
+    assert clean("50%\r100%\r\ndone\n") == "50%\n100%\ndone\n", "a bar that redraws itself is lines"
     assert clean("\x1b]never ended, \x1b[3") == "never ended, \\u001b[3", "nothing is swallowed with it"
 
 
@@ -203,5 +203,5 @@ def test_ctrl_z_gives_the_shell_its_screen(monkeypatch: pytest.MonkeyPatch) -> N
         before, after = stopped[0], stream.getvalue().removeprefix(stopped[0])
     assert before.rindex("\x1b[?1049l") > before.rindex("seen")
     assert before.rindex("\x1b[?25h") > before.rindex("\x1b[?25l"), "the cursor is visible"
-    assert after.rindex("seen") > after.rindex("\x1b[?1049h"), "it goes on"
+    assert after.rindex("seen") > after.rindex("\x1b[?1049h"), "it continues"
     assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL

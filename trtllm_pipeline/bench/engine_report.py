@@ -17,7 +17,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.user_files import fail, read_mapping
 
-NAME: Final = "report.json"
+ENGINE_REPORT_FILE: Final = "report.json"
 """In what a stage leaves."""
 LAYER: Final = "the engine in the process of trtllm-bench"
 _SAME: Final = 0.05

@@ -152,7 +152,7 @@ class LeftOut:
         return f"{self.file.name}: rows left out: {count} of {self.rows} ({self.reasons})" if count else ""
 
 
-def read(
+def read_prompts(
     path: Path,
     render: Render | None = None,
     *,
@@ -207,7 +207,7 @@ def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: R
     return tuple(each for of_row in rows for each in of_row)
 
 
-def check_first(
+def check_first_prompt(
     path: Path,
     make: Callable[[Prompt, dict[str, Any]], object] = lambda _prompt, _row: None,
     *,

@@ -71,7 +71,7 @@ DEFINITIONS: Final = {
 }
 """Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
 
-NAME: Final = "perf.json"
+PERF_FILE: Final = "perf.json"
 CLIENT_ERROR: Final = "info: error of the load client by its self-test"
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
 
@@ -85,7 +85,7 @@ class MetricDefinition:
     formula: str
 
 
-METRICS: Final = (
+LOAD_METRICS: Final = (
     *(MetricDefinition(name, "ms", f"{words}: {DEFINITIONS[name]}") for name, words in LATENCY_NAMES.items()),
     MetricDefinition("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
     MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Load, run_level
 from trtllm_pipeline.bench.objectives import LEAST_SEARCHED, NONE, Objectives
-from trtllm_pipeline.bench.prompts import LeftOut, Prompt, chat_renderer, read, tokenizer_folder, unrendered
+from trtllm_pipeline.bench.prompts import LeftOut, Prompt, chat_renderer, read_prompts, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import Rounds, Seen, StopRule
 from trtllm_pipeline.bench.target import Target, adds_special_tokens
@@ -240,14 +240,14 @@ class ServerLoad:
     def _prompts(self, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
         if self.workload is not None:
             assert tokenizer is not None
-            rows = read(self.input_data, unrendered, left_out=left_out) if self.input_data else ()
+            rows = read_prompts(self.input_data, unrendered, left_out=left_out) if self.input_data else ()
             return made(tokenizer, self.workload, rows)
         assert self.input_data is not None
         chats = self.target.protocol.startswith("openai_chat")  # the server has the template
         target = self.target
         special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
         with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer), special) as render:
-            return read(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
+            return read_prompts(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
 
     def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:
         asked = self.workload

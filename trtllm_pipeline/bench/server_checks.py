@@ -24,9 +24,9 @@ from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.user_files import decode_yaml, read_mapping
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.model_names import ENGINE_MODEL
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -18,8 +18,7 @@ from trtllm_pipeline.cli.output import explain_error, note
 from trtllm_pipeline.client.conversation import Conversation, Reply, models
 from trtllm_pipeline.errors import PipelineError, ServerError, UsageError
 from trtllm_pipeline.gateway.keys import read_keys
-from trtllm_pipeline.hosting import KeptServer, State, find
-from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, api_keys_file, look
+from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look
 from trtllm_pipeline.terminal import raw
 
 _ADDRESS: Final = re.compile(r"https?://|[\w.-]+:[0-9]+(/|$)")

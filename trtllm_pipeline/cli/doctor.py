@@ -78,7 +78,7 @@ def _deep(
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.proof import examination
     from trtllm_pipeline.proof.findings import DeepExamination
-    from trtllm_pipeline.report.document import on_terminal
+    from trtllm_pipeline.text_blocks import on_terminal
 
     if assume is not None:
         raise UsageError("--deep examines this machine; nothing can run on an assumed one", hint="leave out --assume")

@@ -77,7 +77,7 @@ def export(
     """
     from trtllm_pipeline import flow, provenance
     from trtllm_pipeline.deploy import deployment, hub
-    from trtllm_pipeline.deploy import export as library
+    from trtllm_pipeline.deploy.export import export_targets, next_steps
 
     targets = _targets(to)
     if "hub" in targets:
@@ -100,14 +100,14 @@ def export(
         api_keys=require_keys,
         storage_class=storage_class,
     )
-    folders = library.export(described, targets, folder)
+    folders = export_targets(described, targets, folder)
     told: dict[str, Any] = {
         "schema": 1,
         "cell": str(served.cell.id),
         "name": described.name,
         "targets": {target: str(folder) for target, folder in folders.items()},
         "hub": None,
-        "next_commands": library.next_steps(described, store, folders),
+        "next_commands": next_steps(described, store, folders),
     }
     if "hub" in targets and repository is not None:
         told["hub"] = hub.publish(

@@ -9,7 +9,7 @@ import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note
-from trtllm_pipeline.report.tables import aligned
+from trtllm_pipeline.text_tables import aligned
 
 Name = Annotated[
     str,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as
-from trtllm_pipeline.report.tables import aligned
+from trtllm_pipeline.text_tables import aligned
 
 
 def list_(format: options.TextOrJson = "text") -> None:

@@ -130,7 +130,7 @@ def pull(
       pipeline store pull https://engines.example/nightly build-4a46c422fbf3
     """
     from trtllm_pipeline import provenance
-    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.machine.probe import this_machine
     from trtllm_pipeline.store import remote
 
     policy = provenance.policy(trusted_keys, required=require_signed)
@@ -140,7 +140,7 @@ def pull(
         store = Store(Path(workspace))
         store.check_writable()
         chosen = _chosen(store, known, selection, request)
-        gpus = () if allow_other_gpu else {gpu.name for gpu in machine().gpus}
+        gpus = () if allow_other_gpu else {gpu.name for gpu in this_machine().gpus}
         found = remote.compare_to_pull(store, there, chosen, gpus)
         pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
         done: dict[str, ArtifactTransfer] = {}

@@ -12,7 +12,7 @@ from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.triton_repository.lint import Engine
+    from trtllm_pipeline.triton_repository.engine import Engine
 
 
 def lint(
@@ -66,7 +66,7 @@ def lint(
 
 
 def _engine(folder: Path) -> Engine:
-    from trtllm_pipeline.triton_repository.lint import Engine, EngineError
+    from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 
     try:
         return Engine.read(folder.absolute())

@@ -160,8 +160,8 @@ def plan(
         return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
-    from trtllm_pipeline.report.document import as_markdown, on_terminal
     from trtllm_pipeline.report.plan_difference import PlanDifference
+    from trtllm_pipeline.text_blocks import as_markdown, on_terminal
 
     emit_as(
         format,
@@ -175,8 +175,8 @@ def plan(
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
     """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
-    from trtllm_pipeline.report.document import as_markdown, on_terminal
     from trtllm_pipeline.report.fits import Fits
+    from trtllm_pipeline.text_blocks import as_markdown, on_terminal
 
     found = flow.fits(request, store)
     emit_as(

@@ -52,9 +52,9 @@ def search(
     """
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report import recommend
-    from trtllm_pipeline.report.document import on_terminal
     from trtllm_pipeline.search import driver
     from trtllm_pipeline.search.choice import Goals
+    from trtllm_pipeline.text_blocks import on_terminal
 
     if budget < 1:
         raise UsageError(f"--budget: expected a positive number of cells, got {budget}")

@@ -20,9 +20,9 @@ from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
 from trtllm_pipeline.processes.process import allow_open_files
-from trtllm_pipeline.report.tables import aligned
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.params import table
+from trtllm_pipeline.text_tables import aligned
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hosting.target import ServeTarget
@@ -226,14 +226,14 @@ def target_of(
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
     from trtllm_pipeline.hosting import target
-    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.machine.probe import this_machine
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
     if target.is_folder(what):
         given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
         if only := [flag for flag, value in given if value]:
             raise UsageError(f"{only[0]} is for a cell, and {what} is a folder, which says itself what serves it")
-        return target.of_folder(Path(what), tokenizer, machine())
+        return target.of_folder(Path(what), tokenizer, this_machine())
     store = options.known_store(workspace)
     return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
 

@@ -109,10 +109,10 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.machine.probe import this_machine
 
     known = [toolchains.load(each) for each in toolchains.names()]
-    usable = [each for each in known if each.missing(machine()) is None]
+    usable = [each for each in known if each.missing(this_machine()) is None]
     for each in (*usable, *reversed(known)):
         for stage in each.stages:
             if stage.name == name:

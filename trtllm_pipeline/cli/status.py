@@ -82,7 +82,7 @@ def runs(workspace: options.Workspace = options.WORKSPACE, format: options.TextO
       pipeline runs
       pipeline runs --format json
     """
-    from trtllm_pipeline.report.runs import to_json, to_text
+    from trtllm_pipeline.report.runs import runs_json, to_text
 
-    found = to_json(options.known_store(workspace))
+    found = runs_json(options.known_store(workspace))
     emit_json(found) if format == "json" else emit(to_text(found))

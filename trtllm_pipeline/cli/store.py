@@ -244,7 +244,7 @@ def du(
       pipeline store du
     """
     from trtllm_pipeline.report.disk_use import disk_use
-    from trtllm_pipeline.report.document import on_terminal
+    from trtllm_pipeline.text_blocks import on_terminal
 
     found = disk_use(options.known_store(workspace))
     emit_as(format, found.to_json(), text=lambda _: on_terminal(found.blocks()))

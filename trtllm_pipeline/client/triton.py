@@ -42,7 +42,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trtllm_pipeline.client.triton_messages import model_config_pb2, service_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2, service_pb2
 
 PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 """gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate.
@@ -237,7 +237,7 @@ class Client(BaseClient):
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
         """The configuration of `model` as the server runs it, defaults filled in."""
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         if self.protocol.startswith("http"):
             return await self._config_over_http(model)
@@ -246,7 +246,7 @@ class Client(BaseClient):
 
     async def models(self) -> list[str]:
         """The names of the server's models, over gRPC. Raises ServerError."""
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         index = await self._call(
             "RepositoryIndex", service_pb2.RepositoryIndexRequest(), service_pb2.RepositoryIndexResponse
@@ -330,14 +330,14 @@ class Client(BaseClient):
 
     async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
         """Names, data types and shapes of the tensors of `model`, as the server reports them to clients."""
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         request = service_pb2.ModelMetadataRequest(name=model)
         return await self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
 
     async def server(self) -> str | None:
         """Name and version that the server reports, such as "triton 2.51.0"; None if it reports none."""
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         try:
             if not self.protocol.startswith("http"):
@@ -366,7 +366,7 @@ class Client(BaseClient):
         return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
 
     async def _grpc_ready(self) -> bool:
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
         return bool(reply.ready)
@@ -451,7 +451,7 @@ class _GrpcUnary(Session):
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         from google.protobuf.message import DecodeError
 
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         if await self._call.connect():
             answer.connected_ns = time.monotonic_ns()
@@ -485,7 +485,7 @@ class _GrpcStream(_GrpcUnary):
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         from google.protobuf.message import DecodeError
 
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         call, request_id, parse = self._call, str(self._count), service_pb2.ModelStreamInferResponse.FromString
         self._over = False
@@ -537,7 +537,7 @@ class _GrpcStream(_GrpcUnary):
         """
         from google.protobuf.message import DecodeError
 
-        from trtllm_pipeline.client.triton_messages import service_pb2
+        from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
         call, engine = self._call, self._client.stopped_by
         if self._over:
@@ -615,7 +615,7 @@ def config_of(body: bytes) -> model_config_pb2.ModelConfig:
     """A model's configuration as Triton sends it over HTTP. Raises ProtocolError if it is invalid."""
     from google.protobuf import json_format
 
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     value = fields.parse(body)
     try:
@@ -633,7 +633,7 @@ def infer_request(
 
     Raises ServerError for a value of another type than its tensor.
     """
-    from trtllm_pipeline.client.triton_messages import service_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import service_pb2
 
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
     for name, value in tensors.items():
@@ -673,7 +673,7 @@ def _packed(model: ServedModel, name: str, datatype: str, code: str, values: Seq
 
 def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:
     """Data type of each tensor of a configuration by name, as config.pbtxt spells it; its number where it is unknown."""
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     known = model_config_pb2.DataType.DESCRIPTOR.values_by_number
     return {

@@ -40,7 +40,7 @@ from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.config.spelling import PARALLEL, canonical_lengths, canonical_parallel
-from trtllm_pipeline.evaluate.scores import METRICS
+from trtllm_pipeline.evaluate.scores import SCORE_METRICS
 from trtllm_pipeline.files.quantization import Form
 from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hub import dataset_file
@@ -129,8 +129,8 @@ def _metric(value: str) -> str:
     if ":" in value:
         if not _FUNCTION.fullmatch(value):
             raise ValueError(f"{value!r} is not a function: write MODULE:FUNCTION")
-    elif value not in METRICS:
-        raise ValueError(f'"{value}" is not allowed{nearest(value, METRICS)}')
+    elif value not in SCORE_METRICS:
+        raise ValueError(f'"{value}" is not allowed{nearest(value, SCORE_METRICS)}')
     return value
 
 
@@ -157,7 +157,7 @@ DataSet = Annotated[Text, AfterValidator(_data_set)]
 MetricName = Annotated[
     str,
     AfterValidator(_metric),
-    WithJsonSchema({"anyOf": [{"enum": list(METRICS)}, {"type": "string", "pattern": f"^{_FUNCTION.pattern}$"}]}),
+    WithJsonSchema({"anyOf": [{"enum": list(SCORE_METRICS)}, {"type": "string", "pattern": f"^{_FUNCTION.pattern}$"}]}),
 ]
 Parallel = Annotated[
     str,

@@ -18,7 +18,6 @@ from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.provenance import Policy
 from trtllm_pipeline.report.rows import CellResult
-from trtllm_pipeline.serving.command_lines import BLS_MODEL, ENSEMBLE
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
@@ -26,6 +25,7 @@ from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import DRAFTER, EMBEDDED, SERVERS, VISUAL
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
 from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
+from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, ENSEMBLE
 
 DEFAULT_LOAD_S: Final = 200.0
 """Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""

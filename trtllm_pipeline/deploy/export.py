@@ -57,7 +57,7 @@ def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
         )
 
 
-def export(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
+def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
     """Write each of `targets` into a folder of its name below the empty `folder`. Returns the folders.
 
     What is not whole is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.

@@ -12,7 +12,7 @@ from trtllm_pipeline.bench.prompts import Render, chat_renderer, tokenizer_folde
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.functions import metrics_of
-from trtllm_pipeline.evaluate.questions import read, scorable
+from trtllm_pipeline.evaluate.questions import read_questions, scorable
 from trtllm_pipeline.evaluate.result import AccuracyResult, AnsweredQuestion
 from trtllm_pipeline.evaluate.scores import Metric, Question
 from trtllm_pipeline.files.tokenizer import tokenizer_at
@@ -29,7 +29,7 @@ def questions_of(
     path: Path, metrics: Mapping[str, Metric], names: Sequence[str], render: Render | None
 ) -> list[Question]:
     """The questions in `path`, all of which can be scored. Raises StageError or MatrixError for rows that cannot."""
-    questions, faults = scorable(read(path, metrics, names, render), metrics)
+    questions, faults = scorable(read_questions(path, metrics, names, render), metrics)
     if faults:
         many = "1 row cannot be scored" if len(faults) == 1 else f"{len(faults)} rows cannot be scored; the first"
         raise StageError(f"{path}: {many}: {faults[0]}", failure=FailureClass.USER)

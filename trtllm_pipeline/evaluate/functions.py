@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate.scores import METRICS, Metric, Question
+from trtllm_pipeline.evaluate.scores import SCORE_METRICS, Metric, Question
 
 DEFINITION: Final = "mean of what the user's own function says"
 
@@ -26,13 +26,13 @@ def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Me
 
     Raises StageError for names that mean nothing.
     """
-    found = {**METRICS, **{name: load(name, module) for name in names if ":" in name}}
+    found = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
     wrong = [f"there is no metric {name!r}" for name in names if name not in found]
     if wrong or not names:
         raise StageError(
             f"metrics: {wrong[0] if wrong else 'none is named'}",
             failure=FailureClass.USER,
-            hint=f"there are {', '.join(METRICS)}, and your own functions as module:name",
+            hint=f"there are {', '.join(SCORE_METRICS)}, and your own functions as module:name",
         )
     return found
 

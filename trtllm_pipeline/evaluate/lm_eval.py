@@ -18,7 +18,7 @@ from typing import Any, Final
 from trtllm_pipeline.bench.stats import CONFIDENCE, Interval, mean_interval
 from trtllm_pipeline.client.urls import api_url
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.evaluate.result import NAME, AccuracyResult
+from trtllm_pipeline.evaluate.result import ACCURACY_FILE, AccuracyResult
 from trtllm_pipeline.files.writing import write_json
 
 PROGRAM: Final = "lm_eval"
@@ -116,7 +116,7 @@ def evaluate(
     settings = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
     found = replace(found, settings=settings, more={**found.more, "command": argv})
     if folder is not None:
-        write_json(folder / NAME, found.to_json())
+        write_json(folder / ACCURACY_FILE, found.to_json())
     return found
 
 

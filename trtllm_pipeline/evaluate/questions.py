@@ -12,14 +12,14 @@ from typing import Any
 from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.bench.prompts import Prompt, Render
 from trtllm_pipeline.errors import Fault, StageError
-from trtllm_pipeline.evaluate.scores import LETTERS, METRICS, Metric, NumericTolerance, Question, normalise
+from trtllm_pipeline.evaluate.scores import LETTERS, SCORE_METRICS, Metric, NumericTolerance, Question, normalise
 from trtllm_pipeline.files.user_files import RowError
 
 
-def read(
+def read_questions(
     path: Path, metrics: Mapping[str, Metric], default: Sequence[str], render: Render | None = None
 ) -> tuple[Question, ...]:
-    """The questions in `path`, at least one. Beside what `prompts.read` takes, a line may have
+    """The questions in `path`, at least one. Beside what `prompts.read_prompts` takes, a line may have
 
     `metric` (a name, or a list of them) instead of `default`, `choices` (texts, named A, B, ...), `pattern` (a regular
     expression) and `tolerance` (a number, or "1%" of the reference). `metrics` are those that may be named.
@@ -28,12 +28,12 @@ def read(
     return prompts.read_rows(path, lambda prompt, row: _question(prompt, row, metrics, default), render)
 
 
-def check_first(path: Path, default: Sequence[str], *, scored: bool) -> None:
+def check_first_question(path: Path, default: Sequence[str], *, scored: bool) -> None:
     """Raise MatrixError for what is wrong with the first rows of `path` as questions, whatever the model; with `scored`, also
     for what metrics lack. Of the user's own metrics nothing is known here but their names.
     """
     own = {name: Metric("", lambda _answer, _question: 0.0, lambda _question: None) for name in default if ":" in name}
-    metrics = {**METRICS, **own}
+    metrics = {**SCORE_METRICS, **own}
 
     def make(prompt: Prompt, row: dict[str, Any]) -> None:
         question = _question(prompt, row, metrics, default)
@@ -42,7 +42,7 @@ def check_first(path: Path, default: Sequence[str], *, scored: bool) -> None:
                 if (fault := metrics[name].lacks(question)) is not None:
                     raise RowError(*fault)
 
-    prompts.check_first(path, make)
+    prompts.check_first_prompt(path, make)
 
 
 def scorable(questions: Sequence[Question], metrics: Mapping[str, Metric]) -> tuple[list[Question], list[Fault]]:

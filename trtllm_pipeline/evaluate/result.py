@@ -17,7 +17,7 @@ from trtllm_pipeline.evaluate.scores import NORMALISATION, Metric, Question
 from trtllm_pipeline.files.writing import write_json
 
 ANSWERS: Final = "answers.jsonl"
-NAME: Final = "accuracy.json"
+ACCURACY_FILE: Final = "accuracy.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,4 +219,4 @@ def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
 def write(folder: Path, scored: Iterable[AnsweredQuestion], result: AccuracyResult) -> None:
     """Write both files into `folder`."""
     write_answers(folder, scored)
-    write_json(folder / NAME, result.to_json())
+    write_json(folder / ACCURACY_FILE, result.to_json())

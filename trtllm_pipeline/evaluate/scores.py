@@ -1,6 +1,6 @@
 """Accuracy metrics: functions that score an answer to a question from 0 to 1.
 
-To add one: a function, a line in `METRICS`.
+To add one: a function, a line in `SCORE_METRICS`.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _of_references(score: Callable[[str, Iterable[str]], float]) -> Callable[[st
     return lambda answer, question: score(answer, question.references)
 
 
-METRICS: Final[Mapping[str, Metric]] = {
+SCORE_METRICS: Final[Mapping[str, Metric]] = {
     "exact": Metric("share of answers that equal a reference, both normalised", _of_references(exact), _no_reference),
     "contains": Metric(
         "share of answers that hold a reference as whole words, both normalised",

@@ -163,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     prepare()
     if argv:
         return exit_code(lambda: run(Path(argv[0])))
-    print(json.dumps(asdict(probe.machine())))  # noqa: T201 - that is what was asked
+    print(json.dumps(asdict(probe.this_machine())))  # noqa: T201 - that is what was asked
     return 0
 
 

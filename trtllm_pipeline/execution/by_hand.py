@@ -48,7 +48,7 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
     with _leased(stage.gpus(context), stage.name, stage.scope, Exclusive(rule), {}) as (environment, held):
         if stage.commands is not None:
             write_job(stage.name, stage.program, context)  # which programs of ours among them read
-            for command in stage.commands(context, probe.machine()):
+            for command in stage.commands(context, probe.this_machine()):
                 show(command)
                 if code := _call(stage.name, command, environment, held):
                     raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
@@ -111,7 +111,7 @@ def _leased(
     What measures has the machine as `rule` says, but for servers that stand by themselves. A service is one of these.
     Gives `environment` with these GPUs, and the file descriptors that the stage's processes are to inherit.
     """
-    known = [] if gpus == 0 else [gpu.uuid for gpu in probe.machine().gpus]
+    known = [] if gpus == 0 else [gpu.uuid for gpu in probe.this_machine().gpus]
     wanted = tuple(known[:gpus])
     told, service = False, scope is Scope.SERVICE
     rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, None)

@@ -139,7 +139,7 @@ def _check_listening(address: str) -> None:
 
 def _found() -> Machine:
     os.environ.pop(MASK_VARIABLE, None)  # all GPUs of the node: the task has none
-    return probe.machine()
+    return probe.this_machine()
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:

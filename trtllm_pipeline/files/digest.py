@@ -1,4 +1,4 @@
-"""Content digests of files, and stamps that tell an unchanged file without reading it."""
+"""Content digests of files, and stamps that identify an unchanged file without reading it."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def _read(path: Path, *takers: Callable[[memoryview], object]) -> None:
 
 
 def stamp(path: str) -> str:
-    """Size, modification time, change time and inode of a file. Nobody can set the change time back."""
+    """Size, modification time, change time and inode of a file. The change time cannot be set back."""
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
 def stamped_digest(path: str) -> tuple[str | None, str]:
-    """A file's stamp and digest. The stamp is None where the file may change without another stamp."""
+    """A file's stamp and digest. The stamp is None if the file may change and keep its stamp."""
     before = None
     while before != (after := stamp(path)):  # written to while it was read
         before, digest = after, digest_file(Path(path))

@@ -1,4 +1,4 @@
-"""What folders take, and error messages for a full disk: which file system, and how much of it is free."""
+"""Disk use of directories, and error messages for a full disk: the file system and its free space."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 def folder_bytes(folder: str | Path) -> int:
-    """Total size of the files below `folder`, which may change meanwhile."""
+    """Total size of the files below `directory`, which may change meanwhile."""
     total = 0
-    with suppress(OSError), os.scandir(folder) as found:
-        for each in found:
+    with suppress(OSError), os.scandir(folder) as usage:
+        for each in usage:
             with suppress(OSError):
                 is_folder = each.is_dir(follow_symlinks=False)
                 total += folder_bytes(each.path) if is_folder else each.stat(follow_symlinks=False).st_size
@@ -31,13 +31,13 @@ def no_room(error: OSError, path: Path) -> str | None:
         return f"files are limited to {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} here (ulimit -f)"
     if error.errno not in _FULL:
         return None
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
-    mount = there
+    existing = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
+    mount = existing
     while not mount.is_mount():
         mount = mount.parent
     if error.errno == errno.EDQUOT:
         return f"the quota of the file system at {mount} is used up"
-    room = os.statvfs(there)
+    room = os.statvfs(existing)
     if room.f_files and not room.f_favail:
         return f"the file system at {mount} has no free inodes: all {room.f_files} are in use"
     free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
@@ -45,7 +45,7 @@ def no_room(error: OSError, path: Path) -> str | None:
 
 
 def hint(error: OSError) -> str | None:
-    """What to do about an error of which `no_room` says something; None for another."""
+    """The hint for an error that `no_room` describes. None for other errors."""
     if error.errno == errno.EFBIG:
         return _LIMIT
     return _ROOM if error.errno in _FULL else None

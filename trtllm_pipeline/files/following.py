@@ -29,12 +29,12 @@ def follow(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
             going = goes_on()
             data = b"" if file is None else file.read()
             with suppress(FileNotFoundError):
-                there = path.stat()
-                if file is None or there.st_ino != os.fstat(file.fileno()).st_ino:
+                status = path.stat()
+                if file is None or status.st_ino != os.fstat(file.fileno()).st_ino:
                     before, file = file, FileIO(open_fd(path))
                     if before is not None:
                         before.close()
-                elif there.st_size < file.tell():
+                elif status.st_size < file.tell():
                     file.seek(0)
                 data += file.read()
             if text := decoder.decode(data):

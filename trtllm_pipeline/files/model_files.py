@@ -1,6 +1,6 @@
-"""Reads files of a model's folder, which may be untrusted, and checks the types of their JSON values.
+"""Reads files of a model's directory, which may be untrusted, and checks the types of their JSON values.
 
-Links are only followed within the folder and into the Hugging Face cache, whose snapshots consist of links. Other links
+Links are only followed within the directory and into the Hugging Face cache, whose snapshots consist of links. Other links
 could bring files of this machine into what is copied, hashed and passed on. Only regular files are opened.
 """
 
@@ -28,16 +28,16 @@ _AGAIN: Final = "download the model again, or from another source"
 
 
 class ModelFileError(DownloadError):
-    """A file of a model's folder must not be opened, or has invalid content."""
+    """A file of a model's directory must not be opened, or has invalid content."""
 
     def __init__(self, path: Path, reason: str, *, hint: str, failure: FailureClass) -> None:
         super().__init__(f"cannot use {path}: {reason}", failure=failure, hint=hint)
         self.short = f"{path.name}: {reason}"
-        """For a message that names the folder already."""
+        """For a message that names the directory already."""
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Path of the file `name` in a model's folder, with links resolved; None if it does not exist.
+    """Path of the file `name` in a model's directory, with links resolved; None if it does not exist.
 
     Raises ModelFileError for a link that leads elsewhere or nowhere, and for anything but a file.
     """
@@ -58,8 +58,8 @@ def find(folder: Path, name: str) -> Path | None:
     if leads_out:
         raise _refused(
             path,
-            f"it is a link to {real}, outside the model's folder",
-            "links are only followed within the folder and into the Hugging Face cache; "
+            f"it is a link to {real}, outside the model's directory",
+            "links are only followed within the directory and into the Hugging Face cache; "
             "if you trust this file, replace the link with a copy",
         )
     if not stat.S_ISREG(mode):
@@ -68,12 +68,12 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def names(folder: Path) -> set[str]:
-    """The names in a model's folder, without subfolders. Raises ModelFileError if it cannot be listed."""
+    """The names in a model's directory, without subfolders. Raises ModelFileError if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
     except OSError as error:
-        raise _refused(folder, f"cannot list it: {_words(error)}", "name a model folder") from error
+        raise _refused(folder, f"cannot list it: {_words(error)}", "name a model directory") from error
 
 
 def copy(source: Path, target: Path) -> None:
@@ -107,12 +107,12 @@ def _begin(target: Path) -> None:
 
 
 def read_bytes(folder: Path, name: str) -> bytes | None:
-    """Content of a file in a model's folder, other than weights; None if it does not exist. Raises ModelFileError."""
+    """Content of a file in a model's directory, other than weights; None if it does not exist. Raises ModelFileError."""
     return _content(folder, name, Path.read_bytes)
 
 
 def read_text(folder: Path, name: str) -> str | None:
-    """Content of a text file in a model's folder; None if it does not exist. Raises ModelFileError."""
+    """Content of a text file in a model's directory; None if it does not exist. Raises ModelFileError."""
     try:
         return _content(folder, name, lambda path: path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -132,11 +132,11 @@ def _content(folder: Path, name: str, read: Callable[[Path], T]) -> T | None:
 
 
 def read_json(folder: Path, name: str) -> object:
-    """Value of a JSON file in a model's folder. Raises ModelFileError, also if it does not exist."""
+    """Value of a JSON file in a model's directory. Raises ModelFileError, also if it does not exist."""
     text = read_text(folder, name)
     if text is None:
         raise _refused(
-            folder / name, "it is missing", "a model folder contains config.json, *.safetensors and tokenizer.json"
+            folder / name, "it is missing", "a model directory contains config.json, *.safetensors and tokenizer.json"
         )
     try:
         return decode(text)
@@ -156,7 +156,7 @@ class Fields:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Fields:
-        """The object in a file of a model's folder. Raises ModelFileError, also where there is none."""
+        """The object in a file of a model directory. Raises ModelFileError, also if the file is missing."""
         return cls.of(read_json(folder, name), folder / name)
 
     @classmethod
@@ -172,7 +172,7 @@ class Fields:
         return cls(value, path)
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
+        """True if the value is present."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
@@ -269,7 +269,7 @@ class Fields:
 def _allowed(real: Path, root: Path) -> bool:
     if real.is_relative_to(root):
         return True
-    # The cache may have been moved as a whole: its own layout says where a snapshot's links lead.
+    # The cache may have been moved as a whole: its layout determines the targets of a snapshot's links.
     repository = root.parent.parent
     if (
         root.parent.name == "snapshots"
@@ -287,7 +287,7 @@ def _is_repository(name: str) -> bool:
 
 
 def hub_cache() -> Path:
-    """The folder of the Hugging Face cache by the rules of `huggingface_hub`, with links resolved."""
+    """The directory of the Hugging Face cache by the rules of `huggingface_hub`, with links resolved."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home, "hub"))
     return Path(os.path.realpath(os.path.expandvars(os.path.expanduser(named))))  # noqa: PTH111 - raises for an unknown user
@@ -322,13 +322,13 @@ _OWN_KEYS: Final = {
 
 
 def num_experts(config: Mapping[str, Any]) -> Any:
-    """What a Hugging Face `config.json` says of how many experts a layer has, without shared ones; None of other models."""
+    """Number of routed experts of a layer by a Hugging Face `config.json`. None for dense models."""
     return next((config[key] for key in _EXPERTS if config.get(key)), None)
 
 
 def rotary(config: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Base of the rotary embeddings by a Hugging Face `config.json`, None where it says none, and how they are scaled, None
-    where they are not. Transformers 5 stores both as one, earlier ones apart.
+    """Base and scaling of the rotary embeddings by a Hugging Face `config.json`, each None
+    if absent. Transformers 5 stores both in one object, earlier releases separately.
     """
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
@@ -338,12 +338,12 @@ def rotary(config: Mapping[str, Any]) -> tuple[Any, str | None]:
 
 
 def named_alike(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a Hugging Face `config.json` says, under the names that other models have where GPT-2 and GLM-4 have their own."""
+    """A Hugging Face `config.json`, with the particular names of GPT-2 and GLM-4 replaced by the usual ones."""
     own_keys = _OWN_KEYS.get(str(config.get("model_type")))
     if own_keys is None:
         return dict(config)
-    found = {name: config[own] for name, own in own_keys.items() if config.get(own) is not None}
+    renamed = {name: config[own] for name, own in own_keys.items() if config.get(own) is not None}
     width = config.get("n_embd")
     if isinstance(width, int):
-        found.setdefault("intermediate_size", 4 * width)
-    return {**found, **config}
+        renamed.setdefault("intermediate_size", 4 * width)
+    return {**renamed, **config}

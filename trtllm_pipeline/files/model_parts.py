@@ -1,4 +1,4 @@
-"""What the files of a model are for, by their names: a file that a stage does not read cannot change its result."""
+"""The purpose of each file of a model, by name. A file that a stage does not read cannot change its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class ModelPart(str, Enum):
-    """A kind of file in a model's folder."""
+    """A kind of file in a model's directory."""
 
     WEIGHTS = "weights"
     CONFIG = "config"
@@ -19,13 +19,13 @@ class ModelPart(str, Enum):
     """In a file of its own."""
     GENERATION_CONFIG = "generation_config"
     PROCESSOR = "processor"
-    """Of images and videos."""
+    """For images and videos."""
     OTHER = "other"
-    """Whatever is not known, such as code: nobody can say who reads it, so everybody does."""
+    """Unknown files, such as code. Any stage may read them, so every stage depends on them."""
 
 
 CONVERTED: Final = frozenset({ModelPart.WEIGHTS, ModelPart.CONFIG})
-"""What a checkpoint is made of where nothing is measured."""
+"""The parts that a checkpoint is made of."""
 _NAMES: Final = {
     ModelPart.WEIGHTS: r".*\.safetensors|.*\.safetensors\.index\.json",
     ModelPart.CONFIG: r"(adapter_)?config\.json|hf_quant_config\.json|quantize_config\.json",
@@ -39,10 +39,10 @@ _PATTERNS: Final = {part: re.compile(names, re.IGNORECASE) for part, names in _N
 
 
 def part_of(name: str) -> ModelPart:
-    """What the file `name` of a model's folder is for."""
+    """The part that the file `name` of a model directory belongs to."""
     return next((part for part, names in _PATTERNS.items() if names.fullmatch(name)), ModelPart.OTHER)
 
 
 def files_of(names: Iterable[str], parts: Collection[ModelPart]) -> tuple[str, ...]:
-    """Those of `names` that belong to `parts`, and those that nobody knows; sorted."""
+    """The `names` that belong to `parts`, and the unknown ones, sorted."""
     return tuple(sorted(name for name in names if (part := part_of(name)) in parts or part is ModelPart.OTHER))

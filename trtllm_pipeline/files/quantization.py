@@ -1,4 +1,4 @@
-"""How the weights of a Hugging Face folder are quantized already, by what its own files say of them."""
+"""How the weights of a Hugging Face directory are quantized already, by what its own files say of them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _ALGORITHMS: Final = {
 
 
 class QuantizedWeights(NamedTuple):
-    """What files say of weights."""
+    """Quantization of weights, as a model's files describe it."""
 
     form: str
     """One of FORMS, or another name that the files give."""
     said: str
     """The files' own word and the file: "FP8 by its hf_quant_config.json"."""
     group_size: int | None = None
-    """Weights that share a scale, of a form that has groups of several sizes, where the files say it; -1 for a whole column."""
+    """Number of weights that share a scale, if the format has several group sizes and the files specify it. -1 for a whole column."""
 
 
 def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeights | None:
@@ -43,34 +43,36 @@ def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeig
     Model Optimizer's own file comes first, as in TensorRT-LLM's `load_modelopt_quant_config`.
     """
     config, model_optimizer = (files.get(name) or {} for name in FILES)
-    found = model_optimizer.get("quantization")
-    if isinstance(found, Mapping):
-        word = str(found.get("quant_algo") or "an algorithm it does not name")[:40]
-        return QuantizedWeights(_ALGORITHMS.get(word.upper(), word.lower()), f"{word} by its {FILES[1]}", _group(found))
-    found = config.get("quantization_config")
-    if isinstance(found, Mapping):
-        word = str(found.get("quant_algo") or found.get("quant_method") or "an algorithm it does not name")[:40]
-        return QuantizedWeights(_by_transformers(found, word), f"{word} by its {FILES[0]}", _group(found))
+    section = model_optimizer.get("quantization")
+    if isinstance(section, Mapping):
+        word = str(section.get("quant_algo") or "an algorithm it does not name")[:40]
+        return QuantizedWeights(
+            _ALGORITHMS.get(word.upper(), word.lower()), f"{word} by its {FILES[1]}", _group(section)
+        )
+    section = config.get("quantization_config")
+    if isinstance(section, Mapping):
+        word = str(section.get("quant_algo") or section.get("quant_method") or "an algorithm it does not name")[:40]
+        return QuantizedWeights(_by_transformers(section, word), f"{word} by its {FILES[0]}", _group(section))
     return None
 
 
-def _group(found: Mapping[str, Any]) -> int | None:
-    size = found.get("group_size", found.get("q_group_size"))
+def _group(section: Mapping[str, Any]) -> int | None:
+    size = section.get("group_size", section.get("q_group_size"))
     return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
-def _by_transformers(found: Mapping[str, Any], word: str) -> str:
-    """The form of weights that config.json alone tells of."""
-    method = str(found.get("quant_method") or word).lower()[:40]
+def _by_transformers(section: Mapping[str, Any], word: str) -> str:
+    """The weight format, known from config.json alone."""
+    method = str(section.get("quant_method") or word).lower()[:40]
     if method == "fp8":
-        return "fp8_block" if found.get("weight_block_size") == [128, 128] else "fp8 without blocks of 128 x 128"
-    if method == "gptq" and found.get("bits") == 4:
-        return "gptq_desc_act" if found.get("desc_act") else "gptq"
-    if method in {"awq", "gptq"} and found.get("bits") != 4:
-        return f"{method} of {found.get('bits')} bits"
+        return "fp8_block" if section.get("weight_block_size") == [128, 128] else "fp8 without blocks of 128 x 128"
+    if method == "gptq" and section.get("bits") == 4:
+        return "gptq_desc_act" if section.get("desc_act") else "gptq"
+    if method in {"awq", "gptq"} and section.get("bits") != 4:
+        return f"{method} of {section.get('bits')} bits"
     return method if method != "modelopt" else "modelopt without hf_quant_config.json"
 
 
 def shown(precision: str, form: object) -> str:
-    """A precision for people: "as_is (fp8)" where the form of the weights is known."""
+    """A precision as displayed: "as_is (fp8)" if the weight format is known."""
     return f"{precision} ({form})" if precision == AS_IS and form else precision

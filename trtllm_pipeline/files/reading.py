@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 KINDS: Final = {
-    stat.S_IFDIR: "a folder",
+    stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What an entry of a folder is that is not a file."""
+"""The kind of a directory entry that is not a file."""
 
 
 class NotAFileError(IsADirectoryError):
-    """A folder, a named pipe, a socket or a device is in the place of a file."""
+    """A directory, a named pipe, a socket or a device is in the place of a file."""
 
     def __init__(self, path: str | Path, mode: int) -> None:
         kind = KINDS.get(stat.S_IFMT(mode), "something else")
@@ -31,7 +31,10 @@ def open_fd(path: str | Path, flags: int = os.O_RDONLY) -> int:
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in {errno.ENXIO, errno.EISDIR}:  # a pipe that nobody reads or a socket; a folder to be written
+        if error.errno in {
+            errno.ENXIO,
+            errno.EISDIR,
+        }:  # a pipe without a reader, a socket, or a directory opened for writing
             raise NotAFileError(path, os.stat(path).st_mode) from error
         raise
     mode = os.fstat(fd).st_mode

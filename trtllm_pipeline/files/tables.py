@@ -21,7 +21,7 @@ _MOST_FAULTS: Final = 20
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file's name says that it is one."""
+    """True if the file name has a table's suffix."""
     return path.suffix.lower() in _READERS
 
 
@@ -30,24 +30,24 @@ def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list, *,
 
     Raises MatrixError with every row that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
     """
-    found: list[T] = []
+    rows: list[T] = []
     faults: list[Fault] = []
     most = _FIRST_ROWS if first else None
     try:
         for number, value in enumerate(itertools.islice(_READERS[path.suffix.lower()](path, columns), most), 1):
             try:
-                found.append(parse(value, number))
+                rows.append(parse(value, number))
             except ValueError as error:
                 faults.append(Fault(os.fspath(path), None, f"row {number}", str(error)))
                 if len(faults) == _MOST_FAULTS:
                     break
     except (OSError, ValueError, NotImplementedError) as error:
         faults.append(Fault(os.fspath(path), None, "", f"cannot be read: {error}"))
-    if not found and not faults:
+    if not rows and not faults:
         faults.append(Fault(os.fspath(path), None, "", "it has no rows"))
     if faults:
         raise MatrixError(tuple(faults))
-    return found
+    return rows
 
 
 def count(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder: its tokenizer.json, or what is known to be made of another vocabulary."""
+"""The tokenizer in a model's directory: its tokenizer.json, or what is known to be made of another vocabulary."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _VOCABULARIES: Final = {
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a file, or in a model's folder. Raises ModelFileError."""
+    """The tokenizer in a file, or in a model's directory. Raises ModelFileError."""
     from tokenizers import Tokenizer
 
-    # Who names the file itself has looked where it leads.
+    # A file that the user named is trusted to be the right one.
     folder, name = (path, TOKENIZER) if path.is_dir() else (path.resolve().parent, path.resolve().name)
     text = read_text(folder, name)
     if text is None:
@@ -53,7 +53,7 @@ def added_prefix(tokenizer: Tokenizer) -> str:
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer that `--tokenizer` names: a tokenizer.json or a model's folder. Raises UsageError."""
+    """The tokenizer that `--tokenizer` names: a tokenizer.json or a model's directory. Raises UsageError."""
     try:
         return read_tokenizer(path)
     except DownloadError as error:
@@ -66,7 +66,7 @@ def has_tokenizer(names: Collection[str], settings: Mapping[str, Any]) -> bool:
 
 
 def _made(folder: Path, name: str) -> Tokenizer:
-    """Of a folder without the file `name`."""
+    """The error for a directory without the file `name`."""
     settings = Fields.read_optional(folder, SETTINGS)
     kind = _class(settings.text("tokenizer_class"))
     file = _VOCABULARIES.get(kind) if name == TOKENIZER else None
@@ -75,7 +75,7 @@ def _made(folder: Path, name: str) -> Tokenizer:
         raise ModelFileError(
             folder / name,
             "it is missing",
-            hint="name a model folder, or its tokenizer.json; docs/models.md says which models need none",
+            hint="name a model directory, or its tokenizer.json; docs/models.md says which models need none",
             failure=FailureClass.USER,
         )
     from trtllm_pipeline.files import vocabularies

@@ -22,7 +22,7 @@ from trtllm_pipeline.files.reading import KINDS, open_file
 
 T = TypeVar("T")
 _FIRST_BYTES: Final = 1 << 20
-"""What a plan looks at of a file of lines."""
+"""The part of a file of lines that a plan reads."""
 MAX_DEPTH: Final = 100
 """Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
 _BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
@@ -74,7 +74,7 @@ def read_text(path: Path, *, limit: int | None = None) -> str:
 
 
 def _first_lines(path: Path) -> str | None:
-    """The lines in the first _FIRST_BYTES of a file of lines, without the one that goes on behind them. Raises MatrixError.
+    """The lines in the first _FIRST_BYTES of a file of lines, without the one that continues behind them. Raises MatrixError.
 
     None of a larger file that is one JSON array, or of which no line ends there.
     """
@@ -204,13 +204,12 @@ def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str,
 def read_json_lines(
     path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None, first: bool = False
 ) -> list[T]:
-    """What `parse` makes of the value and number of each line that is not blank; `nothing` is said where there is none.
+    """The results of `parse` for the value and number of each line that is not blank, or of each element of one JSON array.
 
-    Of a file that is one JSON array, of each of its elements. With `first`, of the lines in the first MiB alone: for a plan,
-    which does not read all of a large file, and nothing of a larger array. Raises MatrixError with every line that is not
-    JSON, or that `parse` raises RowError or ValueError for.
+    With `first`, only the lines in the first MiB are read: a plan does not read all of a large file. Raises MatrixError
+    with every line that is not JSON or for which `parse` raises RowError or ValueError, and with `nothing` for an empty file.
     """
-    found: list[T] = []
+    results: list[T] = []
     faults: list[Fault] = []
     text = _first_lines(path) if first else read_text(path)
     if text is None:
@@ -220,16 +219,16 @@ def read_json_lines(
         if array is None and not row.strip():
             continue
         try:
-            found.append(parse(decode(row) if array is None else row, number))
+            results.append(parse(decode(row) if array is None else row, number))
         except RowError as error:
             faults.append(Fault(os.fspath(path), number, error.key, error.message))
         except ValueError as error:
             faults.append(Fault(os.fspath(path), number, "", str(error)))
-    if not found and not faults:
+    if not results and not faults:
         faults.append(Fault(os.fspath(path), None, "", nothing))
     if faults:
         raise MatrixError(tuple(faults), hint=hint)
-    return found
+    return results
 
 
 def json_array(text: str) -> list[Any] | None:

@@ -107,12 +107,12 @@ def _added(settings: Fields) -> dict[int, AddedToken]:
     listed = settings.fields("added_tokens_decoder")
     if not all(key.isdecimal() for key in listed.values):
         raise settings.wrong("added_tokens_decoder", "tokens by number")
-    found = {}
+    tokens = {}
     for key in sorted(listed.values, key=int):
         token = listed.fields(key)
         flags = {name: token.flag(name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        found[int(key)] = AddedToken(token.required_text("content"), **flags)
-    return found
+        tokens[int(key)] = AddedToken(token.required_text("content"), **flags)
+    return tokens
 
 
 def _add(made: Tokenizer, settings: Fields) -> None:
@@ -121,8 +121,8 @@ def _add(made: Tokenizer, settings: Fields) -> None:
     made.add_tokens([*added.values()])
     for number, token in added.items():
         if made.token_to_id(token.content) != number:
-            found = made.token_to_id(token.content)
-            raise ValueError(f"{token.content} would be token {found}, and {number} by tokenizer_config.json")
+            token_id = made.token_to_id(token.content)
+            raise ValueError(f"{token.content} would be token {token_id}, and {number} by tokenizer_config.json")
 
 
 def _of_ranks(content: bytes, *, digits: str) -> Tokenizer:
@@ -136,7 +136,7 @@ def _of_ranks(content: bytes, *, digits: str) -> Tokenizer:
             raise ValueError(f"line {number} is not a token in base64 and its rank") from error
     if sorted(ranks.values()) != [*range(len(ranks))] or not ranks.keys() >= {*letters}:
         raise ValueError("its ranks do not count from 0, or tokens of one byte are missing")
-    # What is a token as a whole is that token, whatever its parts.
+    # A whole token stays that token, whatever its parts are.
     made = Tokenizer(
         models.BPE(ranks, _merges({token: -rank for token, rank in ranks.items()}, ranks), ignore_merges=True)
     )

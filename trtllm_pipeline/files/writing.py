@@ -36,7 +36,7 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
 
 
 def first_parts(path: Path, number: int) -> dict[str, Any] | None:
-    """The first parts of an object in a file of `json_lines`, none of them a list of lines. Of a long file little is read."""
+    """The first members of an object in a file of `json_lines`, none of them a list of lines. Reads only the start of a long file."""
     try:
         with open_file(path) as file:
             data = json.loads(b"".join(islice(file, number)) + b"}")
@@ -53,7 +53,7 @@ def object_text(data: Mapping[str, Json], **texts: str) -> str:
     """
 
     def text(part: Json) -> str:
-        # Of a call of the encoder the most is to begin.
+        # Most of an encoder call is its setup.
         if part.__class__ is str:
             return encode_basestring(part)
         if part is None or part is True or part is False:
@@ -94,12 +94,12 @@ def write_json(path: Path, value: object, *, indent: int = 1) -> None:
 
 
 def write_once(path: str | Path, text: str) -> int:
-    """Write a text file that nobody reads yet, in as few system calls as it takes; returns its size in bytes."""
+    """Write a text file that has no readers yet, with few system calls. Returns its size in bytes."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         return write_all(fd, text.encode())
     except OSError as error:
-        error.filename = os.fspath(path)  # by which the user is told which disk is full
+        error.filename = os.fspath(path)  # so that the message can name the full disk
         raise
     finally:
         os.close(fd)

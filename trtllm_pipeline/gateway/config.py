@@ -16,7 +16,7 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.params import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, to_json
 
 SCHEMA: Final = 1
-FILE: Final = "gateway.json"
+GATEWAY_FILE: Final = "gateway.json"
 """Written beside the configuration while the gateway listens: url, pid, models."""
 CONFIG_FILE: Final = "gateway-config.json"
 """What the configuration is called where the pipeline writes it."""

@@ -18,7 +18,7 @@ import uvicorn
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.gateway.app import GatewayApp
-from trtllm_pipeline.gateway.config import FILE, SCHEMA, GatewayConfig
+from trtllm_pipeline.gateway.config import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.gateway.http_protocol import limited
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
@@ -69,7 +69,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
         "models": list(gateway.served),
         "api_keys": gateway.keys is not None,
     }
-    path = folder / FILE
+    path = folder / GATEWAY_FILE
 
     def listening() -> None:
         write_json(path, told)

@@ -22,12 +22,11 @@ from trtllm_pipeline.execution.executor import Job, read_job
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.gateway import require_packages
-from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.gateway.config import AUTO, GATEWAY_FILE, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import (
     GATEWAY_CONFIG,
-    GATEWAY_FILE,
     LOCK,
     SERVER_FILE,
     STOP,

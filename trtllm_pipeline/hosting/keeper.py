@@ -31,10 +31,11 @@ from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, Sta
 from trtllm_pipeline.execution.executor import Job, failure_of, read_job
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object, write_json
+from trtllm_pipeline.gateway.config import GATEWAY_FILE
 from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.health import Health, gateway_health, server_health
 from trtllm_pipeline.hosting.monitoring import write_targets
-from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_FILE, GATEWAY_LOG, LOCK, Keeper, State
+from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_LOG, LOCK, Keeper, State
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText
@@ -438,9 +439,9 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
     """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
     known: list[str] = []
     if gpus:
-        from trtllm_pipeline.machine.probe import machine
+        from trtllm_pipeline.machine.probe import this_machine
 
-        known = [gpu.uuid for gpu in machine().gpus]
+        known = [gpu.uuid for gpu in this_machine().gpus]
         if len(known) < gpus:
             raise StateError(
                 f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"

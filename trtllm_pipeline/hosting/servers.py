@@ -29,7 +29,7 @@ from typing import Any, Final
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.writing import read_object, write_json
-from trtllm_pipeline.gateway.config import CONFIG_FILE, FILE
+from trtllm_pipeline.gateway.config import CONFIG_FILE, GATEWAY_FILE
 from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.serving.command_lines import LOOPBACK
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -38,7 +38,6 @@ from trtllm_pipeline.store import claims
 SCHEMA: Final = 1
 FOLDER: Final = claims.SERVERS
 SERVER_FILE: Final = "server.json"
-GATEWAY_FILE: Final = FILE
 GATEWAY_CONFIG: Final = CONFIG_FILE
 GATEWAY_LOG: Final = "gateway.log"
 LOCK: Final = claims.LOCK

@@ -15,9 +15,9 @@ from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer, api_keys_file
 from trtllm_pipeline.planning.names import duration, shorten
-from trtllm_pipeline.report.tables import aligned, plain_table
 from trtllm_pipeline.stages.launch import LOG_FILE
 from trtllm_pipeline.store.store import LOG
+from trtllm_pipeline.text_tables import aligned, plain_table
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
 """What a kept server writes, by which of its programs."""

@@ -16,7 +16,6 @@ from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.store import manifest
@@ -24,6 +23,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.companions import adapters
 from trtllm_pipeline.triton_repository import model_config, referenced_paths
 from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 
 if TYPE_CHECKING:
     from trtllm_pipeline.planning.request import Request

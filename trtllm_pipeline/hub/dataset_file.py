@@ -1,7 +1,7 @@
 """One file of a data set on the Hugging Face Hub, such as calibration rows: `hub:ORGANISATION/NAME[/PATH][@REVISION]`.
 
 `huggingface_hub` downloads it into the user's cache, verified and resumable. Fingerprints contain its content, not its origin.
-Of a data set, or of one of its folders, it is the first file of rows, those of training before others.
+For a data set, or one of its directories, the first file of rows is used, with training files before others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<path>[^@\s]+?))?
 FORM: Final = "hub:ORGANISATION/NAME"
 FILE_FORM: Final = f"{FORM}/PATH"
 _FILE: Final = re.compile(r"\.[A-Za-z]\w*$")
-"""What the path of a file ends with; a folder may be called 3.0.0."""
+"""Suffix of a data file. A directory may be named 3.0.0."""
 _ROWS: Final = (".jsonl", ".parquet", ".csv")
 _SPLITS: Final = ("train", "validation", "valid", "dev", "test")
 
 
 def data_file(name: str, base_dir: Path) -> Path:
-    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME", or a path from the matrix file's folder.
+    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME", or a path from the matrix file's directory.
 
     Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
     """
@@ -38,7 +38,7 @@ def data_file(name: str, base_dir: Path) -> Path:
     known = {f"builtin:{file.stem}": file for file in _DATA.glob("*/*.jsonl")}
     if name not in known:
         raise UsageError(
-            f"there is no data set {name}",
+            f"data set {name} does not exist",
             hint=f"the built-in ones are {', '.join(sorted(known))}; or name a JSONL file of yours",
         )
     return known[name]
@@ -47,7 +47,7 @@ def data_file(name: str, base_dir: Path) -> Path:
 def fetch(name: str) -> Path:
     """The local path of the file `name`, downloaded if necessary. Raises UsageError for an invalid name, and DownloadError.
 
-    A copy in the user's cache serves where the hub is not reached.
+    A copy in the user's cache is used if the hub cannot be reached.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -74,7 +74,7 @@ def _downloaded(repo: str, path: str, revision: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     with hugging_face.errors_in_words(repo):
-        found = hf_hub_download(
+        downloaded = hf_hub_download(
             repo,
             path,
             repo_type="dataset",
@@ -83,20 +83,20 @@ def _downloaded(repo: str, path: str, revision: str) -> Path:
             library_version=__version__,
             endpoint=hugging_face.endpoint(),
         )
-    return Path(found)
+    return Path(downloaded)
 
 
 def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
-    """The file of rows that a data set, or a folder of it, is read from: of its splits the first of `_SPLITS`.
+    """The file of rows that a data set, or a directory of it, is read from: of its splits the first of `_SPLITS`.
 
-    Raises DownloadError where there is none, and where folders hold several data sets.
+    Raises DownloadError if there is none, and if directories hold several data sets.
     """
     within = "" if folder is None else f"{folder.rstrip('/')}/"
-    found = [name for name in names if name.startswith(within) and name.endswith(_ROWS)]
+    matching = [name for name in names if name.startswith(within) and name.endswith(_ROWS)]
     what = f"the data set {repo}" if folder is None else f"{folder} of the data set {repo}"
-    if not found:
+    if not matching:
         raise DownloadError(f"{what} has no file of rows: {', '.join(_ROWS)}", hint=f"name a file: {FILE_FORM}")
-    folders = sorted({str(PurePosixPath(name).parent) for name in found})
+    folders = sorted({str(PurePosixPath(name).parent) for name in matching})
     if len(folders) > 1:
         listed = ", ".join(folders[:8]) + (", ..." if len(folders) > 8 else "")
         raise DownloadError(
@@ -108,7 +108,7 @@ def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
         split = next((place for place, word in enumerate(_SPLITS) if word in stem), len(_SPLITS))
         return split, _ROWS.index(PurePosixPath(name).suffix), name
 
-    return min(found, key=order)
+    return min(matching, key=order)
 
 
 def _listed(repo: str, revision: str) -> list[str]:
@@ -124,7 +124,7 @@ def _listed(repo: str, revision: str) -> list[str]:
 
 
 def _cached(repo: str, revision: str) -> Path | None:
-    """The folder of what the user's cache has of a data set. Raises DownloadError for a name that none has."""
+    """The directory of what the user's cache has of a data set. Raises DownloadError for a name that none has."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -31,12 +31,12 @@ CONFIGURATION: Final = {
     "adapter": "adapter_config.json",
     TOKENIZER: "config.json",
 }
-"""Form of a folder -> the file that says what it is: a model with its tokenizer, a draft model, which may come without one, a
-LoRA adapter, which is no model by itself, or all of a model but its weights."""
+"""Form of a directory -> its defining file. The forms: a model with its tokenizer, a draft model, which may lack one, a LoRA
+adapter, and a model without its weights."""
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 
-# Configuration, tokenizer and licence files, in the folder itself. Weights are chosen by `weight_files`; never wanted are
+# Configuration, tokenizer and licence files, in the directory itself. Weights are chosen by `weight_files`; never wanted are
 # pickles, code, and the same weights in other forms.
 _LICENCE: Final = re.compile(r"(LICENSE|LICENCE|NOTICE|USE_POLICY|COPYING)([\w.-]*)", re.IGNORECASE)
 _DESCRIPTION: Final = re.compile(
@@ -61,7 +61,7 @@ class RemoteFile:
 
 
 def description_files(names: Collection[str]) -> list[str]:
-    """The needed files besides the weights, sorted. Raises DownloadError for a name that would leave the folder."""
+    """The needed files other than the weights, sorted. Raises DownloadError for a name that would leave the directory."""
     for name in names:
         check_name(name)
     return sorted(name for name in names if _DESCRIPTION.fullmatch(name))
@@ -69,26 +69,26 @@ def description_files(names: Collection[str]) -> list[str]:
 
 def described(names: Collection[str], form: str) -> list[str]:
     """The same, with the configuration of that form."""
-    found = {*description_files(names), *({CONFIGURATION[form]} & {*names})}
-    return sorted(found - {INDEX} if form == TOKENIZER else found)
+    described_files = {*description_files(names), *({CONFIGURATION[form]} & {*names})}
+    return sorted(described_files - {INDEX} if form == TOKENIZER else described_files)
 
 
 def lacking(form: str, names: Collection[str]) -> str:
-    """What to say of files that lack the configuration of a form."""
-    said = f"has no {CONFIGURATION[form]}, so it is not {'a LoRA adapter' if form == 'adapter' else 'a model of transformers'}"
+    """The error for files that lack the configuration of a form."""
+    message = f"has no {CONFIGURATION[form]}, so it is not {'a LoRA adapter' if form == 'adapter' else 'a model of transformers'}"
     nemo = next((name for name in sorted(names) if name.endswith(".nemo")), None)
     if form != "adapter" or nemo is None:
-        return said
-    return f"{said} as PEFT writes it; {nemo} is NVIDIA NeMo's, which is not taken"
+        return message
+    return f"{message} as PEFT writes it; {nemo} is NVIDIA NeMo's, which is not taken"
 
 
 def is_licence(name: str) -> bool:
-    """Whether a file of a model is there for people alone: no stage reads it."""
+    """True if a file of a model is for people only: no stage reads it."""
     return _LICENCE.fullmatch(name) is not None
 
 
 def weight_files(folder: Path, names: Collection[str], model: str, form: str = MODEL) -> list[str]:
-    """The safetensors files that hold the weights, sorted, of a form that has any; `folder` holds the index if the model has one.
+    """The safetensors files that hold the weights, sorted, of a form that has any; `directory` holds the index if the model has one.
 
     Raises DownloadError when there are none, or the index names files that are not among `names`.
     """
@@ -108,16 +108,16 @@ def weight_files(folder: Path, names: Collection[str], model: str, form: str = M
     others = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
     if len(others) == 1:
         return others
-    found = sorted({PurePosixPath(name).suffix for name in names} & {".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx"})
+    suffixes = sorted({PurePosixPath(name).suffix for name in names} & {".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx"})
     raise DownloadError(
         f"{model} has no safetensors weights: neither {SINGLE} nor an index of shards"
-        + (f"; only {', '.join(found)} files" if found else ""),
+        + (f"; only {', '.join(suffixes)} files" if suffixes else ""),
         hint="choose a revision or a copy of the model in safetensors form; pickled weights are never loaded",
     )
 
 
 def read_index(folder: Path) -> Mapping[str, str]:
-    """Tensor name -> file name of a folder's safetensors index. Raises DownloadError when it is not one."""
+    """Tensor name -> file name of a directory's safetensors index. Raises DownloadError when it is not one."""
     placed = Fields.read(folder, INDEX).fields("weight_map")
     if not placed.values or not all(isinstance(name, str) for name in placed.values.values()):
         raise DownloadError(f"{INDEX} is not a safetensors index: its weight_map does not map tensors to files")
@@ -125,11 +125,11 @@ def read_index(folder: Path) -> Mapping[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Raise DownloadError for a file name that could lead out of the folder it is put in."""
+    """Raise DownloadError for a file name that could lead out of the directory it is put in."""
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise DownloadError(
-            f"the repository lists a file {name!r}, which would be written outside the model's folder",
+            f"the repository lists a file {name!r}, which would be written outside the model's directory",
             hint="do not use this repository",
         )
 
@@ -145,7 +145,7 @@ class Sha256:
         self._size = 0
 
     def update(self, chunk: bytes) -> None:
-        """What is added to the file."""
+        """Text appended to the file."""
         self._hasher.update(chunk)
         self._size += len(chunk)
 
@@ -176,10 +176,10 @@ def mismatch(path: Path, file: RemoteFile, sha256: Sha256 | None = None) -> str 
     if file.digest is None:
         return None
     if len(file.digest) == 64:
-        algorithm, found = "sha256", (sha256 or Sha256()).of(path)
+        algorithm, actual = "sha256", (sha256 or Sha256()).of(path)
     else:
-        algorithm, found = "sha1", hex_digest(path, "sha1", b"blob %d\0" % file.size)
-    return None if found == file.digest.lower() else f"{algorithm} {found} instead of {file.digest}"
+        algorithm, actual = "sha1", hex_digest(path, "sha1", b"blob %d\0" % file.size)
+    return None if actual == file.digest.lower() else f"{algorithm} {actual} instead of {file.digest}"
 
 
 def hex_digest(path: Path, algorithm: str = "sha256", prefix: bytes = b"") -> str:
@@ -192,7 +192,7 @@ def hex_digest(path: Path, algorithm: str = "sha256", prefix: bytes = b"") -> st
 
 
 def size_bytes(path: Path) -> int:
-    """Size of a file; 0 where there is none."""
+    """Size of a file. 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -201,12 +201,12 @@ def size_bytes(path: Path) -> int:
 
 def trusted_code(pinned: Mapping[str, Json]) -> dict[str, str]:
     """Name and SHA-256 of the code files of a pinned source."""
-    found = pinned.get(CODE)
-    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+    digests = pinned.get(CODE)
+    return {str(name): str(digest) for name, digest in digests.items()} if isinstance(digests, dict) else {}
 
 
 def code_files(names: Iterable[str]) -> list[str]:
-    """The Python files in a repository's own folder, sorted: what transformers may load a model by."""
+    """The Python files in a repository's own directory, sorted: what transformers may load a model by."""
     return sorted(name for name in names if _PYTHON.fullmatch(name))
 
 
@@ -222,7 +222,7 @@ def listed_code(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], mod
 
 
 def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
-    """Copy the trusted code files of a pinned source from `folder`. Raises DownloadError for one that is not the trusted one."""
+    """Copy the trusted code files of a pinned source from `directory`. Raises DownloadError for one that is not the trusted one."""
     for name, digest in sorted(trusted_code(pinned).items()):
         source = model_files.find(folder, name)
         if source is None:
@@ -237,7 +237,7 @@ def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -
 
 
 def drop_code_references(out: Path) -> None:
-    """Remove `auto_map` from a folder without code: transformers looks for those files even if it does not need them.
+    """Remove `auto_map` from a directory without code: transformers looks for those files even if it does not need them.
 
     With it, TensorRT-LLM's scripts end with "does not appear to have a file named configuration_phi3.py". Without it,
     transformers takes the class of its own that `model_type` names.

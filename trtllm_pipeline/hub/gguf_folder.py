@@ -1,8 +1,8 @@
-"""Converts a GGUF file to a standard Hugging Face folder, without torch.
+"""Converts a GGUF file to a standard Hugging Face directory, without torch.
 
 Tensors get their Hugging Face names and the order of rows that GGUF changes back; the tokenizer is rebuilt from tokens
 and merges. Weights are written as float16: the files are quantized, so every value is a scale of 11 significant bits times
-a few bits, and rounding to 11 bits moves it by at most 2^-11 of itself, which is below 1 % of a 4-bit step and 6 % of
+a few bits, and rounding to 11 bits moves it by at most 2^-11 of itself, which is below 1% of a 4-bit step and 6% of
 an 8-bit one. Llama with a byte-level tokenizer only, which is what packages are known to ship.
 """
 
@@ -61,9 +61,9 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
         ("tokenizer.ggml.model", "gpt2"),
         ("tokenizer.ggml.pre", "smollm"),
     ):
-        if (found := fields.required_text(key)) != supported:
+        if (value := fields.required_text(key)) != supported:
             raise DownloadError(
-                f"{gguf.name} has {key} {found!r}; only {supported!r} can be unpacked",
+                f"{gguf.name} has {key} {value!r}; only {supported!r} can be unpacked",
                 failure=FailureClass.INFEASIBLE,
                 hint="use a source that has the model in safetensors form",
             )

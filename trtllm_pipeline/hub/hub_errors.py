@@ -41,7 +41,7 @@ class Hub:
     page: str
     """Address of a model's page, with {model}."""
     files: str
-    """Of its files, with {revision} too where the hub takes one."""
+    """URL of its files, with {revision} too if the hub accepts one."""
     log_in: str
     endpoint_variable: str
 
@@ -65,7 +65,7 @@ MODELSCOPE: Final = Hub(
 def refusal(hub: Hub, model: str, status: int, headers: Mapping[str, str]) -> DownloadError:
     """The error for an HTTP status of 400 or more. Hugging Face says more in headers of the answer."""
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "").strip()[:200]
-    said = f": {message}" if message else ""
+    detail = f": {message}" if message else ""
     if code == "GatedRepo":
         return DownloadError(
             f"{model} is gated on {hub.name}: its owner grants access on request",
@@ -84,12 +84,12 @@ def refusal(hub: Hub, model: str, status: int, headers: Mapping[str, str]) -> Do
         )
     if status == 401:
         return DownloadError(
-            f"{model}: {hub.name} does not accept the token (HTTP 401{said})",
+            f"{model}: {hub.name} does not accept the token (HTTP 401{detail})",
             hint=f"the token is wrong or has expired: {hub.log_in} with a new one, or remove it",
         )
     if status == 403:
         return DownloadError(
-            f"{model}: {hub.name} refuses access (HTTP 403{said})",
+            f"{model}: {hub.name} refuses access (HTTP 403{detail})",
             hint=f"open {hub.page.format(model=model)} with your account, then {hub.log_in}; "
             "the token needs permission to read this model",
         )
@@ -105,21 +105,21 @@ def refusal(hub: Hub, model: str, status: int, headers: Mapping[str, str]) -> Do
             failure=FailureClass.TRANSIENT,
             hint="try again later",
         )
-    return DownloadError(f"{model}: {hub.name} answered HTTP {status}{said}", failure=FailureClass.BUG)
+    return DownloadError(f"{model}: {hub.name} answered HTTP {status}{detail}", failure=FailureClass.BUG)
 
 
 def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> UnavailableError:
     """The error if the hub does not respond."""
-    found = UnavailableError(
+    error_shown = UnavailableError(
         f"{model}: {hub.name} cannot be reached at {endpoint}: {str(error).strip() or type(error).__name__}",
         failure=FailureClass.TRANSIENT,
         hint=f"check the network, HTTPS_PROXY and {hub.endpoint_variable}, or name another source",
     )
-    found.unreachable = hub.name
-    return found
+    error_shown.unreachable = hub.name
+    return error_shown
 
 
-def offline(hub: Hub, model: str, *, instead: str = "name a local folder as a source") -> OfflineError:
+def offline(hub: Hub, model: str, *, instead: str = "name a local directory as a source") -> OfflineError:
     """The error for a model that would have to be downloaded in offline mode, with what to do `instead`."""
     return OfflineError(
         f"{model} is not on this machine, and offline mode forbids asking {hub.name}",

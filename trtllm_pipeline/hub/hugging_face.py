@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HUB: Final = hub_errors.HUGGING_FACE
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MOST_BYTES: Final = 64 << 20
-"""Of an answer; 100,000 files take 20 MB."""
+"""Size limit of a response. 100,000 files take 20 MB."""
 _LONGEST_S: Final = 120.0
 _NOT_ACCEPTED: Final = "Invalid credentials in Authorization header"
 
@@ -85,7 +85,7 @@ def headers() -> Mapping[str, str]:
 
 
 def cached_folder(model: str, revision: str) -> Path | None:
-    """The folder of this revision in the user's cache, named by its commit, if it has weights. Raises DownloadError."""
+    """The directory of this revision in the user's cache, named by its commit, if it has weights. Raises DownloadError."""
     from huggingface_hub import try_to_load_from_cache
 
     with errors_in_words(model):
@@ -123,7 +123,7 @@ def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
 
 
 def _answer(model: str, path: str, timeout_s: float) -> bytes:
-    """What the hub answers about a model. Raises DownloadError, also for an answer that is too large or too slow."""
+    """The hub's response about a model. Raises DownloadError, also for a response that is too large or too slow."""
     import httpx
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -134,11 +134,11 @@ def _answer(model: str, path: str, timeout_s: float) -> bytes:
     try:
         with httpx.stream("GET", url, headers=asking, timeout=timeout_s, follow_redirects=True) as response:
             if (status := response.status_code) >= 400:
-                said = dict(response.headers)
-                # The hub answers 401 for a model that does not exist when nobody is logged in.
-                if status == 401 and said.get("x-error-message") != _NOT_ACCEPTED:
-                    said = {"x-error-code": "RepoNotFound", **said}
-                raise hub_errors.refusal(HUB, model, status, said)
+                answered = dict(response.headers)
+                # Without a login, the hub responds with 401 for a model that does not exist.
+                if status == 401 and answered.get("x-error-message") != _NOT_ACCEPTED:
+                    answered = {"x-error-code": "RepoNotFound", **answered}
+                raise hub_errors.refusal(HUB, model, status, answered)
             for piece in response.iter_raw():
                 content += piece
                 if len(content) > _MOST_BYTES or time.monotonic() > until:
@@ -158,7 +158,7 @@ def errors_in_words(model: str) -> Iterator[None]:
     """Turn errors of `huggingface_hub` about `model` into DownloadErrors."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    # What the client raises if the hub does not respond: HTTPError of httpx or httpx2, depending on the release.
+    # The client's error if the hub does not respond: HTTPError of httpx or httpx2, depending on the release.
     unreachable: tuple[type[Exception], ...] = (
         *(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception)),
         OSError,
@@ -168,7 +168,7 @@ def errors_in_words(model: str) -> Iterator[None]:
     except HFValidationError as error:
         raise DownloadError(f"{model!r} is not a valid model name: {error}") from error
     except HfHubHTTPError as error:
-        # The hub answers 401 for a model that does not exist when nobody is logged in.
+        # Without a login, the hub responds with 401 for a model that does not exist.
         usual = {"x-error-code": "RepoNotFound"} if isinstance(error, RepositoryNotFoundError) else {}
         status, headers = error.response.status_code, {**usual, **error.response.headers}
         raise hub_errors.refusal(HUB, model, status, headers) from error

@@ -1,4 +1,4 @@
-"""A model in a folder on this machine."""
+"""A model in a directory on this machine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _COPIED_BYTES: Final = 64 << 20
 
 
 def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Path]:
-    """The files in `folder` that belong to the model, by name, and where they lie. Raises DownloadError."""
+    """The files in `directory` that belong to the model, by name, with their paths. Raises DownloadError."""
     if not folder.is_dir():
-        raise UnavailableError(f"{model}: folder {folder} does not exist")
+        raise UnavailableError(f"{model}: directory {folder} does not exist")
     names = model_files.names(folder)
     if CONFIGURATION[form] not in names:
         raise UnavailableError(f"{model}: {folder} {lacking(form, names)}")
@@ -35,16 +35,16 @@ def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Pa
 
 
 def contents(folder: Path, digest: Callable[[Path], str], *, form: str = MODEL) -> dict[str, str]:
-    """Check the model in `folder`, see `check_folder`; the digest of each of its files, by name."""
+    """Check the model in `directory`, see `check_folder`; the digest of each of its files, by name."""
     files = needed_files(folder, folder.name, form=form)
     check_folder(folder, folder.name, form=form)
     return {name: digest(path) for name, path in files.items()}
 
 
 def code(folder: Path) -> dict[str, str]:
-    """SHA-256 of the Python files in `folder`, by name. Raises DownloadError for a link that leads elsewhere."""
-    found = {name: model_files.find(folder, name) for name in code_files(model_files.names(folder))}
-    return {name: hex_digest(path) for name, path in found.items() if path is not None}
+    """SHA-256 of the Python files in `directory`, by name. Raises DownloadError for a link that leads elsewhere."""
+    paths = {name: model_files.find(folder, name) for name in code_files(model_files.names(folder))}
+    return {name: hex_digest(path) for name, path in paths.items() if path is not None}
 
 
 def content_digest(digests: Mapping[str, str]) -> str:
@@ -52,8 +52,8 @@ def content_digest(digests: Mapping[str, str]) -> str:
     from blake3 import blake3
 
     whole = blake3()
-    for name, found in digests.items():
-        whole.update(f"{name}\0{found}\n".encode())
+    for name, paths in digests.items():
+        whole.update(f"{name}\0{paths}\n".encode())
     return whole.hexdigest()
 
 
@@ -73,8 +73,8 @@ def take(folder: Path, out: Path, *, progress: Progress, form: str = MODEL) -> N
         progress(done, total, "bytes")
 
 
-def shared_bytes(folder: Path, beside: Path) -> int:
-    """How much of the files in `folder` takes no further room on the disk of `beside` when a model is taken there."""
+def shared_bytes(folder: Path, near: Path) -> int:
+    """Bytes of the files in `directory` that need no further space on the disk of `near` when the model is linked there."""
     stats = [path.stat() for path in folder.iterdir() if path.is_file()]
-    device = beside.stat().st_dev
+    device = near.stat().st_dev
     return sum(stat.st_size for stat in stats if stat.st_size > _COPIED_BYTES and stat.st_dev == device)

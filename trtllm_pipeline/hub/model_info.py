@@ -23,7 +23,7 @@ class _Sibling(_Listed):
 
 
 class ModelInfo(_Listed):
-    """What the hub says of a model; other keys are left out."""
+    """A hub's description of a model. Other keys are left out."""
 
     sha: str | None = None
     gated: bool | str = False

@@ -35,7 +35,7 @@ def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
         raise hub_errors.offline(HUB, model)
     api = _api()
     endpoint = str(api.legacy.endpoint)
-    try:  # the client tries again and again before it says that nobody is there
+    try:  # the client retries for long before it reports an unreachable hub
         httpx.head(endpoint, timeout=hub_errors.CONNECT_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise hub_errors.unreachable(HUB, model, endpoint, error) from error
@@ -50,7 +50,7 @@ def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
 
 
 def listing(model: str, revision: str) -> list[RemoteFile]:
-    """The files of the model's top folder at `revision`, with sizes and digests. Raises DownloadError."""
+    """The files of the model's top directory at `revision`, with sizes and digests. Raises DownloadError."""
     api = _api()
     return _files(api, model, revision, _entries(api, model, revision))
 
@@ -108,7 +108,7 @@ def _files(api: HubApi, model: str, revision: str, entries: Sequence[Mapping[str
             RemoteFile(
                 str(entry["Path"]),
                 int(entry["Size"]),
-                # Small files are seen with the SHA-1 of their git blob in the field for SHA-256; lengths tell.
+                # Small files have the SHA-1 of their git blob in the field for SHA-256. The length identifies it.
                 digest if _DIGEST.fullmatch(digest := str(entry.get("Sha256") or "")) else None,
                 api.legacy.get_download_url(model, "model", str(entry["Path"]), revision),
             )

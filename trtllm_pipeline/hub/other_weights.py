@@ -49,7 +49,7 @@ class StoredTensor(NamedTuple):
 
 
 def torch_files(folder: Path) -> list[str]:
-    """The names of the files of torch that a server reads of a model's folder."""
+    """The names of the files of torch that a server reads of a model's directory."""
     names = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
     return [_SINGLE] if _SINGLE in names else [name for name in names if _SHARD.fullmatch(name)]
 
@@ -67,7 +67,7 @@ def torch_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
             if of.file_size > _MOST_HEADER_BYTES:
                 raise _damaged(name, f"its table of tensors has {of.file_size} bytes")
             with archive.open(of) as file:
-                found = _Tensors(file).load()
+                loaded = _Tensors(file).load()
             top = of.filename.removesuffix("data.pkl")
             sizes = {each.filename.removeprefix(f"{top}data/"): each.file_size for each in archive.infolist()}
     except DownloadError:
@@ -75,7 +75,7 @@ def torch_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
     except Exception as error:  # a pickle may hold anything, and says so in any way
         raise _damaged(name, f"it cannot be read: {error}") from error
     tensors, known = {}, set[str]()
-    for key, tensor in found.items() if isinstance(found, dict) else ():
+    for key, tensor in loaded.items() if isinstance(loaded, dict) else ():
         if isinstance(tensor, _Tensor) and tensor.storage not in known:
             known.add(tensor.storage)
             size = tensor.values * tensor.bits // 8
@@ -133,18 +133,18 @@ def _parameter(tensor: _Tensor, *_: object) -> _Tensor:
 
 @dataclass(slots=True)
 class Gguf:
-    """What the header of a GGUF file says."""
+    """The header of a GGUF file."""
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     experts: int = 0
-    """Of a layer, of which a token takes some."""
+    """Experts of a layer. A token uses some of them."""
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files of the one model in a folder, or a file itself. Raises DownloadError where there are several models."""
+    """The GGUF files of the one model in a directory, or a file itself. Raises DownloadError if there are several models."""
     if folder.is_file():
         return [folder]
-    # What looks at images has a file of its own.
+    # The vision encoder has a separate file.
     files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
     models = {split[1] if (split := _SPLIT.fullmatch(path.name)) else path.name for path in files}
     if len(models) > 1:
@@ -185,15 +185,15 @@ class _Header:
             places[name] = self._number("Q")
         alignment = int(known.get("general.alignment") or _ALIGNMENT)
         start = -(-self._file.tell() // alignment) * alignment
-        found = Gguf(experts=max((int(known[key]) for key in known if key.endswith(".expert_count")), default=0))
+        header = Gguf(experts=max((int(known[key]) for key in known if key.endswith(".expert_count")), default=0))
         # Each tensor lies up to the next one, but for some bytes between them.
         ends = sorted({*places.values(), self._size - start})
         following = dict(pairwise(ends))
         for name, place in places.items():
             if place >= self._size - start:
                 raise ValueError(f"tensor {name} lies beyond the file's end")
-            found.tensors[name] = StoredTensor(values[name], following[place] - place)
-        return found
+            header.tensors[name] = StoredTensor(values[name], following[place] - place)
+        return header
 
     def _number(self, letter: str) -> Any:
         size = struct.calcsize(f"<{letter}")
@@ -201,7 +201,7 @@ class _Header:
         return value
 
     def _at_most(self, count: int, each: int) -> int:
-        """`count`, if so many things of `each` bytes can be in what is left of the file."""
+        """`count`, if that many items of `each` bytes fit into the rest of the file."""
         if count * each > self._size - self._file.tell():
             raise ValueError(f"it says that {count} things follow, which are not there")
         return count
@@ -225,7 +225,7 @@ class _Header:
         return None
 
     def _refuse(self, kind: int) -> None:
-        raise ValueError(f"there is no type {kind}")
+        raise ValueError(f"unknown type {kind}")
 
 
 def _damaged(name: str, reason: str) -> DownloadError:

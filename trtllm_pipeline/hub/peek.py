@@ -25,7 +25,7 @@ def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool)
 def configuration(
     pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool
 ) -> Mapping[str, Any] | None:
-    """The JSON file `name` of a pinned source; None where it has none. Raises DownloadError if it cannot be read now."""
+    """The JSON file `name` of a pinned source. None if it has none. Raises DownloadError if it cannot be read now."""
     return _read(pinned, name, folder=folder, offline=offline)
 
 

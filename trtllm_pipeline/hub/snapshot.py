@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MOST_READ_BYTES: Final = 100_000_000
-"""Of files that are read for a digest before the download; the largest vocabularies have 40 MB."""
+"""Size limit of files that are read for a digest before the download. The largest vocabularies have 40 MB."""
 _WORKERS: Final = 4
 
 
@@ -68,7 +68,7 @@ def _repository(pinned: Mapping[str, Json]) -> _Repository:
 
 
 def _cached(pinned: Mapping[str, Json], *, offline: bool) -> Path | None:
-    """The model in the user's cache, where nobody may be asked; None where the hub may be. Raises DownloadError."""
+    """The model in the user's cache in offline mode. None in online mode. Raises DownloadError."""
     if "modelscope" in pinned:
         if offline:
             raise hub_errors.offline(hub_errors.MODELSCOPE, str(pinned["modelscope"]))
@@ -83,7 +83,7 @@ def _cached(pinned: Mapping[str, Json], *, offline: bool) -> Path | None:
 
 
 def content(pinned: Mapping[str, Json], *, offline: bool, form: str = MODEL) -> dict[str, str] | None:
-    """See `sources.content_of`. Small files of which the hub tells no SHA-256 are read, which takes a moment."""
+    """See `sources.content_of`. Small files without a SHA-256 on the hub are read, which takes a moment."""
     cached = _cached(pinned, offline=offline)
     if cached is not None:
         files = local.needed_files(cached, str(pinned["hugging_face"]), form=form)
@@ -93,7 +93,7 @@ def content(pinned: Mapping[str, Json], *, offline: bool, form: str = MODEL) -> 
         small = [repository.files[name] for name in described(repository.files, form) if not is_licence(name)]
     except DownloadError:
         return None
-    # Small files are in git itself, which tells another digest. The index also says which files the weights are.
+    # Small files are in git itself, with another digest. The index also lists the files of weights.
     with _read(repository, [file for file in small if _listed_sha256(file) is None or file.path == INDEX]) as folder:
         if folder is None:
             return None
@@ -112,14 +112,14 @@ def code(pinned: Mapping[str, Json], *, offline: bool) -> dict[str, str] | None:
     if cached is not None:
         return local.code(cached)
     repository = _repository(pinned)
-    found = [repository.files[name] for name in code_files(repository.files)]
-    with _read(repository, found) as folder:
-        return None if folder is None else {file.path: hex_digest(folder / file.path) for file in found}
+    sources = [repository.files[name] for name in code_files(repository.files)]
+    with _read(repository, sources) as folder:
+        return None if folder is None else {file.path: hex_digest(folder / file.path) for file in sources}
 
 
 @contextmanager
 def _read(repository: _Repository, files: Sequence[RemoteFile]) -> Iterator[Path | None]:
-    """A folder with these files while the context lasts; None where they are too large to be read for their digests."""
+    """A directory with these files while the context lasts. None if they are too large to be read for their digests."""
     if sum(file.size for file in files) > _MOST_READ_BYTES:
         yield None
         return
@@ -180,13 +180,13 @@ class _Copy:
                 try:
                     self._found = _repository(_pinned_now(self._source))
                 except DownloadError as error:
-                    logger.warning("%s cannot go on: %s", self.place, error.message)
-        found = None if self._found is None else self._found.files.get(file.path)
-        if found is None or found.size != file.size:
+                    logger.warning("%s cannot continue: %s", self.place, error.message)
+        listed = None if self._found is None else self._found.files.get(file.path)
+        if listed is None or listed.size != file.size:
             return None
-        digests = [(each.digest or "").lower() for each in (found, file)]
+        digests = [(each.digest or "").lower() for each in (listed, file)]
         # Digests of two kinds say nothing of each other; what arrives is verified in any case.
-        return None if len(digests[0]) == len(digests[1]) and digests[0] != digests[1] else found
+        return None if len(digests[0]) == len(digests[1]) and digests[0] != digests[1] else listed
 
 
 def _pinned_now(source: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -212,9 +212,9 @@ def _reached(pinned: Mapping[str, Json], copies: Sequence[Mapping[str, Json]]) -
         for place, copy in enumerate(copies):
             others = [pinned, *copies[:place], *copies[place + 1 :]]
             with suppress(DownloadError):
-                found = _repository(_pinned_now(copy))
-                logger.warning("%s; %s (%s) is asked instead", error.message, found.hub.name, found.model)
-                return found, [_Copy(other) for other in others]
+                copied = _repository(_pinned_now(copy))
+                logger.warning("%s; %s (%s) is asked instead", error.message, copied.hub.name, copied.model)
+                return copied, [_Copy(other) for other in others]
     return hub_errors.patiently(lambda: _repository(pinned)), [_Copy(copy) for copy in copies]
 
 
@@ -250,7 +250,7 @@ def fetch(
     model = repository.model
     files = repository.files
     if content is not None:
-        # What was planned decides, whatever the hub lists now.
+        # The plan decides, not the hub's present list.
         files = {name: replace(file, digest=content.get(name, file.digest)) for name, file in files.items()}
     elif "listing" in pinned and modelscope.listing_digest([*files.values()]) != pinned["listing"]:
         raise DownloadError(
@@ -261,7 +261,7 @@ def fetch(
         raise DownloadError(f"{model} {lacking(form, files)}")
     with _transfer(repository, kept, progress=progress, max_workers=max_workers, others=others) as transfer:
         transfer.fetch([files[name] for name in small if not (others and is_licence(name))])
-        # The index, if there is one, is among the small files and tells which the others are.
+        # The index, if there is one, is among the small files and lists the others.
         weights = weight_files(kept, files, model, form)
         trusted = listed_code(pinned, files, model)
         wanted = {*small, *weights, *trusted_code(pinned)}
@@ -288,9 +288,9 @@ def _fetch_licences(transfer: Transfer, licences: Iterable[RemoteFile]) -> set[s
     return missing
 
 
-def _check_names(model: str, found: Iterable[str], content: Mapping[str, str]) -> None:
+def _check_names(model: str, names: Iterable[str], content: Mapping[str, str]) -> None:
     """Raise DownloadError where other files belong to the model than were planned."""
-    if other := sorted({*found} ^ content.keys()):
+    if other := sorted({*names} ^ content.keys()):
         raise DownloadError(
             f"{model} has other files than were planned: {other[0]}",
             hint="pipeline run --refresh asks the hub again; a lock file has the files of its run",

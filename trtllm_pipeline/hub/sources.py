@@ -3,7 +3,7 @@
 A source, in a recipe:                                              pinned, in a fingerprint:
     {"hugging_face": "org/name", "revision": "main"}                the revision is a commit
     {"modelscope": "org/name", "revision": "master"}                the revision is a commit; "listing" is a digest
-                                                                    of both, the fingerprint has `content_of` where told
+                                                                    of both, the fingerprint has `content_of` if known
     {"package_index": "dist==1.0", "sha256": ..., "member": ...}    as it is
     {"local": "path"}                                               {"local": DIGEST, "files": {NAME: DIGEST}}, BLAKE3 of the
                                                                     content, without licences by file; the path is advice
@@ -77,7 +77,7 @@ def resolve(
             reasons.append(unreached[kind])
             continue
         try:
-            # A lock file has the files: whoever has them will do, so nobody needs to be asked now.
+            # A lock file lists the files: any source with them is good, so no hub is queried now.
             alone = len(candidates) == 1 or "files" in source
             pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=alone, form=form)
         except UnavailableError as error:
@@ -102,8 +102,8 @@ def resolve(
 def _passed_over(reasons: Sequence[UnavailableError]) -> str:
     """Why sources were not used, in a line: hubs that give no answer need no more than their names."""
     silent = [reason.unreachable for reason in reasons if reason.unreachable]
-    said = [reason.message for reason in reasons if not reason.unreachable]
-    return "; ".join([*([f"{' and '.join(silent)} cannot be reached"] if silent else []), *said])
+    messages = [reason.message for reason in reasons if not reason.unreachable]
+    return "; ".join([*([f"{' and '.join(silent)} cannot be reached"] if silent else []), *messages])
 
 
 def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> dict[str, Json]:
@@ -114,7 +114,7 @@ def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> di
 def content_of(pinned: Mapping[str, Json], *, offline: bool = False, form: str = MODEL) -> dict[str, str] | None:
     """SHA-256 by name of the files that a stage reads of a pinned hub source: the same on every hub that has the model.
 
-    Not of licences, which no stage reads. None where it cannot be told before the download: of a hub without digests, or a
+    Without licenses, which no stage reads. None if it is unknown before the download: for a hub without digests, or a
     model that is incomplete, which the download says. Raises DownloadError when the hub cannot be asked now.
     """
     from trtllm_pipeline.hub import snapshot
@@ -123,9 +123,9 @@ def content_of(pinned: Mapping[str, Json], *, offline: bool = False, form: str =
 
 
 def code_of(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool = False) -> dict[str, str] | None:
-    """SHA-256 by name of the Python files beside a model's weights, which transformers may load it by; nothing is run.
+    """SHA-256 by name of the Python files that come with a model's weights. transformers may load the model with them. Runs none.
 
-    `folder` is where a local source lies. None where they are too large to be looked at. Raises DownloadError when the hub
+    `directory` is the directory of a local source. None if they are too large to be read. Raises DownloadError when the hub
     cannot be asked now.
     """
     from trtllm_pipeline.hub import local, snapshot
@@ -134,7 +134,7 @@ def code_of(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool = 
 
 
 def page_of(pinned: Mapping[str, Json], *, folder: Path | None) -> str:
-    """Where people read the files of a pinned source: the page of its hub, or the folder."""
+    """Where people read the files of a pinned source: the page of its hub, or the directory."""
     if folder is not None:
         return str(folder)
     hub, kind = (HUGGING_FACE, "hugging_face") if "hugging_face" in pinned else (MODELSCOPE, "modelscope")
@@ -142,7 +142,7 @@ def page_of(pinned: Mapping[str, Json], *, folder: Path | None) -> str:
 
 
 def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:
-    """The folder of the first local source that is there: where `fetch` finds what was pinned as {"local": DIGEST}."""
+    """The directory of the first local source that is there: where `fetch` finds what was pinned as {"local": DIGEST}."""
     folders = [base_dir / Path(str(source["local"])).expanduser() for source in sources if "local" in source]
     return next((folder for folder in folders if folder.is_dir()), None)
 
@@ -177,9 +177,9 @@ def _pin(
     if kind == "local":
         from trtllm_pipeline.hub import local
 
-        found = local.contents(base_dir / Path(name).expanduser(), digest, form=form)
-        read: dict[str, Json] = {each: told for each, told in found.items() if not files.is_licence(each)}
-        return {kind: local.content_digest(found), "files": read}
+        contents = local.contents(base_dir / Path(name).expanduser(), digest, form=form)
+        read: dict[str, Json] = {each: reported for each, reported in contents.items() if not files.is_licence(each)}
+        return {kind: local.content_digest(contents), "files": read}
     return {"seed": 0, **source} if kind == "generated" else dict(source)
 
 
@@ -196,11 +196,11 @@ def fetch(
     copies: Sequence[Mapping[str, Json]] = (),
     form: str = MODEL,
 ) -> None:
-    """Fill the empty folder `out` with the model of a pinned source, verified.
+    """Fill the empty directory `out` with the model of a pinned source, verified.
 
-    What has been received stays below `partial` (default: beside `out`) under a name of the source's own when this fails,
-    and is not fetched again. `folder` is where a local source lies. `content` has the SHA-256 of each file that a stage
-    reads, where it is known: anything else is refused; then `copies`, other hubs' sources as a recipe lists them, go on where
+    Received data stays below `partial` (default: next to `out`) under a name specific to the source if this fails,
+    and is not fetched again. `directory` is the directory of a local source. `content` has the SHA-256 of each file that a stage
+    reads, if known: anything else is refused. Then `copies`, other hubs' sources as a recipe lists them, continue where
     the hub breaks off. `form` is one of `files.CONFIGURATION`. Raises DownloadError.
     """
     from trtllm_pipeline.hub.verify import check_folder
@@ -212,9 +212,9 @@ def fetch(
 
         assert folder is not None
         local.take(folder, out, progress=progress, form=form)
-        if (found := local.content_digest(local.contents(out, digest_file, form=form))) != name:
+        if (actual := local.content_digest(local.contents(out, digest_file, form=form))) != name:
             raise DownloadError(
-                f"{folder} has content {found[:12]}, not {name[:12]}: it changed after it was planned",
+                f"{folder} has content {actual[:12]}, not {name[:12]}: it changed after it was planned",
                 hint="run the command again",
             )
         files.copy_code(pinned, folder, out, folder.name)
@@ -245,8 +245,8 @@ def fetch(
 
 
 def kept_bytes(pinned: Mapping[str, Json], partial: Path, folder: Path | None = None) -> int:
-    """What is on the disk already of what `fetch` of a pinned source makes: left below `partial` by an earlier one, or in the
-    `folder` of a local one.
+    """Bytes of a pinned source's `fetch` that are on the disk already: left below `partial` by an earlier one, or in the
+    `directory` of a local one.
     """
     if folder is not None:
         from trtllm_pipeline.hub import local
@@ -257,7 +257,7 @@ def kept_bytes(pinned: Mapping[str, Json], partial: Path, folder: Path | None = 
 
 @contextmanager
 def _kept(pinned: Mapping[str, Json], partial: Path) -> Iterator[Path]:
-    """The folder for partly received files of a source, locked for one process at a time."""
+    """The directory for partly received files of a source, locked for one process at a time."""
     key = fingerprint(canonical(pinned))
     folder = partial / key
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ def read(path: Path, entry: TensorEntry) -> NDArray[np.float32]:
         wide = raw.astype(np.uint32)
         wide <<= 16
         return wide.view(np.float32).reshape(entry.shape)
-    with np.errstate(over="ignore"):  # of float64, which no model needs; infinity is found where it is converted
+    with np.errstate(over="ignore"):  # overflow of float64, which no model needs. The conversion detects infinity.
         return np.array(raw, dtype=np.float32).reshape(entry.shape)
 
 

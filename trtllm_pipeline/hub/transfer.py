@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _GAIN_BYTES: Final = 1 << 20
 """A connection that gains this much resets the count of failures."""
 _TRIES_BEFORE_ANOTHER: Final = 2
-"""Failures in a row after which another place goes on, where there is one."""
+"""Consecutive failures after which another place continues, if there is one."""
 _LONGEST_WAIT_S: Final = 120.0
 """The attempt fails if the hub asks to wait longer; the next one continues where this one stopped."""
 
@@ -41,9 +41,9 @@ class RepositoryCopy:
     hub: hub_errors.Hub
     model: str
     headers: Callable[[], Mapping[str, str]]
-    """Of requests to this hub, and to no other."""
+    """Headers of requests to this hub only."""
     find: Callable[[RemoteFile], RemoteFile | None]
-    """The same file there; None where it has none, or cannot be asked."""
+    """The same file there. None if it has none, or does not respond."""
 
     def __str__(self) -> str:
         return f"{self.hub.name} ({self.model})"
@@ -59,7 +59,7 @@ class _BrokenOffError(Exception):
 
 
 class Transfer:
-    """Downloads files of one model into one folder, which also keeps incomplete files."""
+    """Downloads files of one model into one directory, which also keeps incomplete files."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Transfer:
         max_workers: int,
         lookup: Callable[[str], Path | None] | None = None,
     ) -> None:
-        """The first of `places` is asked, and where it breaks off the others go on, file by file.
+        """The first of `places` is used. If it breaks off, the others continue, file by file.
 
         `lookup` finds a file by name in the user's cache; a file that is found and verified is not downloaded.
         """
@@ -133,14 +133,14 @@ class Transfer:
             return
         part, sha256 = _part(target), Sha256()
         self._count(size_bytes(part))
-        place, there = self._begin(file)
+        place, remote = self._begin(file)
         refused: set[RepositoryCopy] = set()
         failures = mismatches = 0
         furthest = size_bytes(part)  # a file that is begun again has gained nothing until it is longer than ever
         while not self._stop.is_set():
             try:
                 if size_bytes(part) != file.size:
-                    self._receive(place, there, part, sha256)
+                    self._receive(place, remote, part, sha256)
                 wrong = mismatch(part, file, sha256)
                 if wrong is None:
                     part.replace(target)
@@ -151,7 +151,7 @@ class Transfer:
                     raise DownloadError(
                         f"{self._model}: {file.path} from {place.hub.name} failed verification: {wrong}",
                         failure=FailureClass.BUG,
-                        hint="name another source; if the error persists, tell the model's owner",
+                        hint="name another source; if the error persists, report it to the model's owner",
                     )
             except (httpx.RequestError, _BrokenOffError) as reason:
                 failures = 1 if size_bytes(part) >= furthest + _GAIN_BYTES else failures + 1
@@ -171,25 +171,25 @@ class Transfer:
                         hint="check the network; the next attempt continues from there",
                     ) from reason
                 if other is not None:
-                    logger.warning("%s: %s; %s goes on from byte %d", file.path, reason, other[0], size_bytes(part))
-                    (place, there), self._first = other, other[0]
+                    logger.warning("%s: %s; %s continues from byte %d", file.path, reason, other[0], size_bytes(part))
+                    (place, remote), self._first = other, other[0]
                     continue
                 self._stop.wait(hub_errors.backoff_s(failures) if wait_s is None else wait_s)
 
     def _begin(self, file: RemoteFile) -> tuple[RepositoryCopy, RemoteFile]:
-        """Where a file is asked for first: where others of them came from last."""
+        """The first place to request a file from: the last one that delivered another of them."""
         place = self._first
-        found = place.find(file)
-        return (self._places[0], file) if found is None else (place, found)
+        remote = place.find(file)
+        return (self._places[0], file) if remote is None else (place, remote)
 
     def _another(
         self, place: RepositoryCopy, file: RemoteFile, refused: Collection[RepositoryCopy]
     ) -> tuple[RepositoryCopy, RemoteFile] | None:
-        """The next place that has the same file, None where there is no other."""
+        """The next place that has the same file. None if there is no other."""
         after = self._places.index(place) + 1
         for each in (*self._places[after:], *self._places[: after - 1]):
-            if each not in refused and (found := each.find(file)) is not None:
-                return each, found
+            if each not in refused and (remote := each.find(file)) is not None:
+                return each, remote
         return None
 
     def _receive(self, place: RepositoryCopy, file: RemoteFile, part: Path, sha256: Sha256) -> None:

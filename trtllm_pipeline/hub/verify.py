@@ -1,4 +1,4 @@
-"""Checks that a model's folder is complete and its files are valid, without reading the weights."""
+"""Checks that a model's directory is complete and its files are valid, without reading the weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.
 
 
 def check_folder(folder: Path, model: str, *, form: str = MODEL) -> None:
-    """Check a model's folder: configuration, tokenizer, every safetensors header, the index against the shards.
+    """Check a model's directory: configuration, tokenizer, every safetensors header, the index against the shards.
 
     `form` is one of `files.CONFIGURATION`: only a model, or what goes before its weights, needs a tokenizer. Raises DownloadError that names the first invalid file.
     """
@@ -56,8 +56,8 @@ def check_folder(folder: Path, model: str, *, form: str = MODEL) -> None:
         for tensor, shard in placed.items():
             if tensor not in shards[shard].tensors:
                 raise _damaged(model, shard, f"the index places {tensor} in it, but it does not contain that tensor")
-        for shard, found in shards.items():
-            if unlisted := sorted(found.tensors.keys() - placed.keys()):
+        for shard, actual in shards.items():
+            if unlisted := sorted(actual.tensors.keys() - placed.keys()):
                 raise _damaged(model, shard, f"it contains {unlisted[0]}, which the index does not list")
 
 
@@ -68,7 +68,7 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Of its bytes, from the start of the file."""
+    """Range of its bytes, from the start of the file."""
     end: int
 
 
@@ -82,7 +82,7 @@ class Shard:
 
 
 def tensors(folder: Path, name: str) -> Shard:
-    """The tensors of a safetensors file in a model's folder, checked against the file's length.
+    """The tensors of a safetensors file in a model's directory, checked against the file's length.
 
     Raises DownloadError when the file is not there, its header cannot be read, or the tensors do not fill it exactly.
     """
@@ -97,11 +97,11 @@ def tensors(folder: Path, name: str) -> Shard:
         text = file.read(length)
     try:
         header = Fields.of(decode(text, unique=True), path).values
-        found = {key: _tensor(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__"}
+        entries = {key: _tensor(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__"}
     except ValueError as error:
         raise _damaged(folder.name, name, f"cannot read its header: {error}") from error
     position = 8 + length
-    for key, tensor in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+    for key, tensor in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position or tensor.end < tensor.begin:
             place = f"{tensor.begin - 8 - length} to {tensor.end - 8 - length}"
             raise _damaged(
@@ -116,11 +116,11 @@ def tensors(folder: Path, name: str) -> Shard:
         position = tensor.end
     if position != size:
         raise _damaged(folder.name, name, f"its tensors end at byte {position}, but the file ends at byte {size}")
-    return Shard(path, found)
+    return Shard(path, entries)
 
 
 def _tensor(name: str, entry: object, data: int) -> TensorEntry:
-    """An entry of a header; `data` is where the tensors' bytes begin. Raises ValueError for another form."""
+    """An entry of a header. `data` is the offset of the tensors' bytes. Raises ValueError for another form."""
     given: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, place = (given.get(key) for key in ("dtype", "shape", "data_offsets"))
     whole = [

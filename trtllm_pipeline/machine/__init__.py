@@ -1,1 +1,1 @@
-"""What a machine has: CPUs, GPUs, Triton, TensorRT-LLM."""
+"""A machine: its CPUs, GPUs, Triton and TensorRT-LLM."""

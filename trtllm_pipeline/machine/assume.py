@@ -68,7 +68,7 @@ _FOLLOW: Final = {
     "sm": ("gpu", "gpu_memory_gib"),
     "gpus": _OF_GPUS,
 }
-"""Key -> those that are no longer this machine's where it is changed."""
+"""Key -> keys that no longer describe this machine once it is changed."""
 _VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer", "transformers")
 """Keys that take `==` as well."""
 
@@ -78,7 +78,7 @@ def parse(text: str) -> Machine:
 
     Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a GiB.
     Without `memory_gib` and `shm_gib` nothing is known of the host's memory and of /dev/shm, and nothing compared with them.
-    A line that begins with `here` describes this machine, with what else it says in place of its values.
+    A line that starts with `here` describes this machine, with what else it says in place of its values.
     """
     machines = [_parse(each) for each in text.split(_BETWEEN_TYPES)]
     if len(machines) == 1:
@@ -125,21 +125,21 @@ def describe(machine: Machine) -> str:
     if machine.types:
         return _BETWEEN_TYPES.join(describe(each) for _, each in machine.types)
     parts: dict[str, object] = {}
-    found = machine.tensorrt_llm
-    if found:
-        parts["tensorrt_llm="] = found.release
+    installed = machine.tensorrt_llm
+    if installed:
+        parts["tensorrt_llm="] = installed.release
     parts["gpus"] = len(machine.gpus)
     if machine.gpus:
         weakest = min(machine.gpus, key=lambda gpu: (gpu.sm, gpu.memory_bytes))
         parts["sm"] = weakest.sm
         parts["gpu_memory_gib"] = _tenths(weakest.memory_bytes)
         parts["gpu"] = weakest.name.replace(",", " ")
-    if found:
-        parts |= {part: "yes" if getattr(found, part) else "no" for part in _OF_TENSORRT_LLM}
+    if installed:
+        parts |= {part: "yes" if getattr(installed, part) else "no" for part in _OF_TENSORRT_LLM}
     parts["triton"] = (machine.triton.version or ASSUMED) if machine.triton else "no"
     parts["model_optimizer"] = machine.model_optimizer or "no"
-    if found and found.transformers is not None:
-        parts["transformers"] = found.transformers
+    if installed and installed.transformers is not None:
+        parts["transformers"] = installed.transformers
     parts["cpus"] = machine.cpus
     for key, size_bytes in (("memory_gib", machine.memory_bytes), ("shm_gib", machine.shared_bytes)):
         if size_bytes is not None:
@@ -192,7 +192,7 @@ class _AssumedValues:
         return usual
 
     def gibibytes(self, key: str) -> int | None:
-        """Bytes, rounded to a tenth of a GiB; None where the key is not given."""
+        """Bytes, rounded to a tenth of a GiB. None if the key is absent."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -219,9 +219,9 @@ class _AssumedValues:
 
 def _here(changes: str) -> str:
     """The line of this machine, changed. What follows from a value that is changed is that of a usual machine."""
-    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.machine.probe import this_machine
 
-    own = dict(part.split("=", 1) for part in describe(machine()).split(","))
+    own = dict(part.split("=", 1) for part in describe(this_machine()).split(","))
     given = {part.partition("=")[0].strip().lower().replace("-", "_") for part in changes.split(",")}
     follow = {key for changed in given for key in _FOLLOW.get(changed, ())}
     kept = [f"{key}={value}" for key, value in own.items() if key not in {*given, *follow}]

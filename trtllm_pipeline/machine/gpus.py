@@ -21,7 +21,7 @@ from trtllm_pipeline.machine.model import Gpu
 MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _MASK: Final = f"{MASK_VARIABLE}=".encode()
 _NO_DEVICES: Final = frozenset({"-1", "NoDevFiles"})
-"""What people write for "none"; it works because no device has such a name."""
+"""Common spellings of "none". They work because no device has such a name."""
 _DRIVERS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 """One of these exists if there is a driver: on Linux, in containers and sandboxes, in WSL."""
 _SMI_FIELDS: Final = "index,uuid,name,memory.total,memory.free,compute_cap,mig.mode.current,driver_version"
@@ -50,7 +50,7 @@ class Graphics:
     """The GPUs of this machine and their driver."""
 
     devices: tuple[Device, ...] = ()
-    """Those visible to this process by CUDA_VISIBLE_DEVICES, in its order."""
+    """The devices that CUDA_VISIBLE_DEVICES makes visible to this process, in its order."""
     everything: tuple[Device, ...] = ()
     """All devices, regardless of CUDA_VISIBLE_DEVICES."""
     driver: str | None = None
@@ -63,10 +63,10 @@ class Graphics:
 
 def look() -> Graphics:
     """All devices this process may use. Takes milliseconds without a GPU; with one, as long as the driver takes."""
-    found = _look()
-    devices, problem = visible(found.devices, os.environ.get(MASK_VARIABLE))
-    problems = (*found.problems, problem) if problem else found.problems
-    return replace(found, devices=devices, everything=found.devices, problems=problems)
+    result = _look()
+    devices, problem = visible(result.devices, os.environ.get(MASK_VARIABLE))
+    problems = (*result.problems, problem) if problem else result.problems
+    return replace(result, devices=devices, everything=result.devices, problems=problems)
 
 
 def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, ...], str | None]:
@@ -90,7 +90,7 @@ def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, 
 
 
 def of_process(pid: int) -> frozenset[str]:
-    """UUIDs of the physical GPUs that a process was started with, by its CUDA_VISIBLE_DEVICES; empty where nobody knows."""
+    """UUIDs of the physical GPUs that a process was started with, by its CUDA_VISIBLE_DEVICES. Empty if unknown."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -104,11 +104,11 @@ def _named(entry: str, devices: Sequence[Device]) -> list[Device]:
     if entry.isascii() and entry.isdecimal():
         return [device for device in devices if device.gpu.index == int(entry)]
     if entry.startswith("MIG-"):
-        found = [device for device in devices if device.gpu.mig and device.gpu.uuid.startswith(entry)]
-        return found if len(found) == 1 else []
+        matching = [device for device in devices if device.gpu.mig and device.gpu.uuid.startswith(entry)]
+        return matching if len(matching) == 1 else []
     if entry.startswith("GPU-"):
-        found = [device for device in devices if device.parent.startswith(entry)]
-        return found if len({device.parent for device in found}) == 1 else []
+        matching = [device for device in devices if device.parent.startswith(entry)]
+        return matching if len({device.parent for device in matching}) == 1 else []
     return []
 
 
@@ -156,11 +156,11 @@ class Nvml:
     def handles(self) -> list[Any]:
         """The GPUs that respond."""
         count = 0 if self.error is not None else self("nvmlDeviceGetCount") or 0
-        found = (self("nvmlDeviceGetHandleByIndex", index) for index in range(count))
-        return [handle for handle in found if handle is not None]
+        handles = (self("nvmlDeviceGetHandleByIndex", index) for index in range(count))
+        return [handle for handle in handles if handle is not None]
 
     def __call__(self, function: str, *args: object) -> Any:
-        """What a function of NVML answers, or None."""
+        """The result of an NVML function, or None."""
         try:
             answer = getattr(self._module, function)(*args)
         except (self._module.NVMLError, AttributeError):
@@ -169,10 +169,10 @@ class Nvml:
 
 
 class GpuPeaks:
-    """The most memory that stage runs had in use on their GPUs, as NVML tells it of whole devices, looked at now and then.
+    """Peak GPU memory of stage runs, sampled from NVML's figures for whole devices.
 
-    What was in use when a stage run began is another's, and does not count. A stage run has its GPUs to itself, as far as
-    pipelines are concerned.
+    Memory in use when a stage run started belongs to others and does not count. Pipelines give a stage run exclusive use of
+    its GPUs.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class GpuPeaks:
         self._ask: Nvml | None = None
         self._opened = False
         self._watched: dict[str, dict[str, tuple[Any, int]]] = {}
-        """Stage run -> UUID -> handle, and bytes in use when it began."""
+        """Stage run -> UUID -> handle, and bytes in use when it started."""
         self._peaks: dict[str, int] = {}
         self._next = 0.0
 
@@ -192,8 +192,8 @@ class GpuPeaks:
             self._opened, self._ask = True, self._stack.enter_context(nvml())
         if self._ask is None or self._ask.error is not None:
             return
-        found = {uuid: self._ask("nvmlDeviceGetHandleByUUID", uuid.encode()) for uuid in gpus}
-        used = {uuid: (handle, self._used(handle)) for uuid, handle in found.items() if handle is not None}
+        handles = {uuid: self._ask("nvmlDeviceGetHandleByUUID", uuid.encode()) for uuid in gpus}
+        used = {uuid: (handle, self._used(handle)) for uuid, handle in handles.items() if handle is not None}
         self._watched[run_id] = {
             uuid: (handle, before) for uuid, (handle, before) in used.items() if before is not None
         }
@@ -212,7 +212,7 @@ class GpuPeaks:
         self._next = now + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - now))
 
     def end(self, run_id: str) -> int | None:
-        """Stop watching for a stage run. Its peak in bytes on the fullest GPU; None where nothing was seen."""
+        """Stop watching a stage run. Returns its peak in bytes on the fullest GPU, or None without a sample."""
         self._watched.pop(run_id, None)
         return self._peaks.pop(run_id, None)
 
@@ -303,8 +303,8 @@ def _by_nvidia_smi() -> Graphics:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Graphics(problems=(f"nvidia-smi does not respond: {error}",))
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        return Graphics(problems=(f"nvidia-smi failed: {said[-1] if said else f'exit code {done.returncode}'}",))
+        output = (done.stdout + done.stderr).strip().splitlines()
+        return Graphics(problems=(f"nvidia-smi failed: {output[-1] if output else f'exit code {done.returncode}'}",))
     return _parse_smi(done.stdout)
 
 

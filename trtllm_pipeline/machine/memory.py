@@ -24,7 +24,7 @@ def host_bytes() -> int:
 
 
 def shared_bytes() -> int | None:
-    """Size of /dev/shm; None where there is none."""
+    """Size of /dev/shm. None if it does not exist."""
     try:
         return shutil.disk_usage(SHARED).total
     except OSError:

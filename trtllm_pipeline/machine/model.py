@@ -1,4 +1,4 @@
-"""What plans depend on: CPUs, GPUs, and the software that builds and serves models.
+"""The parts of a machine that plans depend on: CPUs, GPUs, and the software that builds and serves models.
 
 `probe.py` detects the `Machine`; `--assume` describes one for planning on another machine.
 """
@@ -41,9 +41,9 @@ class TensorRTLLM:
     serve: str | None = None
     """Path of `trtllm-serve`."""
     examples: str | None = None
-    """Folder `examples` of the source tree of this release; wheels have none."""
+    """Directory `examples` of the source tree of this release; wheels have none."""
     templates: str | None = None
-    """Folder `all_models` with this release's Triton model templates."""
+    """Directory `all_models` with this release's Triton model templates."""
     python: str = "python3"
     """Interpreter that has the package; example scripts run under it."""
     transformers: str | None = None
@@ -54,13 +54,13 @@ class TensorRTLLM:
 
 @dataclass(frozen=True, slots=True)
 class TritonServer:
-    """What plans know of an installed Triton Inference Server; its files are a `TritonInstallation`."""
+    """An installed Triton Inference Server, as plans see it. Its files are a `TritonInstallation`."""
 
     path: str
     version: str | None
     backends: tuple[str, ...]
     openai: str | None = None
-    """Path of `main.py` of its own OpenAI front end, where it is there."""
+    """Path of `main.py` of its OpenAI frontend, if present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Machine:
     cpu: str
     """The processor's name."""
     gpus: tuple[Gpu, ...] = ()
-    """Those this process may use: CUDA_VISIBLE_DEVICES is respected."""
+    """The GPUs that this process may use. Respects CUDA_VISIBLE_DEVICES."""
     driver: str | None = None
     cuda: str | None = None
     """Newest CUDA that the driver supports, such as 13.0."""
@@ -84,13 +84,13 @@ class Machine:
     triton: TritonServer | None = None
     mpirun: str | None = None
     memory_bytes: int | None = None
-    """Of the host, as much as programs may use; None where nobody said so."""
+    """Host memory that programs may use. None if unknown."""
     shared_bytes: int | None = None
-    """Size of /dev/shm; None where nobody said so."""
+    """Size of /dev/shm. None if unknown."""
     assumed: bool = False
     """Described by `--assume`, not detected: for plans only."""
     types: tuple[tuple[str, Machine], ...] = ()
-    """Of several machines that differ in their GPUs: the type in lower case, and one that has it. The first is this one."""
+    """(cluster with several GPU types) The type in lower case, and a machine with it. The first is this machine."""
 
     @property
     def sm(self) -> int | None:
@@ -98,32 +98,32 @@ class Machine:
         return min((gpu.sm for gpu in self.gpus), default=None)
 
     def of(self, gpu: str | None) -> Machine:
-        """The machine for what is to run on a type of GPU; with None, or where there is one type, this one."""
+        """The machine with only GPUs of one type. With None, or if there is only one type, this machine."""
         return self if not (gpu and self.types) else dict(self.types).get(gpu.lower(), self)
 
     def lacks(self, gpu: str) -> str | None:
         """Why nothing can run on a type of GPU here, which may be a part of its name (H100); None if it can."""
-        there = {name for name, _ in self.types} or {each.name for each in self.gpus}
-        right = {name for name in there if (name == gpu.lower() if self.types else _words(gpu) <= _words(name))}
-        if right and (self.types or right == there):
+        names = {name for name, _ in self.types} or {each.name for each in self.gpus}
+        right = {name for name in names if (name == gpu.lower() if self.types else _words(gpu) <= _words(name))}
+        if right and (self.types or right == names):
             return None
         hint = "; CUDA_VISIBLE_DEVICES can leave those of one type" if right else ""
-        return f"it is for GPUs of type {gpu}; there are {', '.join(sorted(there)) or 'none'}{hint}"
+        return f"it is for GPUs of type {gpu}; there are {', '.join(sorted(names)) or 'none'}{hint}"
 
 
 def _words(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
-def from_json(told: Mapping[str, Any]) -> Machine:
-    """The machine that `dataclasses.asdict` made `told` of. Raises TypeError, KeyError, ValueError for anything else."""
-    parts: dict[str, Any] = {"gpus": tuple(Gpu(**gpu) for gpu in told["gpus"])}
-    parts["types"] = tuple((name, from_json(each)) for name, each in told["types"])
-    if (tensorrt_llm := told["tensorrt_llm"]) is not None:
+def from_json(data: Mapping[str, Any]) -> Machine:
+    """The machine from which `dataclasses.asdict` made `data`. Raises TypeError, KeyError, ValueError for anything else."""
+    parts: dict[str, Any] = {"gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])}
+    parts["types"] = tuple((name, from_json(each)) for name, each in data["types"])
+    if (tensorrt_llm := data["tensorrt_llm"]) is not None:
         parts["tensorrt_llm"] = TensorRTLLM(**tensorrt_llm)
-    if (triton := told["triton"]) is not None:
+    if (triton := data["triton"]) is not None:
         parts["triton"] = TritonServer(**{**triton, "backends": tuple(triton["backends"])})
-    return Machine(**{**told, **parts})
+    return Machine(**{**data, **parts})
 
 
 def cpu_count() -> int:
@@ -142,7 +142,7 @@ def limited_by_quota(cpus: int) -> int:
 
 @lru_cache(maxsize=1)
 def cpu_name() -> str:
-    """The processor's name as Linux reports it, or the architecture where it reports none."""
+    """The processor's name as Linux reports it, or else the architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

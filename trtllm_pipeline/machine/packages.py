@@ -11,18 +11,18 @@ from pathlib import Path
 
 
 def version_of(package: str, folders: Iterable[str] = ()) -> str | None:
-    """Version in a package's metadata, in `folders` or else where this Python imports from; None without it."""
+    """Version in a package's metadata, in `directories` or else on this Python's import path. None without it."""
     text = ""
     metadata = next(_metadata_of(package, list(folders) or sys.path), None)
     for name in ("METADATA", "PKG-INFO") if metadata else ():  # an interrupted installation leaves neither behind
         with suppress(OSError):
             text = text or Path(metadata or "", name).read_text("utf-8", "replace")
-    found = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
-    return found[1] if found else None
+    version = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
+    return version[1] if version else None
 
 
 def _metadata_of(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Folders with a package's metadata, as importlib.metadata finds them, whose import takes longer than all of this."""
+    """Directories with a package's metadata, as importlib.metadata finds them, whose import takes longer than all of this."""
 
     def normal(name: str) -> str:
         return re.sub(r"[-_.]+", "_", name).lower()

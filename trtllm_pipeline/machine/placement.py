@@ -17,8 +17,8 @@ def cpus_of(
 ) -> dict[str, tuple[int, ...]]:
     """UUID -> CPUs of each of `devices`, all that a machine has: whole cores of those near it, dealt out among those they are near to.
 
-    Memory comes from the node of the CPU that touches it first, so it is near as well. Of the CPUs only those in `allowed`
-    count, by default those of this process. Where there are fewer cores than devices near them, these share them all.
+    Memory comes from the node of the CPU that touches it first, so it is near as well. Only the CPUs in `allowed`
+    count, by default those of this process. Devices share the cores near them if there are fewer cores than devices.
     """
     usable = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
     near: dict[frozenset[int], list[str]] = {}
@@ -26,18 +26,18 @@ def cpus_of(
         near.setdefault(_near(device, usable, sysfs), []).append(device.gpu.uuid)
     if sum(map(len, near)) > len(frozenset().union(*near)):  # of some it is not known
         near = {usable: [device.gpu.uuid for device in devices]}
-    found: dict[str, tuple[int, ...]] = {}
+    chosen: dict[str, tuple[int, ...]] = {}
     for cpus, uuids in near.items():
         cores = sorted({_core(cpu, cpus, sysfs) for cpu in cpus})
         many = len(uuids)
         for place, uuid in enumerate(uuids):
             share = cores[place * len(cores) // many : (place + 1) * len(cores) // many]
-            found[uuid] = tuple(sorted(cpu for core in (share if len(cores) >= many else cores) for cpu in core))
-    return found
+            chosen[uuid] = tuple(sorted(cpu for core in (share if len(cores) >= many else cores) for cpu in core))
+    return chosen
 
 
 def _near(device: Device, usable: frozenset[int], sysfs: Path) -> frozenset[int]:
-    """The CPUs on a device's NUMA node; all where that is not known."""
+    """The CPUs on a device's NUMA node. All CPUs if it is unknown."""
     if device.bus is None:
         return usable
     return _listed(sysfs / "bus/pci/devices" / device.bus / "local_cpulist") & usable or usable
@@ -50,7 +50,7 @@ def _core(cpu: int, cpus: frozenset[int], sysfs: Path) -> tuple[int, ...]:
 
 
 def _listed(path: Path) -> frozenset[int]:
-    """The CPUs of a list such as "0-3,8"; none where it cannot be read. Source: cpuset(7), List format."""
+    """The CPUs of a list such as "0-3,8". Empty if it cannot be parsed. Source: cpuset(7), List format."""
     try:
         parts = [part.partition("-") for part in path.read_text(encoding="ascii").strip().split(",")]
         return frozenset(cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1))

@@ -49,13 +49,13 @@ _SCRIPTS: Final = (
     "models/core/llama/convert_checkpoint.py",
     "quantization/quantize.py",
 )
-"""One of these makes a folder the examples that are wanted; the first two are the layouts to 0.19 and from 0.20."""
+"""One of these makes a directory the examples that are wanted; the first two are the layouts to 0.19 and from 0.20."""
 _TEMPLATES: Final = ("inflight_batcher_llm/tensorrt_llm/config.pbtxt", "llmapi/tensorrt_llm/config.pbtxt")
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found, and what is wrong with it."""
+    """An installation, and its faults."""
 
     machine: Machine
     graphics: gpus.Graphics
@@ -63,7 +63,7 @@ class Survey:
     """By part (`release`, `examples`, `templates`): why what is there cannot be used."""
 
 
-def machine() -> Machine:
+def this_machine() -> Machine:
     """This machine. The first call takes a few hundredths of a second without a GPU; the result is cached."""
     return survey().machine
 
@@ -75,7 +75,7 @@ def survey() -> Survey:
     problems: dict[str, str] = {}
     tensorrt_llm = _tensorrt_llm(problems)
     quantizing = os.environ.get(QUANTIZING_VARIABLE) or None
-    found = Machine(
+    machine = Machine(
         cpus=cpu_count(),
         cpu=cpu_name(),
         gpus=tuple(device.gpu for device in graphics.devices),
@@ -92,7 +92,7 @@ def survey() -> Survey:
         memory_bytes=memory.host_bytes(),
         shared_bytes=memory.shared_bytes(),
     )
-    return Survey(found, graphics, problems)
+    return Survey(machine, graphics, problems)
 
 
 def cpus_near(uuids: Iterable[str]) -> tuple[int, ...]:
@@ -101,18 +101,18 @@ def cpus_near(uuids: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted({cpu for uuid in uuids for cpu in near.get(uuid, ())}))
 
 
-def identity(found: Machine) -> Mapping[str, Json]:
-    """What results may depend on, by the names in `Stage.identity`; each stage picks what its own result depends on.
+def identity(machine: Machine) -> Mapping[str, Json]:
+    """The versions that results may depend on, by the names in `Stage.identity`. Each stage picks its own.
 
     `sm` decides whether an engine loads at all, `gpu` how fast it is, so building and measuring depend on it. Number and
     identity of GPUs, the host, its driver and all paths are left out: they do not change what a stage makes.
     """
     return {
-        "tensorrt_llm": found.tensorrt_llm.release if found.tensorrt_llm else None,
-        "sm": found.sm,
-        "gpu": ", ".join(sorted({gpu.name for gpu in found.gpus})) or None,
-        "model_optimizer": found.model_optimizer,
-        "triton": found.triton.version if found.triton else None,
+        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
+        "sm": machine.sm,
+        "gpu": ", ".join(sorted({gpu.name for gpu in machine.gpus})) or None,
+        "model_optimizer": machine.model_optimizer,
+        "triton": machine.triton.version if machine.triton else None,
     }
 
 
@@ -121,21 +121,21 @@ def here() -> dict[str, Json]:
 
     The names are those of `bench.conditions.FIELDS`. Names no host and no user. GPUs are all that are there: which of them a stage uses is the cell's layout.
     """
-    seen = survey()
-    found = seen.machine
-    devices = [each.gpu for each in seen.graphics.everything]
+    surveyed = survey()
+    machine = surveyed.machine
+    devices = [each.gpu for each in surveyed.graphics.everything]
     return {
-        "cpu": found.cpu,
-        "cores": found.cpus,
+        "cpu": machine.cpu,
+        "cores": machine.cpus,
         "memory_gib": round(memory.physical_bytes() / 2**30),
         "gpus": [f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in devices],
-        "driver": found.driver,
-        "cuda": found.cuda,
-        "triton": found.triton.version if found.triton else None,
-        "tensorrt_llm": found.tensorrt_llm.release if found.tensorrt_llm else None,
+        "driver": machine.driver,
+        "cuda": machine.cuda,
+        "triton": machine.triton.version if machine.triton else None,
+        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
         "xllamacpp": version_of("xllamacpp"),
-        "torch": found.torch,
-        "model_optimizer": found.model_optimizer,
+        "torch": machine.torch,
+        "model_optimizer": machine.model_optimizer,
         "os": _os_name(),
         "kernel": f"{os.uname().sysname} {os.uname().release}",
         "python": sys.version.split()[0],
@@ -168,10 +168,10 @@ MADE_BY: Final = "PIPELINE_MADE_BY"
 
 
 def made_by() -> dict[str, Json]:
-    """Who makes artifacts here, for their provenance: user and host, or what the user wants to be called."""
-    said = os.environ.get(MADE_BY)
-    if said is not None:
-        return {"user": said.encode(errors="replace").decode()} if said else {}
+    """The builder of artifacts, for their provenance: user and host, or a name that the user chose."""
+    configured = os.environ.get(MADE_BY)
+    if configured is not None:
+        return {"user": configured.encode(errors="replace").decode()} if configured else {}
     import getpass
 
     try:
@@ -192,26 +192,26 @@ def _os_name() -> str:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """Commit of the checkout this code is in, with `-dirty` for changes that are in none; None where it is in none."""
+    """Commit of the checkout that has this code, with `-dirty` for uncommitted changes. None outside a checkout."""
     root = PACKAGE.parent
     if not (root / ".git").exists():  # an installed package may lie in somebody else's checkout
         return None
     import subprocess
 
-    # Not `git describe --dirty`: it writes the index, and leaves its lock where the pipeline is killed meanwhile.
+    # Not `git describe --dirty`: it writes the index, and leaves its lock if the pipeline is killed meanwhile.
     command = ("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "-uno")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"^# branch\.oid ([0-9a-f]{12})", done.stdout, re.MULTILINE)
-    if done.returncode != 0 or found is None:
+    match = re.search(r"^# branch\.oid ([0-9a-f]{12})", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or match is None:
         return None
-    return found[1] + ("-dirty" if re.search("^[^#]", done.stdout, re.MULTILINE) else "")
+    return match[1] + ("-dirty" if re.search("^[^#]", done.stdout, re.MULTILINE) else "")
 
 
 def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution | None:
-    """A package's metadata, in `folders` or else where this Python imports from; None where it is not installed."""
+    """A package's metadata, in `directories` or else on this Python's import path. None if it is not installed."""
     from importlib.metadata import Distribution, PackageNotFoundError
 
     path = list(folders)
@@ -222,14 +222,14 @@ def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution |
 
 
 def _others(python: str | None) -> list[str]:
-    """Package folders of another interpreter; empty for this one and for None."""
+    """Package directories of another interpreter; empty for this one and for None."""
     if python is None or python == sys.executable:
         return []
     return packages_of(python) or [str(Path(python).parent)]  # what is no interpreter has none
 
 
 def packages_of(python: str) -> list[str]:
-    """Folders of the packages that an interpreter's environment has."""
+    """Directories of the packages that an interpreter's environment has."""
     prefix = Path(python).parent.parent
     libraries = (prefix / "lib", prefix / "local" / "lib")  # the second is where Debian's own Python installs to
     return [str(folder) for lib in libraries for folder in lib.glob("python3*/*-packages")]
@@ -242,14 +242,14 @@ def torch_cuda() -> str | None:
         text = Path(str(distribution.locate_file("torch/version.py"))).read_text("utf-8") if distribution else ""
     except OSError:
         text = ""
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _tensorrt_llm(problems: dict[str, str]) -> TensorRTLLM | None:
     build, serve = _script("trtllm-build"), _script("trtllm-serve")
     spec = find_spec("tensorrt_llm")  # looks, and imports nothing
-    here = spec.origin if spec else None  # a mere folder of that name has no origin
+    here = spec.origin if spec else None  # a mere directory of that name has no origin
     release, python = _of_script(build or serve) or (version_of("tensorrt_llm"), sys.executable)
     if release is None:
         if build or serve:
@@ -310,16 +310,16 @@ def _of_script(script: str | None) -> tuple[str, str] | None:
 def _matching(
     part: str, release: str, wanted: tuple[str, tuple[str, ...]], folders: list[Path], problems: dict[str, str]
 ) -> str | None:
-    """The first folder of this release that holds what is wanted; one that does not say its release is believed.
+    """The first directory of this release that holds what is wanted; one that does not say its release is believed.
 
-    `wanted` is the variable that may name a folder, which is then the only one, and files of which it must have one.
+    `wanted` is the variable that may name a directory, which is then the only one, and files of which it must have one.
     """
     variable, files = wanted
     named = os.environ.get(variable)
     for folder in [Path(named)] if named else folders:
         if not any((folder / file).is_file() for file in files):
             if named:
-                problems[part] = f"{variable}={named}: the folder has none of {', '.join(files)}"
+                problems[part] = f"{variable}={named}: the directory has none of {', '.join(files)}"
             continue
         of = _release_of(folder)
         if of is None or of == release.partition("+")[0]:
@@ -330,33 +330,33 @@ def _matching(
 
 
 def _release_of(folder: Path) -> str | None:
-    """Release of the source tree that a folder lies in, as the tree's own version.py says."""
+    """Release of the source tree that a directory lies in, as the tree's own version.py says."""
     for above in list(folder.parents)[:2]:
         for package in (above / "tensorrt_llm", above / "tensorrt_llm" / "tensorrt_llm"):
             try:
                 text = (package / "version.py").read_text(encoding="utf-8")
             except OSError:
                 continue
-            found = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-            if found:
-                return found[1].partition("+")[0]
+            match = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+            if match:
+                return match[1].partition("+")[0]
     return None
 
 
 def _triton() -> TritonServer | None:
     try:
-        found = triton_installation.find()
+        installation = triton_installation.find()
     except ServerError:
         return None
-    version: str | None = found.source.removeprefix("tritonserver ")
+    version: str | None = installation.source.removeprefix("tritonserver ")
     if version == "unknown":
         try:
-            version = (found.backends.parent / "TRITON_VERSION").read_text(encoding="ascii").strip() or None
+            version = (installation.backends.parent / "TRITON_VERSION").read_text(encoding="ascii").strip() or None
         except (OSError, ValueError):
             version = None
     try:
-        backends = sorted(entry.name for entry in found.backends.iterdir() if entry.is_dir())
+        backends = sorted(entry.name for entry in installation.backends.iterdir() if entry.is_dir())
     except OSError:
         backends = []
-    program = found.backends.parent / triton_installation.OPENAI_PROGRAM
-    return TritonServer(str(found.binary), version, tuple(backends), str(program) if program.is_file() else None)
+    program = installation.backends.parent / triton_installation.OPENAI_PROGRAM
+    return TritonServer(str(installation.binary), version, tuple(backends), str(program) if program.is_file() else None)

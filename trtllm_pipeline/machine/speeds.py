@@ -1,4 +1,4 @@
-"""What a machine reads and computes in a second: data sheets of NVIDIA's GPUs, and the shares of them that were measured."""
+"""Bandwidth and compute rate of a machine: data sheets of NVIDIA's GPUs, and the measured shares of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtllm_pipeline.machine.model import Gpu, Machine
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Of one GPU, or of all CPUs together."""
+    """For one GPU, or for all CPUs together."""
 
     bandwidth: float
     """Bytes of its memory that are read in a second."""
@@ -88,11 +88,11 @@ _CPU: Final = Speeds(2e10, 1.6e10, 3.0)
 
 @lru_cache(maxsize=64)
 def speeds(machine: Machine) -> Speeds:
-    """Of each of a machine's GPUs, the slowest where they differ; of all of its CPUs where it has none."""
+    """Speed of each GPU of a machine, the slowest if they differ. Without GPUs, of all CPUs."""
     if not machine.gpus:
         return replace(_CPU, operations=_CPU.operations * max(1, machine.cpus))
-    found = [_of(gpu) for gpu in machine.gpus]
-    return Speeds(min(each.bandwidth for each in found), min(each.operations for each in found))
+    rates = [_of(gpu) for gpu in machine.gpus]
+    return Speeds(min(each.bandwidth for each in rates), min(each.operations for each in rates))
 
 
 def sheet_bandwidth(name: str) -> float | None:

@@ -1,6 +1,6 @@
 """Finds an installed Triton Inference Server. Imports almost nothing, because every plan needs it.
 
-The server is that of an NGC container (on PATH or in its usual folder), or the binary in the `nvidia-pytriton` wheel. The
+The server is that of an NGC container (on PATH or in its usual directory), or the binary in the `nvidia-pytriton` wheel. The
 Python API of that package is never imported.
 """
 
@@ -18,7 +18,7 @@ from trtllm_pipeline.machine.packages import version_of
 
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 OPENAI_PROGRAM: Final = Path("python/openai/openai_frontend/main.py")
-"""The OpenAI front end, from the server's folder."""
+"""The OpenAI front end, from the server's directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class TritonInstallation:
     """Its package or container, with the version."""
     backends: Path
     stubs: Path | None = None
-    """The wheel's folder of Python stubs by Python version; None where the backend has its own."""
+    """The wheel's directory of Python stubs by Python version. None if the backend has its own."""
     libraries: Path | None = None
 
 
 def find() -> TritonInstallation:
-    """The server to use: on PATH, in the container's folder, or in the PyPI wheel, in this order.
+    """The server to use: on PATH, in the container's directory, or in the PyPI wheel, in this order.
 
     Raises ServerError when there is none.
     """

@@ -60,6 +60,7 @@ class Pins:
         self._alone: dict[int, bool] = {}
         """By id of settings, which many cells share: whether they name no other model."""
         self._companions: dict[tuple[str, str, str, int], Mapping[str, Json]] = {}
+        self._numbers: dict[tuple[str, str], dict[str, Json]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
 
     def pin(self, cell: Cell) -> Cell:
@@ -112,8 +113,14 @@ class Pins:
         if companions.has_own_engine(cell) and companions.DRAFT in found:
             return self._with_drafter(cell, found)
         drafter = asked.get(companions.DRAFT, "")
-        if configurations.get(companions.DRAFT, {}) is None and drafter in list_recipes(Path(cell.base_dir)):
-            configurations[companions.DRAFT] = numbers_of(drafter, None, Path(cell.base_dir))
+        if drafter in list_recipes(Path(cell.base_dir)):
+            same = (drafter, cell.base_dir)
+            if same not in self._numbers:
+                self._numbers[same] = {**numbers_of(drafter, None, Path(cell.base_dir))}
+            numbers = self._numbers[same]
+            found[companions.DRAFT] = {**found[companions.DRAFT], "numbers": numbers}
+            if configurations.get(companions.DRAFT, {}) is None:
+                configurations[companions.DRAFT] = numbers
         described = dataclasses.replace(cell, companions=companions.described(found, configurations))
         return dataclasses.replace(described, reason=companions.unfit(described, configurations))
 

@@ -11,7 +11,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.user_files import decode_mapping
 
-FILE: Final = "request.json"
+REQUEST_FILE: Final = "request.json"
 LOCAL: Final = "local"
 """The executor that is this machine."""
 RAY: Final = "ray"
@@ -71,4 +71,6 @@ def read_request(path: Path) -> Request:
         lists = {name: tuple(data[name]) for name in ("sets", "cells")}
         return Request(**{**data, **lists, "matrix": Path(data["matrix"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts over") from error
+        raise UsageError(
+            f"{path}: cannot be read: {error}", hint="pipeline run --matrix REQUEST_FILE starts over"
+        ) from error

@@ -15,8 +15,7 @@ from trtllm_pipeline.domain import CellId, Fingerprint, StageRunId, in_order
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
-from trtllm_pipeline.planning.request import FILE as REQUEST
-from trtllm_pipeline.planning.request import Request, read_request
+from trtllm_pipeline.planning.request import REQUEST_FILE, Request, read_request
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
@@ -128,7 +127,7 @@ def newest_cells(store: Store, wanted: str | None = None) -> NewestCells:
 
 def _request(folder: Path) -> Request | None:
     try:
-        return read_request(folder / REQUEST)
+        return read_request(folder / REQUEST_FILE)
     except UsageError:
         return None  # of a run that was killed before it wrote one, or damaged: it stands for itself
 

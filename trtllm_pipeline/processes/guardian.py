@@ -2,35 +2,35 @@
 
     python -I -S guardian.py FD TABLE
 
-`process.Guardian` starts it and is at the other end of FD, a SOCK_SEQPACKET socket. TABLE is a memory file, in which the
-first process of each stage run stands as long as it runs: for the other end, should this process be killed. Every message
-is one JSON object (one too long for a packet comes as the packet `@` and a memory file):
+`process.Guardian` starts it and holds the other end of FD, a SOCK_SEQPACKET socket. TABLE is a memory file that lists the
+first process of each running stage run, for the other end in case this process is killed. Every message is one JSON object.
+A message too long for a packet is sent as the packet `@` and a memory file:
 
-    {"do": "environment", "env"}                        of all that is started from now on
-    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure", "tell"}  what differs in its environment, and,
+    {"do": "environment", "env"}                        of every process started from now on
+    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure", "tell"}  changes to its environment, and,
                                                         as SCM_RIGHTS, file descriptors to inherit
     {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
     {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
 
-    {"event": "spawned", "id", "pid"}                   where `tell` asks for it: the other end would wake up for it
+    {"event": "spawned", "id", "pid"}                   with `tell` only: it wakes up the other end
     {"event": "refused", "id", "message"}               it was not started
     {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "peak_bytes", "shared_bytes",
      "written_bytes", "swept"}
     {"event": "crashed", "traceback"}                   a bug in here
 
 Each stage run is a session. This process is a subreaper, so whatever a stage run leaves behind becomes a child of it,
-daemons too. When the first process of a stage run has ended, the rest of it is terminated and after a moment killed,
-and only then is it reported as exited: its GPUs and files are free then. What belongs to a stage run is told by
-session, by descent, and by a variable in the environment; a daemon that has left all three is killed when this program
-ends. It ends, and everything with it, when the other end of the socket is closed, by whatever cause. Signals meant
-for the pipeline do not reach it: it is a session of its own and ignores them.
+daemons too. When the first process of a stage run has ended, the rest of it is terminated and shortly after killed. Only
+then is it reported as exited: its GPUs and files are free. A process belongs to a stage run by session, by descent, or by
+a variable in its environment. A daemon that has left all three is killed when this program ends. The program ends, with
+all of its processes, when the other end of the socket is closed for any reason. Signals to the pipeline do not reach it:
+it has its own session and ignores them.
 
-With `measure`, the memory of all processes of a stage run is added up now and then while they live. A page that
-several of them share counts once (`Pss`), so the sum is what the machine has to have. Looking takes at most a hundredth of
-the time, is seldom in a long run, and is done once more before a stage run is told to end; what it misses of a single process, the kernel's own peak of that process tells.
-/dev/shm is looked at as a whole: what others put there meanwhile counts too.
+With `measure`, the memory of all processes of a stage run is sampled while they run. A page that several of them share
+counts once (`Pss`), so the sum is what the machine needs. Sampling takes at most 1% of the time, is rare in a long run, and
+happens once more before a stage run is ended. The kernel's own peak covers what a sample misses of a single process.
+/dev/shm is measured as a whole, so files of other programs count too.
 
-Nothing of ours is imported here: starting has to be cheap.
+This module imports none of ours: starting has to be cheap.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Process:
         self.parent = int(fields[1])
         self.session = int(fields[3])
         self.start_time = int(fields[19])
-        self.exit_code = int(fields[49])  # a wait status; 0 while it lives, and where it is not ours to know
+        self.exit_code = int(fields[49])  # a wait status. 0 while it runs, or if it is not our child
 
 
 def look_up(pid: int) -> Process | None:
@@ -97,8 +97,8 @@ def look_up(pid: int) -> Process | None:
 def process_table(above: int = 0, *, zombies: bool = False) -> dict[int, Process]:
     """All processes that live, by pid, with `zombies` the ended ones as well; with `above` those with a higher pid."""
     pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-    found = ((pid, look_up(pid)) for pid in pids if pid > above)
-    return {pid: process for pid, process in found if process and (zombies or not process.zombie)}
+    entries = ((pid, look_up(pid)) for pid in pids if pid > above)
+    return {pid: process for pid, process in entries if process and (zombies or not process.zombie)}
 
 
 def last_pid() -> int:
@@ -112,16 +112,16 @@ def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
-    found, stack = set(roots), list(roots)
+    family, stack = set(roots), list(roots)
     while stack:
-        new = [pid for pid in children.get(stack.pop(), ()) if pid not in found]
-        found.update(new)
+        new = [pid for pid in children.get(stack.pop(), ()) if pid not in family]
+        family.update(new)
         stack += new
-    return found & table.keys()
+    return family & table.keys()
 
 
 def proc_file(pid: int, name: str) -> bytes:
-    """A file of a process below /proc; nothing where the process is gone, or may not be looked at."""
+    """A file of a process below /proc. Empty if the process is gone or not accessible."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123  # pathlib costs more than all of this program
             return file.read()
@@ -130,7 +130,7 @@ def proc_file(pid: int, name: str) -> bytes:
 
 
 def is_marked(pid: int, mark: str) -> bool:
-    """Whether the environment this process started with says that it belongs to the stage run `mark`, e.g. "812.3".
+    """True if this process started with an environment that marks it as part of the stage run `mark`, e.g. "812.3".
 
     With a mark ending in a dot: to any stage run of that guardian.
     """
@@ -141,7 +141,7 @@ def is_marked(pid: int, mark: str) -> bool:
 def memory_of(pid: int) -> int:
     """Bytes of memory that a process has in use: of pages that it has in common with others, its share.
 
-    Where the kernel does not tell that, all of them.
+    All of them, if the kernel does not report that.
     """
     for line in proc_file(pid, "smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
@@ -151,12 +151,12 @@ def memory_of(pid: int) -> int:
 
 
 def shared_in_use() -> int:
-    """Bytes in use in /dev/shm, by whomever; 0 where there is none."""
+    """Bytes in use in /dev/shm by all processes. 0 if it does not exist."""
     try:
-        found = os.statvfs(SHARED)
+        usage = os.statvfs(SHARED)
     except OSError:
         return 0
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 
 def kill(pid: int, signo: int) -> None:
@@ -295,7 +295,7 @@ class Supervisor:
     # Stage runs.
 
     def spawn(self, message: dict[str, object], fds: list[int]) -> None:
-        """Start a stage run; the answer is "spawned", where that is asked for, or "refused"."""
+        """Start a stage run. Sends "spawned", if requested, or "refused"."""
         run_id, argv, changed, log = str(message["id"]), message["argv"], message["set"], str(message["log"])
         assert isinstance(argv, list)
         assert isinstance(changed, dict)
@@ -311,10 +311,10 @@ class Supervisor:
             if run_id in self.runs:
                 raise FileExistsError(0, "it runs already")
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            doing = f"change to the folder {message['cwd']}"
+            doing = f"change to the directory {message['cwd']}"
             os.chdir(str(message["cwd"]))  # the child's; posix_spawn has no option for it
             doing = f"run {argv[0]}"
-            # What came over the socket is inheritable, everything else here is not.
+            # Descriptors received over the socket are inheritable, all others here are not.
             pid = os.posix_spawn(
                 argv[0],
                 argv,
@@ -374,9 +374,9 @@ class Supervisor:
                 run.look_at = 0.0  # one of theirs may have been what they wait for
 
     def has_others(self) -> bool:
-        """Whether there is a child beside the stage runs' first processes. Without one nothing was left behind.
+        """True if there is a child other than the stage runs' first processes. Otherwise nothing was left behind.
 
-        What a process leaves is ours before that process can be reaped, and only we reap: no child is ever overlooked.
+        Children of an ended process become ours before it can be reaped, and only we reap: no child is overlooked.
         """
         try:
             # In half the system calls of a file object: it is looked at after every stage run.
@@ -396,7 +396,7 @@ class Supervisor:
         young = time.monotonic() - run.begin < 1.0 and last_pid() > run.pid
         table = process_table(above=run.pid - 1 if young else 0)
         roots = set()
-        for pid in with_descendants({self.pid}, table):  # nobody else's, whatever its number
+        for pid in with_descendants({self.pid}, table):  # ours, whatever its number
             process = table[pid]
             adopted = process.parent == self.pid and pid not in self.mains
             if process.session == run.pid or (adopted and is_marked(pid, run.mark)):
@@ -434,7 +434,7 @@ class Supervisor:
             self.write_table()
             self.send("exited", **run.exited, swept=len(run.swept))
             return
-        for pid in sorted(left - run.swept):  # parents first, or a shell goes on with its next line
+        for pid in sorted(left - run.swept):  # parents first, or a shell continues with its next line
             kill(pid, signal.SIGTERM)
         if not run.swept:
             deadline = run.steps[-1][0] if run.steps else now + SWEEP_GRACE_S

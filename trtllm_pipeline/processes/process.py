@@ -1,7 +1,7 @@
 """Starting, ending and accounting for processes: the pipeline's side of the guardian, and a server as a group of processes.
 
 Every stage process of one invocation is a child of one guardian (see `guardian.py` for what it promises and how it is
-spoken to). If the guardian itself is killed its stage processes go on as orphans; `read_events` notices at once,
+spoken to). If the guardian itself is killed its stage processes continue as orphans; `read_events` notices at once,
 kills all of them that it can recognise, and says so. What not even that can reach (both killed at the same moment)
 still holds its claim: the lock goes free with the last process of the stage run, not before.
 """
@@ -71,7 +71,7 @@ def allow_open_files(connections: int = 0) -> None:
 
 
 def running_since(pid: int) -> int | None:
-    """Start of process `pid` in clock ticks since boot, which tells a reused pid apart; None if it does not run."""
+    """Start of process `pid` in clock ticks since boot, which identifies a reused pid. None if it does not run."""
     from trtllm_pipeline.processes.guardian import look_up
 
     process = look_up(pid)
@@ -101,7 +101,7 @@ class Exited:
     `returncode` is negative for a signal. Times and memory are of the first process and the children it waited for;
     `max_rss_bytes` is the largest of them, not their sum. `swept` counts what it had left behind.
 
-    Where it was measured, `peak_bytes` is the most memory that all of its processes had in use together, and `shared_bytes` by
+    If measured, `peak_bytes` is the most memory that all of its processes had in use together, and `shared_bytes` by
     how much /dev/shm grew at most; else they are the largest process's, and 0. `written_bytes` went to disks.
     """
 
@@ -187,7 +187,7 @@ class Guardian:
         measure: bool = False,
         tell: bool = True,
     ) -> None:
-        """Start `argv` in a session of its own; its output is appended to `log`. `Spawned`, with `tell`, or `Refused` follows.
+        """Start `argv` in a new session, with its output appended to `log`. `Spawned` (with `tell`) or `Refused` follows.
 
         `run_id` is unique among what runs. Its environment is `env`, or ours as it was when the guardian was started, with
         `also` on top. A program without a slash is looked for on the PATH there. `claim_fds` are inherited by the process and all its descendants: flocks on them last as long as any of these. With `measure`,
@@ -215,14 +215,14 @@ class Guardian:
         )
 
     def _program(self, name: str, path: str) -> str:
-        """Where a program is; its name where it is nowhere, of which the guardian will tell."""
+        """Path of a program, or its name if it is not on PATH: the guardian then refuses it."""
         if "/" in name:
             return name
-        found = self._programs.get((name, path)) or shutil.which(name, path=path)
-        if found is None:
+        program = self._programs.get((name, path)) or shutil.which(name, path=path)
+        if program is None:
             return name
-        self._programs[name, path] = found
-        return found
+        self._programs[name, path] = program
+        return program
 
     def signal(self, run_id: str, signo: int, *, whole: bool = False) -> None:
         """Send a signal to the stage run's first process, or with `whole` to all of them. Does nothing if it has ended."""
@@ -233,7 +233,7 @@ class Guardian:
         self._send({"do": "end", "id": run_id, "grace_s": grace_s})
 
     def read_events(self) -> list[ProcessEvent]:
-        """What has happened since the last call; never waits. Raises PipelineError if the guardian is gone."""
+        """Events since the last call. Never waits. Raises PipelineError if the guardian is gone."""
         events: list[ProcessEvent] = []
         while True:
             try:
@@ -268,7 +268,7 @@ class Guardian:
         os.close(self._table)
 
     def _wake(self) -> None:
-        """Let it go on if it was halted: it would neither start, tell nor end anything. One that runs notices nothing."""
+        """Continue the guardian if it was stopped: a stopped one neither starts, reports nor ends anything. No effect on a running one."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 

@@ -53,7 +53,7 @@ def examine(
     is said to `tell` before it begins. What an earlier examination made is not made again. Raises UsageError for unknown
     names, PlanError where no toolchain can be used or no cell can work.
     """
-    from trtllm_pipeline.machine.probe import machine as this_machine
+    from trtllm_pipeline.machine.probe import this_machine
 
     _check("--family", families, material.FAMILIES)
     if precisions is not None:

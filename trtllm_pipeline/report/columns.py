@@ -9,35 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.bench.result import METRICS as LOAD_METRICS
-from trtllm_pipeline.bench.result import LevelResult, MetricDefinition
-from trtllm_pipeline.bench.stats import MEAN_INTERVAL
-from trtllm_pipeline.evaluate.scores import DRIFT, NORMALISATION
-from trtllm_pipeline.evaluate.scores import METRICS as SCORES
+from trtllm_pipeline.bench.result import LevelResult
+from trtllm_pipeline.report.report_file import METRICS
 from trtllm_pipeline.report.rows import CellResult
-
-METRICS: Final = (
-    *LOAD_METRICS,
-    *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in SCORES.items()),
-    MetricDefinition("normalisation", "", NORMALISATION),
-    MetricDefinition("interval", "", MEAN_INTERVAL),
-    MetricDefinition("agreement", "0 to 1", f"with the unquantized cell that is equal otherwise: {DRIFT['agreement']}"),
-    MetricDefinition(
-        "difference", "-1 to 1", f"from the unquantized cell that is equal otherwise: {DRIFT['difference']}"
-    ),
-    MetricDefinition("first_divergence", "", DRIFT["first_divergence"]),
-    MetricDefinition(
-        "trtllm_bench",
-        "tokens/s",
-        "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the most requests "
-        "in flight",
-    ),
-    MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
-    MetricDefinition(
-        "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"
-    ),
-)
-"""What is measured, and the terms its formulas use."""
 
 _FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from trtllm_pipeline.bench.conditions import UNKNOWN
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback
-from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, Value, as_markdown, on_terminal
 from trtllm_pipeline.report.gate import Break, Judgement
-from trtllm_pipeline.report.tables import csv_table, number
+from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, Value, as_markdown, on_terminal
+from trtllm_pipeline.text_tables import csv_table, number
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -12,7 +12,7 @@ from trtllm_pipeline.config.expand import segment
 from trtllm_pipeline.config.spelling import SETTINGS_PREFIX
 from trtllm_pipeline.domain import Cell, CellId, Json, layout_name
 from trtllm_pipeline.planning.names import count
-from trtllm_pipeline.report.document import Block, Items, TextLine, ToPaste
+from trtllm_pipeline.text_blocks import Block, Items, TextLine, ToPaste
 
 SCHEMA = 1
 _AXIS: Final = "axes."

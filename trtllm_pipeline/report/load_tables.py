@@ -11,7 +11,7 @@ from trtllm_pipeline.bench.engine_report import Beside
 from trtllm_pipeline.bench.metric_names import RATES
 from trtllm_pipeline.bench.result import LevelDetails, LevelResult, LoadResult, load_words
 from trtllm_pipeline.bench.stats import STATISTICS
-from trtllm_pipeline.report.tables import cell, csv_table, plain_table
+from trtllm_pipeline.text_tables import cell, csv_table, plain_table
 
 _STATISTICS: Final = ("n", *STATISTICS)
 _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")

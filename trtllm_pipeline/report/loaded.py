@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellResult
-from trtllm_pipeline.report.writers import NAME, flat, read_report
+from trtllm_pipeline.report.writers import flat
 from trtllm_pipeline.store.store import Store, is_workspace
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions, deciding, differences
 from trtllm_pipeline.bench.metric_names import LATENCIES, RATES
-from trtllm_pipeline.bench.result import NAME as PERF
-from trtllm_pipeline.bench.result import LevelResult, LoadResult, RepeatResult, load_key, load_words
+from trtllm_pipeline.bench.result import PERF_FILE, LevelResult, LoadResult, RepeatResult, load_key, load_words
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
 from trtllm_pipeline.files.tokenizer import tokenizer_at
@@ -28,9 +27,9 @@ from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import find_run, read_run
+from trtllm_pipeline.report.report_file import NAME as REPORT
+from trtllm_pipeline.report.report_file import read_report
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows_of
-from trtllm_pipeline.report.writers import NAME as REPORT
-from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
 
 EVENTS: Final = "events.jsonl"
@@ -113,7 +112,7 @@ def selected(found: Side, patterns: Sequence[str]) -> Side:
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
     path = Path(text)
     if os.path.isdir(path):
-        path /= next((name for name in (PERF, EVENTS, REPORT) if (path / name).exists()), EVENTS)
+        path /= next((name for name in (PERF_FILE, EVENTS, REPORT) if (path / name).exists()), EVENTS)
     if os.path.lexists(path):
         return _file(path, tokenizer)
     if store is None:
@@ -155,7 +154,7 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
 
 def _measured_s(perf: Path) -> float | None:
     """When what a perf artifact holds was measured."""
-    return Conditions.read(read_object(perf / PERF)).measured_s
+    return Conditions.read(read_object(perf / PERF_FILE)).measured_s
 
 
 def _file(path: Path, tokenizer: Path | None) -> Side:
@@ -177,7 +176,7 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
 def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
     from trtllm_pipeline.bench.metrics import analyze
 
-    beside = path.with_name(PERF)
+    beside = path.with_name(PERF_FILE)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
         return _checked(beside, read_mapping(beside))
     found = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))

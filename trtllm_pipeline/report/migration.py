@@ -21,9 +21,9 @@ from trtllm_pipeline.evaluate.drift import ScoredAnswer
 from trtllm_pipeline.planning.names import about, size
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Payback, compare_by
 from trtllm_pipeline.report.compare_writers import percent
-from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, Value
 from trtllm_pipeline.report.measured import Measured, Side
-from trtllm_pipeline.report.tables import number
+from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, Value
+from trtllm_pipeline.text_tables import number
 
 AXIS: Final = "toolchain"
 _METRICS: Final = ("output_tps", "ttft_p50", "tpot_p50", "accuracy")

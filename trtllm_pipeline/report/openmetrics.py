@@ -12,7 +12,7 @@ from typing import Final
 
 from trtllm_pipeline.bench.metric_names import LATENCIES
 from trtllm_pipeline.bench.result import DEFINITIONS, LevelResult, TritonUse
-from trtllm_pipeline.report.columns import METRICS
+from trtllm_pipeline.report.report_file import METRICS
 from trtllm_pipeline.report.rows import CellResult
 
 _PREFIX: Final = "pipeline_cell"

@@ -12,7 +12,7 @@ from trtllm_pipeline.fingerprint import changes
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.reasons import in_words
-from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine
+from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]
 """The command lines of a stage run, with the same words for folders that differ by nature, such as those of inputs."""

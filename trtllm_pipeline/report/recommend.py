@@ -20,11 +20,11 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.compare import ChangeVerdict, accuracy_delta
-from trtllm_pipeline.report.document import Block, Grid, TextLine, Value, on_terminal
 from trtllm_pipeline.report.measured import Measured, Side, selected
 from trtllm_pipeline.report.rows import UNQUANTIZED, references
-from trtllm_pipeline.report.tables import number
 from trtllm_pipeline.report.workloads import Workload, shortened, words, workloads
+from trtllm_pipeline.text_blocks import Block, Grid, TextLine, Value, on_terminal
+from trtllm_pipeline.text_tables import number
 
 if TYPE_CHECKING:
     from rich.console import Group

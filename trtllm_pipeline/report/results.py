@@ -12,8 +12,9 @@ from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.planning.runs import NewestCells, newest_cells
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
+from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.rows import CellResult, rows_of
-from trtllm_pipeline.report.writers import NAME, print_blocks, print_report, read_report
+from trtllm_pipeline.report.writers import print_blocks, print_report
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
@@ -135,7 +136,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
     that can be compared, or else of one that cannot.
     """
-    from trtllm_pipeline.planning.request import FILE, read_request
+    from trtllm_pipeline.planning.request import REQUEST_FILE, read_request
     from trtllm_pipeline.planning.runs import run_folders
     from trtllm_pipeline.report.compare import DEFAULT, compare
     from trtllm_pipeline.report.measured import load, with_files
@@ -146,7 +147,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     folders = run_folders(store)
     for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
         with suppress(PipelineError):  # one that cannot be read, or compared, is left out
-            if read_request(folder / FILE).matrix != read_request(results.runs.newest / FILE).matrix:
+            if read_request(folder / REQUEST_FILE).matrix != read_request(results.runs.newest / REQUEST_FILE).matrix:
                 continue
             base = load(folder.name, store)
             if any(cell.levels and cell.perf not in measured for cell in base.cells):

@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.engine_report import NAME as REPORT_OF_BENCH
-from trtllm_pipeline.bench.engine_report import Beside, EngineReport
-from trtllm_pipeline.bench.result import NAME as PERF
-from trtllm_pipeline.bench.result import HighestRate, LevelResult, LoadResult, levels_of
+from trtllm_pipeline.bench.engine_report import ENGINE_REPORT_FILE, Beside, EngineReport
+from trtllm_pipeline.bench.result import PERF_FILE, HighestRate, LevelResult, LoadResult, levels_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
 from trtllm_pipeline.errors import MatrixError, StageError, UsageError
-from trtllm_pipeline.evaluate.result import NAME as ACCURACY
-from trtllm_pipeline.evaluate.result import AccuracyResult
+from trtllm_pipeline.evaluate.result import ACCURACY_FILE, AccuracyResult
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline
@@ -273,7 +270,7 @@ def _in_process(artifact: Artifact | None, perf: LoadResult) -> dict[str, Json] 
     if artifact is None or not perf.valid:
         return None
     with suppress(MatrixError, StageError):
-        return Beside.of(perf, EngineReport.read(artifact.out / REPORT_OF_BENCH)).to_json()
+        return Beside.of(perf, EngineReport.read(artifact.out / ENGINE_REPORT_FILE)).to_json()
     return None
 
 
@@ -290,13 +287,13 @@ def _row(
     failures = ((run.stage, state) for run, state in seen if state.status is StageStatus.FAILED)
     failed, why = next(failures, (None, StageState(StageStatus.PENDING)))
     # A file that is not what it should be counts as missing: it must not take the report with it.
-    perf = LoadResult.read(_written(made.get("perf"), PERF) or {})
+    perf = LoadResult.read(_written(made.get("perf"), PERF_FILE) or {})
     levels = perf.levels if perf.valid else ()
     scored = _scored(made)
     scores_in = None if scored is None else scored.out
     if failed in {"accuracy", "score"} and why.log is not None:
         scores_in = why.log.parent / "out"  # too low a score is to be seen
-    accuracy = AccuracyResult.read((read_object(scores_in / ACCURACY) if scores_in else None) or {})
+    accuracy = AccuracyResult.read((read_object(scores_in / ACCURACY_FILE) if scores_in else None) or {})
     questions: dict[str, Json] = {"digest": accuracy.rows_digest, "max_tokens": accuracy.settings.get("max_tokens")}
     return CellResult(
         id=cell.id,

@@ -10,13 +10,13 @@ from typing import Any
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.planning.names import duration
 from trtllm_pipeline.planning.runs import read_run
+from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.rows import CellStatus, rows_of
-from trtllm_pipeline.report.tables import plain_table
-from trtllm_pipeline.report.writers import NAME, read_report
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.text_tables import plain_table
 
 
-def to_json(store: Store) -> dict[str, Any]:
+def runs_json(store: Store) -> dict[str, Any]:
     """All runs, the last that began first, see docs/formats.md."""
     runs = []
     for row in store.index.runs():

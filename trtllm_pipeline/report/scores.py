@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
 from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.evaluate.result import AccuracyResult
-from trtllm_pipeline.report.tables import csv_table, plain_table
+from trtllm_pipeline.text_tables import csv_table, plain_table
 
 
 def _scores_rows(found: AccuracyResult) -> list[dict[str, object]]:

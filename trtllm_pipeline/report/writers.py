@@ -1,4 +1,4 @@
-"""Results as a terminal table, JSON, CSV and Markdown. To add a format: one function, one case in `print_report`."""
+"""Results as a terminal table, CSV and Markdown. To add a format: one function, one case in `print_report`."""
 
 from __future__ import annotations
 
@@ -26,26 +26,21 @@ from trtllm_pipeline.bench.conditions import (
 from trtllm_pipeline.bench.metric_names import LATENCIES
 from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
 from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.errors import StateError, in_brackets
-from trtllm_pipeline.files import reading
-from trtllm_pipeline.files.collecting import uncollected
+from trtllm_pipeline.errors import in_brackets
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
-from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown, on_terminal
+from trtllm_pipeline.report.columns import Column, columns
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
+from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.report.tables import csv_table
+from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown, on_terminal
+from trtllm_pipeline.text_tables import csv_table
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
-SCHEMA: Final = 1
-NAME: Final = "report.json"
 _STYLES: Final = {
     CellStatus.DONE: "green",
     CellStatus.UP_TO_DATE: "green",
@@ -67,53 +62,6 @@ _NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellSta
 """Of so many cells those are not listed that nothing has come of yet."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
-
-
-# JSON
-
-
-def to_json(
-    rows: Sequence[CellResult],
-    run_id: str,
-    matrix: str,
-    *,
-    finished: bool = True,
-    forecast: ForecastCheck | None = None,
-) -> Iterator[str]:
-    """Lines of the report as JSON, see docs/formats.md. `finished` is False while the run has not written its own."""
-    counts = Counter(row.status.value for row in rows)
-    return json_lines(
-        schema=SCHEMA,
-        run={
-            "id": run_id,
-            "matrix": matrix,
-            "finished": finished,
-            "counts": dict(sorted(counts.items())),
-            "forecast": None if forecast is None else forecast.to_json(),
-        },
-        metrics=({"name": metric.name, "unit": metric.unit, "formula": metric.formula} for metric in METRICS),
-        cells=(row.to_json() for row in rows),
-    )
-
-
-@uncollected()
-def read_report(
-    path: Path, decode: Callable[[bytes], dict[str, Any]] = decode_mapping
-) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
-    """Rows and `run` of a report file, its `forecast` read. Raises StateError when it is not one.
-
-    One that may be anybody's is decoded with care.
-    """
-    try:
-        data = decode(reading.read_bytes(path))
-        if data["schema"] != SCHEMA:
-            raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
-        run = dict(data["run"])
-        if (forecast := run.get("forecast")) is not None:  # older reports have none
-            run["forecast"] = ForecastCheck.from_json(forecast)
-        return tuple(CellResult.from_json(cell) for cell in data["cells"]), run
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StateError(f"{path}: not a report: {error}", hint="`pipeline run` writes one when it ends") from error
 
 
 # CSV
@@ -561,7 +509,9 @@ def print_report(
     """
     stream = sys.stdout if stream is None else stream
     if form == "json":
-        stream.writelines(f"{line}\n" for line in to_json(rows, run_id, matrix, finished=finished, forecast=forecast))
+        stream.writelines(
+            f"{line}\n" for line in report_json(rows, run_id, matrix, finished=finished, forecast=forecast)
+        )
         return
     if form != "table":
         text = to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix, forecast)

@@ -23,8 +23,8 @@ from trtllm_pipeline.planning.names import about
 from trtllm_pipeline.report.measured import Measured
 from trtllm_pipeline.report.recommend import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.report.rows import references
-from trtllm_pipeline.report.tables import number
 from trtllm_pipeline.search import surrogate
+from trtllm_pipeline.text_tables import number
 
 _BATCH: Final = "max_batch_size"
 _NOT_OF_WEIGHTS: Final = ("tp", "pp", "ep", _BATCH)

@@ -23,13 +23,13 @@ from trtllm_pipeline.planning.names import count, shared_parts, without
 from trtllm_pipeline.planning.plan import Plan, part, to_run
 from trtllm_pipeline.planning.plan_file import axes, outline
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.report.document import Block, Heading, Items, TextLine
 from trtllm_pipeline.report.measured import Measured, Side, with_files
 from trtllm_pipeline.report.recommend import Recommendation, advise
 from trtllm_pipeline.report.recommend import blocks as blocks_of_advice
 from trtllm_pipeline.report.rows import CellStatus, rows
 from trtllm_pipeline.search.choice import Decision, Goals, Option, decide
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.text_blocks import Block, Heading, Items, TextLine
 
 CHOICE_FILE: Final = "search.json"
 """In the folder of a run: which cell was chosen, and why."""

@@ -9,13 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-ENSEMBLE: Final = "ensemble"
-BLS_MODEL: Final = "tensorrt_llm_bls"
-ENGINE_MODEL: Final = "tensorrt_llm"
-DRAFT_MODEL: Final = "tensorrt_llm_draft"
-"""Drafts tokens for the model before it; who asks BLS_MODEL gets what they make together."""
-ENCODERS_MODEL: Final = "multimodal_encoders"
-"""Of a repository with images: runs the visual engine on rank 0, and is loaded by every rank."""
+from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL, ENGINE_MODEL
+
 IMAGE_POOL: Final = 300_000_000
 """Bytes of GPU 0 in which Triton hands features of images from model to model. Source: docs/multimodal.md of the templates."""
 THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"

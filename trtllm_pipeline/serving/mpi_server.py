@@ -21,17 +21,8 @@ from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes.guardian import Process, kill, look_up, proc_file, process_table
 from trtllm_pipeline.processes.process import Group, running_since
 from trtllm_pipeline.serving import links, triton
-from trtllm_pipeline.serving.command_lines import (
-    BLS_MODEL,
-    DRAFT_MODEL,
-    ENCODERS_MODEL,
-    ENGINE_MODEL,
-    ENSEMBLE,
-    LOOPBACK,
-    Ports,
-    argv,
-    nested,
-)
+from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, argv, nested
+from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 
 RANKS_FOLDER: Final = "ranks"
 """Beside the log of mpirun: the logs of the ranks."""

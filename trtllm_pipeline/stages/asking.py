@@ -11,10 +11,10 @@ from trtllm_pipeline.bench.prompts import Prompt, with_images
 from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.serving.command_lines import BLS_MODEL
 from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER
 from trtllm_pipeline.triton_repository.engine import Engine
 from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES
+from trtllm_pipeline.triton_repository.model_names import BLS_MODEL
 
 if TYPE_CHECKING:
     from trtllm_pipeline.client.session import InputTensor, Option

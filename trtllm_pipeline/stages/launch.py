@@ -29,20 +29,12 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
-from trtllm_pipeline.serving.command_lines import (
-    BLS_MODEL,
-    ENSEMBLE,
-    THREADS_VARIABLE,
-    TRTLLM_SERVE,
-    OpenAiWays,
-    Ports,
-    launcher,
-    reachable,
-)
+from trtllm_pipeline.serving.command_lines import THREADS_VARIABLE, TRTLLM_SERVE, OpenAiWays, Ports, launcher, reachable
 from trtllm_pipeline.serving.server import Server, quoted
 from trtllm_pipeline.stages.base import REPAIR_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, LaunchParams
 from trtllm_pipeline.triton_repository import referenced_paths
+from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, ENSEMBLE
 
 LOG_FILE: Final = "server.log"
 STARTS: Final = 3

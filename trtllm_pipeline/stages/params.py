@@ -12,6 +12,7 @@ from functools import cache
 from typing import (
     Annotated,
     Any,
+    Final,
     Literal,
     NamedTuple,
     TypeVar,
@@ -194,7 +195,7 @@ Beside = Annotated[
     ),
 ]
 Frontend = Literal["triton", "trtllm_serve", "triton_openai"]
-OPENAI_SERVERS = ("vllm", "sglang", "transformers", "llama_cpp")
+OPENAI_SERVERS: Final[tuple[str, ...]] = ("vllm", "sglang", "transformers", "llama_cpp")
 """OpenAI-compatible servers whose command lines are known."""
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 """Limits of latencies of a request."""
@@ -231,9 +232,9 @@ Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", 
 on its last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
 HeadMethod = Literal["eagle3", "medusa", "eagle"]
 """Methods that draft with heads trained for the model."""
-WITH_DRAFT_MODEL = frozenset(("draft", "eagle3", "medusa", "eagle"))
+WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "medusa", "eagle"))
 """Those that take a model of its own."""
-DRAFT_LENGTHS = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}
+DRAFT_LENGTHS: Final[Mapping[str, int]] = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}
 """Tokens drafted at a time where nobody says it; lookahead's follow from its sizes."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, LeftOut, Prompt, chat_renderer, read, unrendered
+from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS, LeftOut, Prompt, chat_renderer, read_prompts, unrendered
 from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.bench.workloads import MOST_MADE, Openings, Workload, made, read_lengths
 from trtllm_pipeline.client.service import Service
@@ -53,7 +53,7 @@ def run(context: StageContext[PerfParams]) -> None:
     left_out = LeftOut()
     if workload is not None:
         data = context.files["input_data"]
-        rows = () if _made_up(context) else read(data, unrendered, most=workload.prompts, left_out=left_out)
+        rows = () if _made_up(context) else read_prompts(data, unrendered, most=workload.prompts, left_out=left_out)
         prompts = made(tokenizer, workload, rows)
     else:
         prompts = _rows(context, engine, tokenizer, max_tokens, left_out)
@@ -62,10 +62,10 @@ def run(context: StageContext[PerfParams]) -> None:
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
     _record(context, service, prompts, max_tokens, tokenizer, workload, left_out)
-    from trtllm_pipeline.bench.result import NAME
+    from trtllm_pipeline.bench.result import PERF_FILE
 
     result = measured(context)
-    write_json(context.out / NAME, result.to_json())
+    write_json(context.out / PERF_FILE, result.to_json())
     for finding in result.findings:
         print(f"{finding.check}: {finding}")  # noqa: T201 - the stage's log
     if result.invalid:
@@ -207,7 +207,7 @@ def _rows(
     service = Service.read(context.inputs["service"])
     special = special_tokens_asked(service, protocol_for(service, asked.protocol), asked.request_timeout_s)
     with chat_renderer(model_folder(context.inputs), special) as render:
-        return read(
+        return read_prompts(
             context.files["input_data"],
             render,
             turns=asked.turns,

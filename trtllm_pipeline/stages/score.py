@@ -10,7 +10,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.answers import asked_at
 from trtllm_pipeline.evaluate.functions import metrics_of
-from trtllm_pipeline.evaluate.questions import read, scorable
+from trtllm_pipeline.evaluate.questions import read_questions, scorable
 from trtllm_pipeline.evaluate.timed_answers import timed_answers
 from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.stages.base import StageContext
@@ -25,7 +25,7 @@ def run(context: StageContext[ScoreParams]) -> None:
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
     with chat_renderer(model, lambda: True) as render:
-        everything = read(path, metrics, asked.metrics, render)
+        everything = read_questions(path, metrics, asked.metrics, render)
     questions, faults = scorable(everything, metrics)
     if not questions:
         raise StageError(

@@ -368,16 +368,16 @@ def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P
 
 @lru_cache(maxsize=256)
 def _check_prompts(path: str, _changed_ns: int, turns: int, most: int | None) -> None:
-    from trtllm_pipeline.bench.prompts import check_first
+    from trtllm_pipeline.bench.prompts import check_first_prompt
 
-    check_first(Path(path), turns=turns, most=most)
+    check_first_prompt(Path(path), turns=turns, most=most)
 
 
 @lru_cache(maxsize=256)
 def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scored: bool) -> None:
-    from trtllm_pipeline.evaluate.questions import check_first
+    from trtllm_pipeline.evaluate.questions import check_first_question
 
-    check_first(Path(path), metrics, scored=scored)
+    check_first_question(Path(path), metrics, scored=scored)
 
 
 PERF = Stage(

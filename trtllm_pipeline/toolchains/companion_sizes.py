@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token
 
 _DRAFT_VOCABULARY: Final = 32_000
@@ -43,16 +42,14 @@ def draft_bytes(found: Mapping[str, Json], cell: Cell) -> int:
     """
     if found.get("folder"):
         return _weights_bytes(str(found["folder"]))
-    known = _recipe_shape(str(cell.settings["speculative"]["model"]), cell.base_dir)
-    if known is not None:
+    if (known := _shape(found)) is not None:
         return 2 * known.weights
     return 2 * _head_weights(Shape.of(cell.recipe)) if cell.settings["speculative"]["method"] == "eagle3" else 0
 
 
-def draft_kv_bytes_per_token(cell: Cell) -> int:
+def draft_kv_bytes_per_token(found: Mapping[str, Json], cell: Cell) -> int:
     """KV cache of one token for what drafts: of all layers of a model, of one of a head. In bytes on each GPU."""
-    known = _recipe_shape(str(cell.settings["speculative"]["model"]), cell.base_dir)
-    if known is not None:
+    if (known := _shape(found)) is not None:
         return kv_bytes_per_token(known, 2.0, cell.tp, 1)
     shape = Shape.of(cell.recipe)
     return kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
@@ -69,14 +66,10 @@ def _head_weights(shape: Shape) -> int:
     return 3 * hidden**2 + attention + 3 * hidden * shape.intermediate_size + _DRAFT_VOCABULARY * hidden
 
 
-@lru_cache(maxsize=64)
-def _recipe_shape(model: str, base_dir: str) -> Shape | None:
-    from trtllm_pipeline.config.recipes import find_recipe, load_recipe
-
-    try:
-        return Shape.of(load_recipe(find_recipe(model, Path(base_dir))).model_dump(mode="json"))
-    except (MatrixError, UsageError):
-        return None
+def _shape(found: Mapping[str, Json]) -> Shape | None:
+    """The shape of a draft model, if its numbers are known."""
+    numbers = found.get("numbers", found.get("recipe"))
+    return Shape.of(numbers) if isinstance(numbers, dict) else None
 
 
 @lru_cache(maxsize=64)

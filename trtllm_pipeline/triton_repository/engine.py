@@ -1,4 +1,4 @@
-"""The config.json of an engine folder, read in one place: by the linter, before a launch, and before requests are sent."""
+"""The config.json of an engine directory, read in one place: by the linter, before a launch, and before requests are sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODES: Final = {
     "16": "explicit_draft_tokens",
     "32": "eagle",
 }
-"""What config.json has of SpeculativeDecodingMode -> its name."""
+"""Value of SpeculativeDecodingMode in config.json -> its name."""
 
 
 def speculation_of(build: Fields) -> str | None:
@@ -29,7 +29,7 @@ def speculation_of(build: Fields) -> str | None:
 
 
 class EngineError(ServerError):
-    """A folder is not an engine folder."""
+    """A directory is not an engine directory."""
 
 
 _OFF = (None, False, "disable")
@@ -38,9 +38,9 @@ _OFF = (None, False, "disable")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine folder as its config.json describes it. None stands for what the file does not say.
+    """An engine directory as its config.json describes it. None for values that the file lacks.
 
-    The embedded toolchain's engines and folders of weights have fewer of the fields.
+    The embedded toolchain's engines and directories of weights have fewer of the fields.
     """
 
     folder: Path
@@ -66,35 +66,35 @@ class Engine:
     paged_kv_cache: bool | None = None
     paged_context_fmha: bool | None = None
     max_lora_rank: int | None = None
-    """Of the LoRA adapters that it takes; None where it takes none."""
+    """Largest rank of its LoRA adapters. None if it takes none."""
     lora_target_modules: tuple[str, ...] = ()
     lora_dirs: tuple[str, ...] = ()
-    """Folders of adapters that it holds itself."""
+    """Directories of adapters that it holds itself."""
 
     @classmethod
     def read(cls, folder: Path, *, max_seq_len: int | None = None) -> Engine:
-        """The engine in `folder`. Raises EngineError.
+        """The engine in `directory`. Raises EngineError.
 
-        `max_seq_len` is used where the file names none: a folder of weights is served with the limit its server was given.
+        `max_seq_len` is used if the file has none: a directory of weights is served with its server's limit.
         """
         try:
             return cls._of(folder, Fields.read(folder, "config.json"), max_seq_len)
         except ModelFileError as error:
             raise EngineError(
-                f"{folder} is not an engine folder: {error.short}",
+                f"{folder} is not an engine directory: {error.short}",
                 failure=FailureClass.USER,
                 hint="build an engine with `pipeline build` or trtllm-build",
             ) from error
 
     @classmethod
     def of_trtllm_build(cls, folder: Path) -> Engine:
-        """The same, for a folder that `trtllm-build` wrote. Raises EngineError for any other."""
+        """The same, for a directory that `trtllm-build` wrote. Raises EngineError for any other."""
         engine = cls.read(folder)
         if not {"pretrained_config", "build_config"} <= Fields.read(folder, "config.json").values.keys():
             raise EngineError(
                 f"{folder / 'config.json'} has no pretrained_config and build_config: trtllm-build did not write it",
                 failure=FailureClass.USER,
-                hint="name the folder that trtllm-build wrote, not a checkpoint",
+                hint="name the directory that trtllm-build wrote, not a checkpoint",
             )
         return engine
 
@@ -150,7 +150,7 @@ class Engine:
         return tuple(self.folder / f"rank{rank}.engine" for rank in range(self.world_size))
 
     def longest_prompt(self, output_tokens: int) -> int | None:
-        """Maximum number of prompt tokens when the answer has `output_tokens`; None where no limit is known."""
+        """Maximum number of prompt tokens for a response of `output_tokens`. None if no limit is known."""
         known = (self.max_input_len, self.max_seq_len - output_tokens if self.max_seq_len else None)
         return min((limit for limit in known if limit), default=None)
 

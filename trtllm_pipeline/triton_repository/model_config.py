@@ -34,7 +34,7 @@ FLOAT_TYPES: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16"
 
 
 class ModelConfigError(ServerError):
-    """A text is not a valid ModelConfig. `line` counts from 1; `kind` tells whether names, values or the syntax are wrong."""
+    """A text is not a valid ModelConfig. `line` counts from 1; `kind` is the kind of fault: names, values or syntax."""
 
     def __init__(self, message: str, *, source: str, line: int | None, kind: FaultKind) -> None:
         super().__init__(f"{source}{'' if line is None else f':{line}'}: {message}")
@@ -50,7 +50,7 @@ class Placeholder:
     name: str
     line: int
     quoted: bool
-    """Inside a string, where the text parses without a value. A bare one stands for a number or an enum value."""
+    """Used inside a string if the text parses without a value. A bare one is a number or an enum value."""
 
 
 def parse(text: str, *, source: str = FILE_NAME, allow_unknown: bool = False) -> ModelConfig:
@@ -60,19 +60,19 @@ def parse(text: str, *, source: str = FILE_NAME, allow_unknown: bool = False) ->
     """
     from google.protobuf import text_format
 
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=allow_unknown)
     except text_format.ParseError as error:
-        said = re.sub(r"^\d+:\d+ : ", "", str(error))
-        said = re.sub(r"^'.*': ", "", said, flags=re.DOTALL).rstrip(".")
-        kind: FaultKind = next((kind for words, kind in _KINDS if words in said), "syntax")
-        raise ModelConfigError(said, source=source, line=error.GetLine(), kind=kind) from error
+        message = re.sub(r"^\d+:\d+ : ", "", str(error))
+        message = re.sub(r"^'.*': ", "", message, flags=re.DOTALL).rstrip(".")
+        kind: FaultKind = next((kind for words, kind in _KINDS if words in message), "syntax")
+        raise ModelConfigError(message, source=source, line=error.GetLine(), kind=kind) from error
 
 
 def read(path: Path, *, allow_unknown: bool = False) -> ModelConfig:
-    """The ModelConfig of a file; see `parse`. Raises ModelConfigError, and OSError where it cannot be read."""
+    """The ModelConfig of a file. See `parse`. Raises ModelConfigError, and OSError if it cannot be read."""
     return parse(path.read_text(encoding="utf-8"), source=str(path), allow_unknown=allow_unknown)
 
 
@@ -85,14 +85,14 @@ def to_text(config: ModelConfig, *, as_utf8: bool = True) -> str:
 
 def data_type_name(number: int) -> str:
     """The word of a tensor's `data_type`, such as TYPE_FP16."""
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     return str(model_config_pb2.DataType.Name(number))
 
 
 def data_type_number(word: str) -> int:
     """The number of a `data_type`, such as TYPE_FP16."""
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     return int(model_config_pb2.DataType.Value(word))
 
@@ -114,14 +114,14 @@ def placeholders(text: str) -> Iterator[Placeholder]:
 
 def substitute(text: str, value: Callable[[Placeholder], str]) -> str:
     """`text` without comments, each placeholder replaced by `value` of it; inside strings whatever needs it is escaped."""
-    found = placeholders(text)
+    names = placeholders(text)
 
     def part(match: re.Match[str]) -> str:
         if match["comment"] is not None:
             return ""
         if match["bare"] is not None:
-            return value(next(found))
-        return _PLACEHOLDER.sub(lambda _: escaped(value(next(found))), match["string"])
+            return value(next(names))
+        return _PLACEHOLDER.sub(lambda _: escaped(value(next(names))), match["string"])
 
     return _PARTS.sub(part, text)
 

@@ -1,4 +1,4 @@
-"""The folders of a workspace that a repository refers to: which they are, and whether they exist after it was moved.
+"""The directories of a workspace that a repository refers to: which they are, and whether they exist after it was moved.
 
 Engines and weights stay in the workspace's `store/`, so repositories contain their absolute paths. No other artifact does,
 and a repository is written again in a second.
@@ -21,21 +21,21 @@ _STAGE: Final = "repository"
 
 
 def check(repository: Path, command: Sequence[str] = ()) -> None:
-    """Raise ServerError if `repository`, or the `command` in it, refers to a folder of a workspace that does not exist.
+    """Raise ServerError if `repository`, or the `command` in it, refers to a directory of a workspace that does not exist.
 
     Other paths are left to the server, which reports missing files itself.
     """
     for text in _of_workspaces(repository, command):
         if not os.path.exists(text):
             raise ServerError(
-                f"{repository} refers to {text}, which does not exist: the workspace was moved, or the folder removed",
+                f"{repository} refers to {text}, which does not exist: the workspace was moved, or the directory removed",
                 failure=FailureClass.USER,
                 hint=_way_on(repository.absolute()),
             )
 
 
 def folders(repository: Path, command: Sequence[str] = ()) -> tuple[Path, ...]:
-    """The folders that are there, in whatever workspace, of those that `repository` or the `command` in it refers to."""
+    """The directories that are there, in whatever workspace, of those that `repository` or the `command` in it refers to."""
     return tuple(Path(text) for text in _of_workspaces(repository, command) if os.path.isdir(text))
 
 
@@ -49,7 +49,7 @@ def _way_on(repository: Path) -> str:
     """How to write the repository again; those of a workspace are in store/repository/FINGERPRINT/out."""
     of_stage = next((each for each in repository.parents if (each.parent.name, each.name) == (_STORE, _STAGE)), None)
     if of_stage is None:
-        return "write it again with `pipeline stage repository`, from the current folder of the engine or model"
+        return "write it again with `pipeline stage repository`, from the current directory of the engine or model"
     return f"rm -r {shlex.quote(str(of_stage))}, then run again: this writes the repositories again and keeps everything else"
 
 
@@ -63,8 +63,8 @@ def _settings(repository: Path) -> Iterator[str]:
             continue  # the server says what is wrong with it
     for path in sorted(repository.glob("*/*/model.yaml")):
         try:
-            found = decode_yaml(path.read_bytes())
+            settings = decode_yaml(path.read_bytes())
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict):
-            yield from (value for value in found.values() if isinstance(value, str))
+        if isinstance(settings, dict):
+            yield from (value for value in settings.values() if isinstance(value, str))

@@ -15,7 +15,7 @@ from tests.helpers.chat_models import write_model
 from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.bench.conditions import prompts_digest
 from trtllm_pipeline.bench.load import warmup_prompt
-from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read_prompts
 from trtllm_pipeline.bench.workloads import CORPUS, Workload, made
 from trtllm_pipeline.client import images
 from trtllm_pipeline.errors import MatrixError, StageError
@@ -34,7 +34,7 @@ def test_every_form_of_a_line(tmp_path: Path) -> None:
         '{"messages": [{"role": "user", "content": "c"}], "output": ["x", "y"], "stop_words": "."}\n',
         encoding="utf-8",
     )
-    assert read(path, lambda messages: f"<{messages[0]['content']}>") == (
+    assert read_prompts(path, lambda messages: f"<{messages[0]['content']}>") == (
         Prompt("1", "a"),
         Prompt("7", "b", 3),
         Prompt("4", "<c>", None, ("x", "y"), (".",), ({"role": "user", "content": "c"},)),
@@ -59,7 +59,7 @@ def test_all_faults_at_once_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(MatrixError) as caught:
-        read(path)
+        read_prompts(path)
     assert [fault.line for fault in caught.value.faults] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
 
 
@@ -67,9 +67,9 @@ def test_a_file_without_prompts_or_without_text(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(MatrixError, match="no prompt"):
-        read(path)
+        read_prompts(path)
     with pytest.raises(MatrixError, match="missing: there is no such file"):
-        read(tmp_path / "missing")
+        read_prompts(tmp_path / "missing")
 
 
 def test_chat_template(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_chat_template(tmp_path: Path) -> None:
         assert render is not None
         assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
         with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* rejects this conversation: role"):
-            read(path, render)
+            read_prompts(path, render)
 
 
 TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
@@ -114,7 +114,7 @@ def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
         told.append(more)
         return str(messages)
 
-    prompt, plain = read(path, render)
+    prompt, plain = read_prompts(path, render)
     assert (prompt.request, prompt.stop_words, prompt.max_tokens) == (request, ("x",), 5)
     assert told == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
     assert plain == Prompt("2", "a")
@@ -138,7 +138,7 @@ def test_fields_of_a_chat_request_of_another_type_are_refused(
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"messages": ASKS, **row}))
     with pytest.raises(MatrixError, match=re.escape(f"p.jsonl:1: {told}")):
-        read(path, lambda _messages, **_more: "x")
+        read_prompts(path, lambda _messages, **_more: "x")
 
 
 def test_a_chat_template_gets_the_tools_of_a_row(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_chat_template_gets_the_tools_of_a_row(tmp_path: Path) -> None:
     rows = ({"tools": [TOOL], "chat_template_kwargs": {"enable_thinking": 1}}, {"tools": [TOOL], "tool_choice": "none"})
     path.write_text("\n".join(json.dumps({"messages": ASKS, **row}) for row in rows))
     with chat_renderer(tmp_path, lambda: False) as render:
-        assert [prompt.text for prompt in read(path, render)] == ["<ls>list files1", "list files"]
+        assert [prompt.text for prompt in read_prompts(path, render)] == ["<ls>list files1", "list files"]
 
 
 @pytest.mark.parametrize(("adds", "prompt"), [(True, "[hi]"), (False, "<s>[hi]")])
@@ -174,12 +174,12 @@ def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": ""}]}', encoding="utf-8")
     with chat_renderer(tmp_path, lambda: False) as render, pytest.raises(MatrixError, match="unsafe"):
-        read(path, render)
+        read_prompts(path, render)
 
 
 def test_the_built_in_prompts() -> None:
-    assert len(read(BUILTIN / "prompts.jsonl")) == 28
-    accuracy = read(BUILTIN / "accuracy.jsonl")
+    assert len(read_prompts(BUILTIN / "prompts.jsonl")) == 28
+    accuracy = read_prompts(BUILTIN / "accuracy.jsonl")
     assert len(accuracy) == 28
     assert all(prompt.references for prompt in accuracy)
 
@@ -187,7 +187,7 @@ def test_the_built_in_prompts() -> None:
 def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"input": "one\u2028two\x85three"}\r\n{"input": "four"}\n', encoding="utf-8")
-    assert [prompt.text for prompt in read(path)] == ["one\u2028two\x85three", "four"]
+    assert [prompt.text for prompt in read_prompts(path)] == ["one\u2028two\x85three", "four"]
 
 
 @pytest.fixture(scope="module")
@@ -232,14 +232,14 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "What is it?", "image": "a.png"}\n{"input": "Hello"}\n', encoding="utf-8")
-    pictured, plain = prompts.read(path)
+    pictured, plain = prompts.read_prompts(path)
     assert (pictured.images, plain.images) == (1, 0)
     assert pictured.messages[0]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
     assert pictured.text == "What is it?"
     assert prompts.image_files(path) == {"a.png": 1}
     path.write_text('{"input": "What is it?", "image": ["a.png", "b.png"]}\n', encoding="utf-8")
     with pytest.raises(MatrixError, match="cannot be read: No such file"):
-        prompts.read(path)
+        prompts.read_prompts(path)
     named = prompts.image_files(path)
     assert named == {"a.png": 1, "b.png": 1}
     with pytest.raises(MatrixError, match=r"rows\.jsonl:1: image: 'b\.png' cannot be read: No such file"):
@@ -259,19 +259,19 @@ def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
     table.write_text("input,image\nWhat is it?,a.png\nHello,\n")
     assert prompts.image_files(table) == {"a.png": 1}
     (tmp_path / "a.png").write_bytes(images.png(8, 8, 0))
-    assert [each.images for each in prompts.read(table)] == [1, 0]
+    assert [each.images for each in prompts.read_prompts(table)] == [1, 0]
 
 
 def test_cells_of_a_csv_file_may_be_empty_and_numbers(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     table.write_text("input,output,stop_words,max_tokens\nHello,,,\nBye,now,x,8\n")
-    assert [(each.references, each.stop_words, each.max_tokens) for each in prompts.read(table)] == [
+    assert [(each.references, each.stop_words, each.max_tokens) for each in prompts.read_prompts(table)] == [
         ((), (), None),
         (("now",), ("x",), 8),
     ]
     table.write_text("input,max_tokens\nHello,many\n")
     with pytest.raises(MatrixError, match="expected a positive integer, got 'many'"):
-        prompts.read(table)
+        prompts.read_prompts(table)
 
 
 def test_a_prompt_file_that_cannot_be_read_names_no_images(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_prompt_file_that_cannot_be_read_names_no_images(tmp_path: Path) -> No
     assert prompts.image_files(tmp_path / "fifo") == {}
     (tmp_path / "rows.jsonl").write_text('{"input": "a", "image": "fifo"}\n')
     with pytest.raises(MatrixError, match="is not a file"):
-        prompts.read(tmp_path / "rows.jsonl")
+        prompts.read_prompts(tmp_path / "rows.jsonl")
 
 
 GOOD = '{"input": "a", "output": "b"}\n'

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from trtllm_pipeline.bench.load import Load, warmup_prompt
-from trtllm_pipeline.bench.prompts import LeftOut, Prompt, conversations, opened, read, read_rows
+from trtllm_pipeline.bench.prompts import LeftOut, Prompt, conversations, opened, read_prompts, read_rows
 from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made, read_lengths
 from trtllm_pipeline.errors import MatrixError, StageError
 
@@ -192,14 +192,14 @@ def render(messages: Any) -> str:
 @pytest.mark.parametrize("array", [False, True])
 def test_rows_of_sharegpt(tmp_path: Path, array: bool) -> None:
     path = data(tmp_path, TALK, {"conversations": [{"from": "gpt", "value": "alone"}]}, TALK, array=array)
-    first, again = read(path, render)
+    first, again = read_prompts(path, render)
     assert (first.text, first.references) == ("[user: What is a cat?]", ("An animal.",))
     assert first.id != again.id
-    one, two, *_ = read(path, render, turns=9)
+    one, two, *_ = read_prompts(path, render, turns=9)
     assert (one.text, one.turn, one.references) == (first.text, 1, ("An animal.",))
     assert two.text == "[user: What is a cat?][assistant: An animal.][user: And a dog?]"
     assert (two.turn, two.references) == (2, ("Another.",))
-    assert len(read(path, render, turns=9, most=1)) == 2
+    assert len(read_prompts(path, render, turns=9, most=1)) == 2
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_rows_of_sharegpt(tmp_path: Path, array: bool) -> None:
 )
 def test_rows_like_those_of_sharegpt_with_other_names(tmp_path: Path, who: str, what: str, user: str, key: str) -> None:
     said = [{who: "system", what: "Be brief."}, {who: user, what: "Why?"}, {who: "bing", what: "So."}]
-    (prompt,) = read(data(tmp_path, {key: said, "max_tokens": 3}), render)
+    (prompt,) = read_prompts(data(tmp_path, {key: said, "max_tokens": 3}), render)
     assert (prompt.text, prompt.references) == ("[system: Be brief.][user: Why?]", ("So.",))
     assert prompt.max_tokens == 3
 
@@ -233,29 +233,29 @@ def test_a_conversation_that_is_not_understood_is_named_by_its_line(
 ) -> None:
     path = data(tmp_path, TALK, {"conversations": [{"from": "human", "value": "x"}, said]})
     with pytest.raises(MatrixError, match=re.escape(f"rows.jsonl:2: conversations[1]: {told}")):
-        read(path, render)
+        read_prompts(path, render)
 
 
 def test_rows_that_are_left_out_are_counted_with_their_reason(tmp_path: Path) -> None:
     alone = {"conversations": [{"from": "gpt", "value": "alone"}]}
     path, left_out = data(tmp_path, TALK, alone, {"input": "x" * 99}, {"input": "y" * 99}, alone), LeftOut()
-    assert len(read(path, render, fits=lambda prompt: len(prompt.text) < 90, left_out=left_out)) == 1
+    assert len(read_prompts(path, render, fits=lambda prompt: len(prompt.text) < 90, left_out=left_out)) == 1
     assert str(left_out) == (
         "rows.jsonl: rows left out: 4 of 5 (without a message of a user: 2, the first in line 2; "
         "too long for the engine: 2, the first in line 3)"
     )
     whole = LeftOut()
-    read(data(tmp_path, TALK, {"input": "x"}), render, left_out=whole)
+    read_prompts(data(tmp_path, TALK, {"input": "x"}), render, left_out=whole)
     assert (str(whole), whole.rows) == ("", 2)
     with pytest.raises(MatrixError, match=r"no row is a prompt, of 2 \(without a message of a user: 2, the") as caught:
-        read(data(tmp_path, alone, alone), render)
+        read_prompts(data(tmp_path, alone, alone), render)
     assert "longer lengths" not in (caught.value.hint or "")
     with pytest.raises(MatrixError, match=r"rows\.jsonl:2: conversations: expected a message of a user"):
         read_rows(data(tmp_path, TALK, alone), lambda prompt, _row: prompt, render)
 
 
 def test_rows_of_cnn_dailymail(tmp_path: Path) -> None:
-    (prompt,) = read(data(tmp_path, {"article": "Rain fell.", "highlights": "Rain.", "id": "x"}))
+    (prompt,) = read_prompts(data(tmp_path, {"article": "Rain fell.", "highlights": "Rain.", "id": "x"}))
     assert (prompt.text, prompt.references) == ("Rain fell.\n\nTL;DR:", ("Rain.",))
 
 
@@ -265,23 +265,23 @@ def test_rows_of_tables(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     rows = [{"article": "Rain fell.", "highlights": "Rain.", "id": "x"}, {"article": "Sun.", "highlights": "S."}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert [prompt.text for prompt in read(path)] == ["Rain fell.\n\nTL;DR:", "Sun.\n\nTL;DR:"]
+    assert [prompt.text for prompt in read_prompts(path)] == ["Rain fell.\n\nTL;DR:", "Sun.\n\nTL;DR:"]
     talks = tmp_path / "talks.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([TALK]), talks)
-    assert len(read(talks, render, turns=2)) == 2
+    assert len(read_prompts(talks, render, turns=2)) == 2
     table = tmp_path / "rows.csv"
     table.write_text("input,id\nWhy?,a\nHow?,b\n")
-    assert [(prompt.id, prompt.text) for prompt in read(table)] == [("a", "Why?"), ("b", "How?")]
+    assert [(prompt.id, prompt.text) for prompt in read_prompts(table)] == [("a", "Why?"), ("b", "How?")]
     table.write_text('input,id\nWhy?,a\n"",b\n')
     with pytest.raises(MatrixError, match="row 2"):
-        read(table)
+        read_prompts(table)
 
 
 def test_turns_of_own_messages(tmp_path: Path) -> None:
     messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
     path = data(tmp_path, {"id": "t", "messages": messages, "max_tokens": 4}, {"input": "plain"})
-    assert [prompt.text for prompt in read(path, render)] == ["[user: a][assistant: b][user: c]", "plain"]
-    prompts = read(path, render, turns=4)
+    assert [prompt.text for prompt in read_prompts(path, render)] == ["[user: a][assistant: b][user: c]", "plain"]
+    prompts = read_prompts(path, render, turns=4)
     assert [(prompt.id, prompt.turn, prompt.max_tokens) for prompt in prompts] == [
         ("t, turn 1", 1, 4),
         ("t, turn 2", 2, 4),
@@ -293,18 +293,21 @@ def test_turns_of_own_messages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", [None, 3, "text", [3], [["human", "x"]]])
 def test_conversations_that_are_none_are_named(tmp_path: Path, said: object) -> None:
     with pytest.raises(MatrixError, match=r"rows\.jsonl:1: conversations: expected a list"):
-        read(data(tmp_path, {"conversations": said}), render)
+        read_prompts(data(tmp_path, {"conversations": said}), render)
 
 
 def test_rows_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
     path = data(tmp_path, *({"input": "x" * count} for count in (9, 3, 5, 12, 4)))
-    assert [len(prompt.text) for prompt in read(path, fits=lambda prompt: len(prompt.text) < 6, most=2)] == [3, 5]
+    assert [len(prompt.text) for prompt in read_prompts(path, fits=lambda prompt: len(prompt.text) < 6, most=2)] == [
+        3,
+        5,
+    ]
     with pytest.raises(
         MatrixError, match=r"no row is a prompt, of 5 \(too long for the engine: 5, the first in line 1\)"
     ):
-        read(path, fits=lambda _: False)
+        read_prompts(path, fits=lambda _: False)
     later = data(tmp_path, TALK)
-    assert [p.turn for p in read(later, render, turns=2, fits=lambda prompt: len(prompt.text) < 30)] == [1]
+    assert [p.turn for p in read_prompts(later, render, turns=2, fits=lambda prompt: len(prompt.text) < 30)] == [1]
 
 
 # Other words each time

@@ -168,7 +168,7 @@ def test_the_latest_run_goes_on_from_its_lock_where_its_matrix_is_gone(tmp_path:
     matrix = tmp_path / "matrix.yaml"
     matrix.write_text("models: [m]\n")
     asked = Request(matrix, ("settings.perf.requests=3",), ("*/fp16",), until="build", toolchain="embedded")
-    (folder / request.FILE).write_text(json.dumps(asked.to_json()))
+    (folder / request.REQUEST_FILE).write_text(json.dumps(asked.to_json()))
     found: list[Request] = []
 
     def command(ctx: typer.Context) -> None:

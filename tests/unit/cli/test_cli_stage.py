@@ -29,7 +29,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 
 def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Let this machine be another."""
-    monkeypatch.setattr(probe, "machine", lambda: machine)
+    monkeypatch.setattr(probe, "this_machine", lambda: machine)
 
 
 # ------------------------------------------------------------------------------------------------------ whose stage

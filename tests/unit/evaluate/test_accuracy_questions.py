@@ -9,14 +9,14 @@ import pytest
 
 from trtllm_pipeline.errors import MatrixError, StageError
 from trtllm_pipeline.evaluate.answers import questions_of
-from trtllm_pipeline.evaluate.questions import read, scorable
-from trtllm_pipeline.evaluate.scores import METRICS, NumericTolerance, Question
+from trtllm_pipeline.evaluate.questions import read_questions, scorable
+from trtllm_pipeline.evaluate.scores import SCORE_METRICS, NumericTolerance, Question
 
 
 def read_rows(folder: Path, *rows: dict[str, Any], default: tuple[str, ...] = ("exact",)) -> tuple[Question, ...]:
     path = folder / "questions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
-    return read(path, METRICS, default)
+    return read_questions(path, SCORE_METRICS, default)
 
 
 def test_rows_say_how_they_are_scored(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_all_faulty_rows_are_named(tmp_path: Path) -> None:
 
 def test_what_cannot_be_scored_is_told_apart(tmp_path: Path) -> None:
     questions = read_rows(tmp_path, {"input": "a", "output": "b"}, {"id": "bare", "input": "a"})
-    good, faults = scorable(questions, METRICS)
+    good, faults = scorable(questions, SCORE_METRICS)
     assert [question.prompt.id for question in good] == ["1"]
     assert [str(fault) for fault in faults] == ["row 'bare': output: there is no reference to compare the answer with"]
 
@@ -78,4 +78,4 @@ def test_rows_that_cannot_be_scored_are_counted(tmp_path: Path, wrong: int, told
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "x"}\n' * wrong + '{"input": "y", "output": "z"}\n')
     with pytest.raises(StageError, match=told):
-        questions_of(path, METRICS, ("exact",), None)
+        questions_of(path, SCORE_METRICS, ("exact",), None)

@@ -10,7 +10,7 @@ import pytest
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.evaluate.scores import (
-    METRICS,
+    SCORE_METRICS,
     NumericTolerance,
     Question,
     chosen,
@@ -28,7 +28,7 @@ def question(*references: str, **more: Any) -> Question:
 
 
 def score(metric: str, answer: str, *references: str, **more: Any) -> float:
-    return METRICS[metric].score(answer, question(*references, **more))
+    return SCORE_METRICS[metric].score(answer, question(*references, **more))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     scores._chrf.cache_clear()
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(StageError, match="needs the package sacrebleu") as error:
-        METRICS["chrf"].lacks(question("a"))
+        SCORE_METRICS["chrf"].lacks(question("a"))
     assert error.value.hint == "pip install 'trtllm-pipeline[accuracy]'"
     scores._chrf.cache_clear()
 
@@ -203,5 +203,5 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_question_lacks(metric: str, of: Question, wrong: str | None) -> None:
-    found = METRICS[metric].lacks(of)
+    found = SCORE_METRICS[metric].lacks(of)
     assert (found and found[0]) == wrong

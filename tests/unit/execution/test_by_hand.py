@@ -34,7 +34,7 @@ SEES = "import os, sys; open(sys.argv[1], 'w').write(os.environ.get('CUDA_VISIBL
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    monkeypatch.setattr(probe, "machine", lambda: replace(MACHINE, gpus=GPUS))
+    monkeypatch.setattr(probe, "this_machine", lambda: replace(MACHINE, gpus=GPUS))
 
 
 def job_file(tmp_path: Path, command: Sequence[str], gpus: tuple[str, ...] = ()) -> Path:
@@ -199,7 +199,7 @@ from trtllm_pipeline.domain import Exclusive, Scope
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.machine import model, probe
 gpu = model.Gpu(0, "GPU-a", "GPU", 1 << 30, 90)
-probe.machine = lambda: model.Machine(1, "", (gpu,))
+probe.this_machine = lambda: model.Machine(1, "", (gpu,))
 with by_hand._leased(None, "build", Scope.ARTIFACT, Exclusive.NONE, {}) as (_, held):
     by_hand._call("build", ["sh", "-c", "echo up >&2; exec sleep 30"], {}, held)
 """

@@ -14,7 +14,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(*does: Callable[[], object]) -> Callable[[], bool]:
-    """Does the next of `does` before each look; it goes on until all are done."""
+    """Does the next of `does` before each look; it continues until all are done."""
 
     def each() -> Iterator[bool]:
         for number, do in enumerate(does, start=1):

@@ -1,4 +1,4 @@
-"""Which files of a stranger's folder are opened, and what is made of their JSON."""
+"""Which files of a stranger's directory are opened, and what is made of their JSON."""
 
 from __future__ import annotations
 
@@ -108,15 +108,15 @@ def leads_to_a_device(folder: Path, secret: Path) -> None:
 
 
 BAD = [
-    (leads_out, "a link to .*/secret, outside the model's folder"),
-    (leads_out_by_dots, "a link to .*/secret, outside the model's folder"),
-    (leads_out_in_two_steps, "a link to .*/secret, outside the model's folder"),
-    (leads_out_by_a_folder, "a link to .*/secret, outside the model's folder"),
-    (leads_beside_blobs, "a link to .*/secret, outside the model's folder"),
-    (leads_to_a_device, "a link to /dev/zero, outside the model's folder"),
+    (leads_out, "a link to .*/secret, outside the model's directory"),
+    (leads_out_by_dots, "a link to .*/secret, outside the model's directory"),
+    (leads_out_in_two_steps, "a link to .*/secret, outside the model's directory"),
+    (leads_out_by_a_folder, "a link to .*/secret, outside the model's directory"),
+    (leads_beside_blobs, "a link to .*/secret, outside the model's directory"),
+    (leads_to_a_device, "a link to /dev/zero, outside the model's directory"),
     (leads_to_itself, "a link that leads to itself"),
     (leads_nowhere, "a link that cannot be followed: No such file"),
-    (leads_to_a_folder, "a folder, not a file"),
+    (leads_to_a_folder, "a directory, not a file"),
     (is_a_pipe, "a named pipe, not a file"),
     (leads_to_a_pipe, "a named pipe, not a file"),
     (is_a_socket, "a socket, not a file"),
@@ -154,7 +154,7 @@ def test_a_pipe_in_place_of_a_file_is_told_and_not_waited_for(folder: Path, name
 
 def test_a_file_that_leads_out_is_not_linked(folder: Path, secret: Path, tmp_path: Path) -> None:
     (folder / "special_tokens_map.json").symlink_to(secret)
-    with pytest.raises(ModelFileError, match="outside the model's folder"):
+    with pytest.raises(ModelFileError, match="outside the model's directory"):
         files.link(folder, "special_tokens_map.json", tmp_path / "out")
     assert secret.stat().st_nlink == 1
 
@@ -195,13 +195,13 @@ def test_links_into_the_hugging_face_cache_are_followed(
     take(folder, tmp_path / "out")
     assert (tmp_path / "out" / "LICENSE").read_text() == "a licence"
 
-    # The cache's folder has more than models in it, such as the user's token.
+    # The cache's directory has more than models in it, such as the user's token.
     for other in (hub.parent / "token", hub / "token", hub / "models--org--name" / "token", hub / "x" / "blobs" / "y"):
         other.parent.mkdir(exist_ok=True, parents=True)
         other.write_text("hf_secret")
         (folder / "LICENSE").unlink()
         (folder / "LICENSE").symlink_to(other)
-        with pytest.raises(ModelFileError, match="outside the model's folder"):
+        with pytest.raises(ModelFileError, match="outside the model's directory"):
             find(folder, "LICENSE")
 
 

@@ -25,11 +25,11 @@ READERS = (reading.read_bytes, reading.read_text, digest_file, sha256_of_file)
 @pytest.mark.parametrize("read", READERS)
 def test_what_is_not_a_file_is_named(tmp_path: Path, read: Callable[[Path], object]) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "directory").mkdir()
     (tmp_path / "link").symlink_to("pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
-        for name, kind in {"pipe": "pipe", "folder": "folder", "link": "pipe", "socket": "socket"}.items():
+        for name, kind in {"pipe": "pipe", "directory": "directory", "link": "pipe", "socket": "socket"}.items():
             with pytest.raises(reading.NotAFileError, match=f"{kind}, expected a file"):
                 read(tmp_path / name)
     with pytest.raises(reading.NotAFileError, match="a device"):
@@ -39,7 +39,7 @@ def test_what_is_not_a_file_is_named(tmp_path: Path, read: Callable[[Path], obje
 
 
 def test_a_file_to_be_written_is_no_pipe_either(tmp_path: Path, make: Callable[[Path, str], None]) -> None:
-    for kind in ("pipe", "folder"):
+    for kind in ("pipe", "directory"):
         make(tmp_path / kind, kind)
         with pytest.raises(reading.NotAFileError, match=kind):
             reading.open_fd(tmp_path / kind, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -47,7 +47,7 @@ def test_a_file_to_be_written_is_no_pipe_either(tmp_path: Path, make: Callable[[
     assert (tmp_path / "new").read_bytes() == b""
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
 def test_a_workspace_tells_it_or_mends_it(tmp_path: Path, make: Callable[[Path, str], None], kind: str) -> None:
     store = Store(tmp_path / "w")
     artifact = publish(store)
@@ -62,12 +62,12 @@ def test_a_workspace_tells_it_or_mends_it(tmp_path: Path, make: Callable[[Path, 
 
 def test_the_lock_of_the_index_is_named(tmp_path: Path, make: Callable[[Path, str], None]) -> None:
     Store(tmp_path / "w").close()
-    make(tmp_path / "w/state.lock", "folder")
-    with pytest.raises(StateError, match=r"state.lock is a folder, expected a file"):
+    make(tmp_path / "w/state.lock", "directory")
+    with pytest.raises(StateError, match=r"state.lock is a directory, expected a file"):
         Store(tmp_path / "w")
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
 def test_a_run_whose_request_is_not_a_file_is_told(
     tmp_path: Path, make: Callable[[Path, str], None], kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,8 +19,8 @@ from trtllm_pipeline.stages import calibration_rows
 
 READERS: dict[str, Callable[[Path], object]] = {
     "matrix": document.read,
-    "prompts": prompts.read,
-    "questions": lambda path: questions.read(path, {}, ["exact"]),
+    "prompts": prompts.read_prompts,
+    "questions": lambda path: questions.read_questions(path, {}, ["exact"]),
     "calibration": calibration_rows.read_rows,
     "json": user_files.read_json,
     "baseline": lambda path: measured.load(str(path), None),

@@ -164,7 +164,7 @@ def test_a_link_by_the_name_of_code_is_not_followed_out_of_the_folder(folder: Pa
     (folder / "configuration_phi3.py").unlink()
     (folder / "configuration_phi3.py").symlink_to(tmp_path / "secret")
     source = {**resolve([{"local": str(folder)}]), "code": {"configuration_phi3.py": hashlib.sha256(CODE).hexdigest()}}
-    with pytest.raises(DownloadError, match="outside the model's folder"):
+    with pytest.raises(DownloadError, match="outside the model's directory"):
         fetch(source, out, progress=lambda *_: None, folder=folder)
     assert not (out / "configuration_phi3.py").exists()
 

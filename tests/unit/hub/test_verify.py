@@ -109,7 +109,7 @@ def test_a_type_of_the_future_passes(folder: Path) -> None:
         ("model.safetensors.index.json", "{}", "not a safetensors index"),
         ("model.safetensors.index.json", "[]", "not a JSON object"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "x.safetensors"}}', "incomplete"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": "../x"}}', "outside the model's folder"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../x"}}', "outside the model's directory"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "model.safetensors"}}', "contains b, which the index"),
         ("model.safetensors.index.json", '{"weight_map": {"z": "model.safetensors"}}', "places z in it"),
     ],

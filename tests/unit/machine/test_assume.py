@@ -183,7 +183,7 @@ def test_here_is_this_machine_with_changes(monkeypatch: pytest.MonkeyPatch) -> N
         triton=TritonServer("/opt/tritonserver/bin/tritonserver", "2.62.0", ("python", "tensorrtllm")),
         model_optimizer="0.33.0",
     )
-    monkeypatch.setattr("trtllm_pipeline.machine.probe.machine", lambda: found)
+    monkeypatch.setattr("trtllm_pipeline.machine.probe.this_machine", lambda: found)
     assert parse("here") == parse(describe(found))
     newer = parse("here, tensorrt-llm == 1.3.0")
     assert newer.gpus == parse("here").gpus

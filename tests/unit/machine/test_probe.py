@@ -1,4 +1,4 @@
-"""Finding TensorRT-LLM and its parts, in folders laid out as images and installations lay them out."""
+"""Finding TensorRT-LLM and its parts, in directories laid out as images and installations lay them out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def metadata(folder: Path, package: str, version: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A machine of which nothing is known: an empty PATH, no packages but those in `site`, no known folders."""
+    """A machine of which nothing is known: an empty PATH, no packages but those in `site`, no known directories."""
     (tmp_path / "site").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
@@ -60,7 +60,7 @@ def installed(root: Path) -> Path:
 
 
 def tensorrt_llm() -> TensorRTLLM:
-    found = probe.machine().tensorrt_llm
+    found = probe.this_machine().tensorrt_llm
     assert found is not None
     return found
 
@@ -229,14 +229,16 @@ def test_tritons_version_and_backends(
         monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", told)
     if file is not None:
         put(home / "TRITON_VERSION", file)
-    assert probe.machine().triton == TritonServer(str(home / "bin/tritonserver"), version, ("python", "tensorrtllm"))
+    assert probe.this_machine().triton == TritonServer(
+        str(home / "bin/tritonserver"), version, ("python", "tensorrtllm")
+    )
 
 
 def test_versions_of_packages_are_read_not_imported(root: Path) -> None:
     for package, version in (("nvidia-modelopt", "0.47.0"), ("torch", "2.9.0+cu128")):
         metadata(root / "site", package, version)
     put(root / "site/torch/__init__.py", "raise SystemExit('imported')")
-    machine = probe.machine()
+    machine = probe.this_machine()
     assert (machine.model_optimizer, machine.torch) == ("0.47.0", "2.9.0+cu128")
 
 
@@ -285,7 +287,7 @@ def test_identity_of_a_machine_with_nothing_is_all_none() -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="where there is a GPU, NVML's package decides")
 def test_probing_imports_nothing_heavy() -> None:
-    code = "import sys; from trtllm_pipeline.machine import probe; probe.machine(); print(*sys.modules)"
+    code = "import sys; from trtllm_pipeline.machine import probe; probe.this_machine(); print(*sys.modules)"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}  # it imports much
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     shown = ran.stdout.split()

@@ -14,8 +14,8 @@ from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning import fitting, needs
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.report.document import as_markdown
 from trtllm_pipeline.report.fits import Fits
+from trtllm_pipeline.text_blocks import as_markdown
 from trtllm_pipeline.toolchains import base as toolchains
 
 MACHINES = {

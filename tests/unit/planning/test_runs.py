@@ -14,11 +14,11 @@ from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import StageError, UsageError
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.planning.request import FILE, Request
+from trtllm_pipeline.planning.request import REQUEST_FILE, Request
 from trtllm_pipeline.planning.runs import check_name, find_cell, find_run, newest_cells, run_folders
+from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellStatus, rows
-from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
 
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
@@ -46,7 +46,7 @@ def left(store: Store) -> Left:
         folder = store.runs_dir / f"2026010{count}-000000-{name}"
         store.index.begin_run(folder.name, matrix, ("pipeline", "run"))
         folder.mkdir()
-        (folder / FILE).write_text(json.dumps(Request(Path(matrix), **part).to_json()))  # type: ignore[arg-type]
+        (folder / REQUEST_FILE).write_text(json.dumps(Request(Path(matrix), **part).to_json()))  # type: ignore[arg-type]
         lines = plan_lines(
             plan,
             present=(),
@@ -58,7 +58,7 @@ def left(store: Store) -> Left:
         )
         (folder / "plan.json").write_text("\n".join(lines))
         if ended:
-            (folder / "report.json").write_text("\n".join(to_json(rows(plan, store), folder.name, matrix)))
+            (folder / "report.json").write_text("\n".join(report_json(rows(plan, store), folder.name, matrix)))
             store.index.end_run(folder.name, 0)
         return folder
 

@@ -258,7 +258,7 @@ SHAPES = {
             "2026-11-18T09:33:30.123456789Z stderr F Traceback (most recent call last):",
             '2026-11-18T09:33:30.123456789Z stderr F   File "/a.py", line 3, in <module>',
             "2026-11-18T09:33:30.123456789Z stderr F     main()",
-            "2026-11-18T09:33:30.123456789Z stderr F OSError: /models/x is a file, a folder is needed",
+            "2026-11-18T09:33:30.123456789Z stderr F OSError: /models/x is a file, a directory is needed",
             "2026-11-18T09:33:31.1Z stdout F exit",
         ),
         {4},
@@ -344,7 +344,7 @@ SHAPES = {
     "python-logging": (
         (
             "2025-06-21 01:30:39,698 - app - INFO - ok",
-            "2025-06-21 01:30:40,698 - app - ERROR - the adapter folder has no adapter_config.json",
+            "2025-06-21 01:30:40,698 - app - ERROR - the adapter directory has no adapter_config.json",
             "2025-06-21 01:30:41,698 - app - INFO - exiting",
         ),
         {2},

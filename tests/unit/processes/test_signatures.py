@@ -167,7 +167,7 @@ WORDINGS = (
     ("remote-code", "Loading x requires you to execute the configuration file in that repo on your local machine."),
     ("remote-code", "Please set the option `trust_remote_code=True` to remove this error."),
     ("model-file-missing", "OSError: Error no file named pytorch_model.bin found in directory /models/x."),
-    ("model-name", "OSError: /models/x is not a local folder and is not a valid model identifier"),
+    ("model-name", "OSError: /models/x is not a local directory and is not a valid model identifier"),
     ("model-name", "OSError: Incorrect path_or_model_id: '/models/x'. Please provide either the path"),
     ("model-name", "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error."),
     ("damaged-weights", "SafetensorError: Error while deserializing header: InvalidHeaderDeserialization"),

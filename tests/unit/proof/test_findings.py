@@ -13,8 +13,8 @@ from trtllm_pipeline.proof import findings, installed
 from trtllm_pipeline.proof.answers import Agreement
 from trtllm_pipeline.proof.findings import DeepExamination, FindingStatus
 from trtllm_pipeline.proof.installed import InstalledComparison
-from trtllm_pipeline.report.document import as_markdown
 from trtllm_pipeline.report.rows import CellResult, CellStatus
+from trtllm_pipeline.text_blocks import as_markdown
 from trtllm_pipeline.toolchains.tensorrt_llm import options
 
 AXES: dict[str, Any] = {"model": "./llama", "toolchain": "tensorrt_llm", "precision": "fp8", "tp": 1, "pp": 1}

@@ -471,7 +471,7 @@ def test_names_that_stand_twice_in_an_envelope_are_refused(store: Store, key: Si
     assert "'payload' stands twice" in messages(artifact, strict)
 
 
-@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "huge", "empty"])
+@pytest.mark.parametrize("kind", ["link", "directory", "pipe", "huge", "empty"])
 def test_what_is_no_file_of_sensible_size_is_not_read(
     store: Store, key: SigningKey, strict: Policy, kind: str, tmp_path: Path
 ) -> None:
@@ -482,7 +482,7 @@ def test_what_is_no_file_of_sensible_size_is_not_read(
     path.rename(moved)
     if kind == "link":
         path.symlink_to(moved)
-    elif kind == "folder":
+    elif kind == "directory":
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)

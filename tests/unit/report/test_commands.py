@@ -16,8 +16,8 @@ from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.progress.left import TimeLeft
+from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows
-from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
@@ -89,7 +89,7 @@ def test_report_of_a_run_that_was_killed(pipeline: Pipeline) -> None:
 
 
 def test_report_of_a_run_that_ended_is_the_one_it_left(pipeline: Pipeline, store: Store, tmp_path: Path) -> None:
-    report = "\n".join(to_json(rows(PLAN, store), "20260101-000000-aa", "quick.yaml"))
+    report = "\n".join(report_json(rows(PLAN, store), "20260101-000000-aa", "quick.yaml"))
     (store.runs_dir / "20260101-000000-aa" / "report.json").write_text(report)
     code, out, err = pipeline("report", "--run", "20260101", "--format", "json")
     assert (code, err) == (0, "")
@@ -335,7 +335,7 @@ def test_only_what_went_through_all_its_stages_is_taken(
     levels = levels_of([fabricated.level(1, ttft_ms=1.0, output_tokens_per_s=1.0)])
     path = tmp_path / "report.json"
     path.write_text(
-        "\n".join(to_json([CellResult(DONE.id, {"model": "m"}, status, levels=levels, **failed)], "r", "m"))
+        "\n".join(report_json([CellResult(DONE.id, {"model": "m"}, status, levels=levels, **failed)], "r", "m"))
     )
     code, out, _ = pipeline("recommend", str(path), "--format", "json")
     assert [each["reason"] for each in json.loads(out)["candidates"]] == [reason]

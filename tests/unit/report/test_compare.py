@@ -33,9 +33,9 @@ from trtllm_pipeline.report.compare import (
 from trtllm_pipeline.report.gate import Judgement, breaks, parse
 from trtllm_pipeline.report.measured import Measured, Side, load, together
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
+from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import Workload, shortened, words
-from trtllm_pipeline.report.writers import to_json as report_json
 
 
 def test_a_metric_is_found_by_its_whole_name() -> None:

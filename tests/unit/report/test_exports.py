@@ -18,8 +18,9 @@ from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.bench.result import HighestRate, LevelResult, TritonUse
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.report.openmetrics import to_openmetrics
+from trtllm_pipeline.report.report_file import NAME, report_json
 from trtllm_pipeline.report.rows import CellResult
-from trtllm_pipeline.report.writers import NAME, flat, to_csv, to_json
+from trtllm_pipeline.report.writers import flat, to_csv
 
 
 def families(rows: tuple[CellResult, ...]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def test_openmetrics_of_nothing_end() -> None:
 def report(tmp_path: Path) -> Path:
     folder = tmp_path / "run-1"
     folder.mkdir()
-    (folder / NAME).write_text("\n".join(to_json(run(4)[0], "run-1", "my.yaml")), encoding="utf-8")
+    (folder / NAME).write_text("\n".join(report_json(run(4)[0], "run-1", "my.yaml")), encoding="utf-8")
     return folder
 
 

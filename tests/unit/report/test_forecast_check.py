@@ -16,7 +16,8 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.execution.forecast import forecast
 from trtllm_pipeline.planning.needs import GPU, HOST, TIME
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast, checked
-from trtllm_pipeline.report.writers import print_report, read_report, to_json, to_markdown
+from trtllm_pipeline.report.report_file import read_report, report_json
+from trtllm_pipeline.report.writers import print_report, to_markdown
 from trtllm_pipeline.store.index import Peak
 from trtllm_pipeline.store.store import Store
 
@@ -71,7 +72,9 @@ def test_the_whole_and_every_stage_have_a_line() -> None:
 
 def test_a_report_has_it_in_every_format_and_reads_it_back(tmp_path: Path) -> None:
     rows = [row("fp16")]
-    (tmp_path / "report.json").write_text("\n".join(to_json(rows, "run-1", "m.yaml", forecast=CHECK)), encoding="utf-8")
+    (tmp_path / "report.json").write_text(
+        "\n".join(report_json(rows, "run-1", "m.yaml", forecast=CHECK)), encoding="utf-8"
+    )
     assert read_report(tmp_path / "report.json")[1]["forecast"] == CHECK
     short, full = io.StringIO(), io.StringIO()
     print_report(rows, stream=short, forecast=CHECK)
@@ -84,7 +87,7 @@ def test_a_report_has_it_in_every_format_and_reads_it_back(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("stages", [[{"stage": "build"}], [{**dataclasses.asdict(CHECK.stages[0]), "taken": 0}], 3])
 def test_a_damaged_forecast_is_a_damaged_report(stages: object, tmp_path: Path) -> None:
-    told = json.loads("\n".join(to_json([row("fp16")], "run-1", "m.yaml", forecast=CHECK)))
+    told = json.loads("\n".join(report_json([row("fp16")], "run-1", "m.yaml", forecast=CHECK)))
     told["run"]["forecast"]["stages"] = stages
     (tmp_path / "report.json").write_text(json.dumps(told), encoding="utf-8")
     with pytest.raises(StateError, match="not a report"):

@@ -9,10 +9,10 @@ from typing import Any
 from tests.helpers.fabricated_conditions import CONDITIONS, other
 from tests.unit.report.test_compare import level
 from trtllm_pipeline.domain import CellId
-from trtllm_pipeline.report.document import as_markdown
 from trtllm_pipeline.report.measured import Measured, Side
 from trtllm_pipeline.report.migration import Memory, Migration, blocks, migrations
 from trtllm_pipeline.report.rows import CellStatus
+from trtllm_pipeline.text_blocks import as_markdown
 
 
 def lane(toolchain: str, tps: float, *, build: float = 0.0, repeats: int = 3, **changes: Any) -> Measured:

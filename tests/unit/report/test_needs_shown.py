@@ -12,9 +12,9 @@ from tests.helpers import fabricated, trtllm_cells
 from tests.unit.execution.test_forecast import cell
 from trtllm_pipeline.cli.output import rendered
 from trtllm_pipeline.execution.forecast import forecast
-from trtllm_pipeline.report.document import as_markdown, on_terminal
 from trtllm_pipeline.report.fits import Fit, Fits
 from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
+from trtllm_pipeline.text_blocks import as_markdown, on_terminal
 
 PLAN = fabricated.plan(cell(), cell(precision="int4_wo"))
 

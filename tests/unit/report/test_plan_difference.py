@@ -11,8 +11,8 @@ from trtllm_pipeline import flow
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.report.document import as_markdown
 from trtllm_pipeline.report.plan_difference import PlanDifference, StageCount
+from trtllm_pipeline.text_blocks import as_markdown
 
 MATRIX = matrices_folder() / "tiny.yaml"
 

@@ -19,8 +19,9 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.planning.names import amount, duration, groups, merged, shared_parts, shorten, without
 from trtllm_pipeline.progress.views import LOOKS, grid
 from trtllm_pipeline.report.columns import columns
+from trtllm_pipeline.report.report_file import read_report, report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.report.writers import flat, notes_of, print_report, read_report, to_csv, to_json, to_markdown
+from trtllm_pipeline.report.writers import flat, notes_of, print_report, to_csv, to_markdown
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:
@@ -210,7 +211,7 @@ def test_no_colours_and_no_wrapping_in_pipes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_json_is_stable_and_reads_back(tmp_path: Path) -> None:
-    text = "\n".join(to_json(ROWS, "r1", "m.yaml"))
+    text = "\n".join(report_json(ROWS, "r1", "m.yaml"))
     data = json.loads(text)
     assert list(data) == ["schema", "run", "metrics", "cells"]
     counts = {"done": 2, "failed": 2}
@@ -382,7 +383,7 @@ MEASURED = dataclasses.replace(
 def test_every_form_says_on_what_and_under_which_load(tmp_path: Path) -> None:
     moved = row("int8_wo", conditions=other("system", cpu="Intel Xeon", gpus=[], server_on="another machine"))
     rows = (MEASURED, moved, failed("int4_wo"))
-    (tmp_path / "report.json").write_text("\n".join(to_json(rows, "r", "m.yaml")))
+    (tmp_path / "report.json").write_text("\n".join(report_json(rows, "r", "m.yaml")))
     read = read_report(tmp_path / "report.json")[0]
     assert read == rows
     cell = json.loads((tmp_path / "report.json").read_text())["cells"][0]

@@ -108,7 +108,7 @@ def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["", "-wal", "-shm"])
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
 def test_what_is_not_a_file_is_set_aside(
     tmp_path: Path, make: Callable[[Path, str], None], part: str, kind: str
 ) -> None:

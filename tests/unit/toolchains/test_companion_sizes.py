@@ -50,7 +50,8 @@ def test_an_eagle_head_is_as_large_as_the_one_that_is_published() -> None:
 
 def test_a_draft_model_is_as_large_as_its_recipe_says() -> None:
     settings = {"speculative.method": "draft_target", "speculative.model": "llama-3.2-1b-instruct"}
-    wanted = asked(companions.DRAFT, {"source": {"hugging_face": "meta-llama/Llama-3.2-1B-Instruct"}}, settings)
+    numbers = load_recipe(recipes_folder() / "llama-3.2-1b-instruct.yaml").model_dump(mode="json")
+    wanted = asked(companions.DRAFT, {"source": {"hugging_face": "some/draft"}, "numbers": numbers}, settings)
     assert companions.weights_bytes(wanted, companions.DRAFT) == 2 * 1_235_814_400
     assert needs.drafting_bytes(wanted)[1] == 2 * 16 * 8 * 64 * 2
 

@@ -25,7 +25,7 @@ BUILD = "build --checkpoint checkpoint --family llama --max-batch-size 4 --max-n
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model and an FP8 checkpoint of one rank, on a machine where no program may be started."""
-    monkeypatch.setattr(probe, "machine", machine)
+    monkeypatch.setattr(probe, "this_machine", machine)
     monkeypatch.chdir(tmp_path)
 
     def started(*_arguments: object) -> None:

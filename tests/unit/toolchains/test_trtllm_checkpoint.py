@@ -208,7 +208,7 @@ ASKED = {"max_batch_size": 4, "max_input_len": 128, "max_seq_len": 192, "max_num
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What trtllm-build leaves for `ASKED`, on a machine with an H100."""
     found = Machine(2, "test", (H100,), tensorrt_llm=TensorRTLLM("1.0.0"))
-    monkeypatch.setattr(probe, "machine", lambda: found)
+    monkeypatch.setattr(probe, "this_machine", lambda: found)
     folder = tmp_path / "engine"
     folder.mkdir()
     config = {"version": "1.0.0", "pretrained_config": {"mapping": {"world_size": 1}}, "build_config": ASKED}
@@ -291,7 +291,7 @@ def test_a_check_says_how_it_was_made(
 ) -> None:
     engine_requirements.write(built, H100)
     found = Machine(2, "test", (H100,), tensorrt_llm=TensorRTLLM("1.0.0", examples=examples))
-    monkeypatch.setattr(probe, "machine", lambda: found)
+    monkeypatch.setattr(probe, "this_machine", lambda: found)
     out = built.parent / "check"
     out.mkdir()
     engine.run_check(context(EngineCheck, {}, {"engine": built}, {}, out, built.parent))

@@ -368,7 +368,7 @@ def test_the_stages_take_the_templates_of_this_machine(
         out.mkdir(parents=True)
         root = None if release is None else str(standin.install(tmp_path / name, release))
         found = None if release is None else TensorRTLLM(release, templates=root)
-        monkeypatch.setattr(frontends.probe, "machine", lambda: Machine(cpus=1, cpu="", tensorrt_llm=found))
+        monkeypatch.setattr(frontends.probe, "this_machine", lambda: Machine(cpus=1, cpu="", tensorrt_llm=found))
         inputs = {"engine": installed.engine, "model": installed.model}
         cls = WeightsRepository if "max_seq_len" in params else EngineRepository
         return context(cls, {"max_batch_size": 4, "max_num_tokens": 512, **params}, inputs, {}, out, out.parent)

@@ -44,7 +44,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         found = TensorRTLLM(
             release, serve="/opt/bin/trtllm-serve", templates=str(standin.install(tmp_path / release, "1.2.0"))
         )
-        monkeypatch.setattr(probe, "machine", lambda: Machine(cpus=1, cpu="test", tensorrt_llm=found))
+        monkeypatch.setattr(probe, "this_machine", lambda: Machine(cpus=1, cpu="test", tensorrt_llm=found))
         out = tmp_path / release / "out"
         out.mkdir(parents=True)
         pytorch = "tensor_parallel_size" in params
@@ -194,7 +194,7 @@ def test_each_lane_and_frontend_has_its_own_start(
 def of_triton(monkeypatch: pytest.MonkeyPatch, release: str, openai: str | None = "/opt/main.py") -> None:
     triton = TritonServer("/opt/bin/tritonserver", "25.08", ("tensorrtllm",), openai)
     found = Machine(cpus=1, cpu="test", tensorrt_llm=TensorRTLLM(release, python="/opt/python3"), triton=triton)
-    monkeypatch.setattr(probe, "machine", lambda: found)
+    monkeypatch.setattr(probe, "this_machine", lambda: found)
 
 
 def served_by_triton(make: Make, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 1) -> StageContext[Any]:

@@ -176,5 +176,5 @@ def test_rules_are_selected_by_id_beginning_and_name() -> None:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="no such directory"):
         lint.lint(tmp_path / "nowhere")

@@ -95,8 +95,8 @@ def test_engine_and_release(case: Case, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_what_cannot_be_linted(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(case.folder / "nowhere") == 2
-    assert "no such folder" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
     assert run(case.repository, "--engine", case.folder) == 2
-    assert re.search("--engine: .* is not an engine folder: config.json: it is missing", capsys.readouterr().err)
+    assert re.search("--engine: .* is not an engine directory: config.json: it is missing", capsys.readouterr().err)
     assert run(case.repository, "--ignore", "TRT9") == 2
     assert "unknown rule 'TRT9'" in capsys.readouterr().err

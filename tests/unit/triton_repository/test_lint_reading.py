@@ -1,4 +1,4 @@
-"""What the linter and the filling of templates read: config.pbtxt with its lines, and engine folders."""
+"""What the linter and the filling of templates read: config.pbtxt with its lines, and engine directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.lint import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 from trtllm_pipeline.triton_repository.model_config import ModelConfigError, Placeholder
 
 
@@ -104,7 +104,7 @@ def test_what_an_engine_does_not_say_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_folders_that_are_no_engines(tmp_path: Path, config: Any, words: str) -> None:
-    with pytest.raises(EngineError, match=r"is not an engine folder: config\.json: it is missing"):
+    with pytest.raises(EngineError, match=r"is not an engine directory: config\.json: it is missing"):
         Engine.of_trtllm_build(tmp_path)
     with pytest.raises(EngineError, match=words):
         Engine.of_trtllm_build(write(tmp_path, config))

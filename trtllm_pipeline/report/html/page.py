@@ -30,12 +30,12 @@ from trtllm_pipeline.domain import CellId, Scope
 from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, shared_parts, without
-from trtllm_pipeline.report.columns import METRICS, columns
+from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.compare import Comparison
 from trtllm_pipeline.report.compare_writers import of_page
-from trtllm_pipeline.report.document import as_html
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
+from trtllm_pipeline.report.report_file import METRICS
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import label_of, shortened, words, workloads
 from trtllm_pipeline.report.writers import (
@@ -48,6 +48,7 @@ from trtllm_pipeline.report.writers import (
     notes_of,
     summary_of,
 )
+from trtllm_pipeline.text_blocks import as_html
 
 NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")

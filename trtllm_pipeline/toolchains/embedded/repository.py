@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.models import tensors
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
+from trtllm_pipeline.triton_repository.model_names import ENGINE_MODEL
 
 PYTHON_MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 MODELS: Final = (*PYTHON_MODELS, "ensemble")
@@ -77,7 +77,7 @@ def config_text(name: str, engine: Path, model: Path, settings: RepositoryEmbedd
 
 def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbedded) -> Any:
     """The ModelConfig of model `name`."""
-    from trtllm_pipeline.client.triton_messages import model_config_pb2
+    from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
 
     config = model_config_pb2.ModelConfig(name=name, max_batch_size=settings.max_batch_size)
     inputs, outputs = {

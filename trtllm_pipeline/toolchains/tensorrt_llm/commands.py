@@ -35,7 +35,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES
 
 PLAIN: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 """Precision -> data type of weights that are not quantized."""
-WEIGHT_ONLY: Final = {"int8_wo": "int8", "int4_wo": "int4"}
+WEIGHT_ONLY: Final[Mapping[str, str]] = {"int8_wo": "int8", "int4_wo": "int4"}
 """Precision -> word of the convert scripts for weights that need no calibration."""
 
 _BUILD: Final = "trtllm-build"

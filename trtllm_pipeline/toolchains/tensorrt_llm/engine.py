@@ -26,7 +26,7 @@ from trtllm_pipeline.triton_repository.engine import Engine
 def run(context: StageContext[EngineBuild]) -> None:
     """Check what `trtllm-build` left in `context.out` and complete it. Raises StageError, ServerError."""
     check_limits(context.out, context.params)
-    built = engine_requirements.write(context.out, probe.machine().gpus[0])
+    built = engine_requirements.write(context.out, probe.this_machine().gpus[0])
     size = sum(file.stat().st_size for file in context.out.glob("rank*"))
     print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
@@ -88,7 +88,7 @@ def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:
 
 def run_check(context: StageContext[EngineCheck]) -> None:
     """The end of the engine check: run.py has answered, or where it cannot be asked, the engine fits this machine by its files."""
-    machine = probe.machine()
+    machine = probe.this_machine()
     found = engine_requirements.check(context.inputs["engine"], machine)
     how = "run.py" if asks(context, machine) else "files"
     write_json(context.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})

@@ -16,7 +16,7 @@ from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import BLS_MODEL, DRAFT_MODEL, MPIRUN, TRITON_OPENAI, triton_openai
+from trtllm_pipeline.serving.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
 from trtllm_pipeline.stages.lora import ADAPTERS
@@ -55,6 +55,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     EngineRepository,
     VisualBuild,
 )
+from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL
 
 CHECKPOINT: Final = ("quantize", "convert")
 _NO_SCRIPT: Final = "the example scripts of TensorRT-LLM {}, one of which builds visual engines, were not found"

@@ -82,7 +82,7 @@ def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[
         model=str(context.inputs["model"]),
         engine=None if engine is None else str(engine),
         dataset=str(context.out / _DATASET),
-        report=str(context.out / engine_report.NAME),
+        report=str(context.out / engine_report.ENGINE_REPORT_FILE),
         workspace=str(attempt),
         config=str(context.out / _SETTINGS) if context.params.settings else None,
     )
@@ -100,7 +100,7 @@ def prepare(context: StageContext[EngineBench]) -> None:
 def run(context: StageContext[EngineBench]) -> None:
     """Check the report. Raises StageError where it is none."""
     try:
-        report = engine_report.EngineReport.read(context.out / engine_report.NAME)
+        report = engine_report.EngineReport.read(context.out / engine_report.ENGINE_REPORT_FILE)
     except MatrixError as error:
         raise StageError(str(error), failure=FailureClass.CHECK) from error
     print(f"{report.values['output_tokens_per_s']:.1f} output tokens/s")  # noqa: T201 - the stage's log

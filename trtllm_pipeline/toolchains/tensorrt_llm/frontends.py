@@ -29,6 +29,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     WeightsRepository,
 )
 from trtllm_pipeline.triton_repository import lint, model_config
+from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 
 
 def run_engine(context: StageContext[EngineRepository]) -> None:
@@ -37,7 +38,7 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
 
     Raises StageError for what cannot be filled or served.
     """
-    found, inputs = installed(probe.machine()), context.inputs
+    found, inputs = installed(probe.this_machine()), context.inputs
     if context.params.frontend != FRONTEND_TRITON:
         _write_serving(context, found)
         return
@@ -62,7 +63,7 @@ def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     checkpoint.check_stated(model)
     if context.params.unquantized:
         checkpoint.check_unquantized(model)
-    found = installed(probe.machine())
+    found = installed(probe.this_machine())
     if context.params.frontend != FRONTEND_TRITON:
         _write_serving(context, found)
         return
@@ -88,8 +89,8 @@ def write_engine(
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
     try:
-        facts = lint.Engine.of_trtllm_build(engine.absolute())
-    except lint.EngineError as error:
+        facts = Engine.of_trtllm_build(engine.absolute())
+    except EngineError as error:
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
     if rank := lora_models.check_all(adapters, facts, model):
         asked = lora_models.with_cache(asked, rank, adapters, facts)
@@ -146,7 +147,7 @@ def _templates(installed: TensorRTLLM) -> Path:
     return Path(installed.templates)
 
 
-def _check(out: Path, installed: TensorRTLLM, engine: lint.Engine | None) -> None:
+def _check(out: Path, installed: TensorRTLLM, engine: Engine | None) -> None:
     """Print what the linter finds; raise StageError for errors."""
     findings = lint.lint(out, engine=engine, release=installed.release)
     for finding in findings:
@@ -185,9 +186,9 @@ def _adapter_settings(
         try:
             return llmapi.adapter_cache(
                 lora_models.check_all(
-                    adapters, lint.Engine.of_trtllm_build(context.inputs["engine"]), context.inputs["model"]
+                    adapters, Engine.of_trtllm_build(context.inputs["engine"]), context.inputs["model"]
                 )
             )
-        except lint.EngineError as error:
+        except EngineError as error:
             raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
     return llmapi.lora(adapters, context.inputs["model"], release)

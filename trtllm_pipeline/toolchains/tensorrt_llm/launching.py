@@ -27,7 +27,7 @@ from trtllm_pipeline.triton_repository import model_config
 def launch_engine(context: StageContext[LaunchFrontend]) -> None:
     """Serve an engine with as many ranks as it has, or with an OpenAI server. Raises StageError, ServerError."""
     if context.params.frontend == FRONTEND_TRITON:
-        launch.run_ranks(context, probe.machine())
+        launch.run_ranks(context, probe.this_machine())
     elif context.params.frontend == FRONTEND_TRITON_OPENAI:
         launch.run_openai(context, openai_command(context.inputs), command_lines.TRITON_OPENAI)
     else:
@@ -39,7 +39,7 @@ def openai_command(inputs: Mapping[str, Path]) -> list[str]:
 
     Raises StageError where it cannot serve the engine, ServerError for an engine that was not built for this machine.
     """
-    machine, repository = probe.machine(), inputs["repository"]
+    machine, repository = probe.this_machine(), inputs["repository"]
     engine = engine_requirements.check(inputs["engine"], machine)
     if machine.triton is None or machine.triton.openai is None:
         raise _not_served(f"Triton here has no {OPENAI_PROGRAM}; images of NVIDIA have it")

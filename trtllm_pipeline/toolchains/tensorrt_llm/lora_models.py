@@ -12,9 +12,9 @@ from trtllm_pipeline.stages.lora import check_weights, number_of_values
 from trtllm_pipeline.toolchains.companions import read_adapter
 from trtllm_pipeline.toolchains.tensorrt_llm.needs import ADAPTER_CACHE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
-from trtllm_pipeline.toolchains.tensorrt_llm.templates import ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.model_names import ENGINE_MODEL, ENSEMBLE
 
 INPUTS: Final = {
     "lora_task_id": ("TYPE_UINT64", [1]),

@@ -16,7 +16,7 @@ from trtllm_pipeline.serving.command_lines import IMAGE_POOL
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.base import ENGINES
-from trtllm_pipeline.toolchains.companion_sizes import draft_kv_bytes_per_token
+from trtllm_pipeline.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
 from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
@@ -246,9 +246,8 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
         bits = weight_bits(weights_of(cell))
         layer = shape.layer_weights / shape.num_hidden_layers
         return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
-    if companions.DRAFT not in cell.companions:
-        return 0, 0
-    return companions.weights_bytes(cell, companions.DRAFT), draft_kv_bytes_per_token(cell)
+    found = cell.companions.get(companions.DRAFT)
+    return (0, 0) if found is None else (draft_bytes(found, cell), draft_kv_bytes_per_token(found, cell))
 
 
 def serving(cell: Cell, machine: Machine) -> Needs:

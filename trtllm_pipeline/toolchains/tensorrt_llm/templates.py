@@ -20,7 +20,6 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.serving.command_lines import DRAFT_MODEL
 from trtllm_pipeline.stages.params import Scalar
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS, Setting
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
@@ -28,13 +27,12 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, parse
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
-ENGINE_MODEL: Final = "tensorrt_llm"
 WRITTEN_OUT: Final = "add_special_tokens"
 """A parameter for which templates before 0.10 have a value, False, instead of a placeholder."""
-ENSEMBLE: Final = "ensemble"
-MODELS: Final = ("preprocessing", ENGINE_MODEL, "postprocessing", ENSEMBLE, "tensorrt_llm_bls")
+MODELS: Final = ("preprocessing", ENGINE_MODEL, "postprocessing", ENSEMBLE, BLS_MODEL)
 READ_WITHOUT_ASKING: Final = frozenset(
     (
         "tokenizer_dir",

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.serving.command_lines import ENCODERS_MODEL
 from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL
 
 TEMPLATE_SET: Final = "multimodal"
 """Folder of `all_models` with it, and with the ensemble that calls it."""

@@ -32,7 +32,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Model:
-    """One model folder. Without a config.pbtxt `text` is None; without one that parses `config` is None."""
+    """One model directory. Without a config.pbtxt `text` is None; without one that parses `config` is None."""
 
     folder: Path
     text: str | None
@@ -42,7 +42,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The folder's name, by which Triton loads it."""
+        """The directory's name, by which Triton loads it."""
         return self.folder.name
 
     @property
@@ -53,29 +53,29 @@ class Model:
     @cached_property
     def parameters(self) -> Mapping[str, str]:
         """Parameters with a value; those with a placeholder have none yet."""
-        found = {} if self.config is None else model_config.string_parameters(self.config)
-        return {key: value for key, value in found.items() if "${" not in value}
+        texts = {} if self.config is None else model_config.string_parameters(self.config)
+        return {key: value for key, value in texts.items() if "${" not in value}
 
     @cached_property
     def versions(self) -> tuple[Path, ...]:
-        """Its version folders."""
+        """Its version directories."""
         return tuple(sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name.isdigit()))
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether it is an ensemble of other models."""
+        """True if it is an ensemble of other models."""
         config = self.config
         return config is not None and (config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
 
     @property
     def is_engine(self) -> bool:
-        """Whether it runs a TensorRT-LLM engine: in the C++ backend, or in the templates' Python model for it."""
+        """True if it runs a TensorRT-LLM engine: in the C++ backend, or in the templates' Python model for it."""
         config = self.config
         return config is not None and (config.backend == "tensorrtllm" or "gpt_model_type" in config.parameters)
 
     @property
     def is_llmapi(self) -> bool:
-        """Whether it runs TensorRT-LLM's LLM API, by its sampling inputs or its model.yaml."""
+        """True if it runs TensorRT-LLM's LLM API, by its sampling inputs or its model.yaml."""
         if any((version / "model.yaml").is_file() for version in self.versions):
             return True
         return self.config is not None and any(each.name.startswith("sampling_param_") for each in self.config.input)
@@ -91,7 +91,7 @@ class Model:
         return None if match is None else self._code.count("\n", 0, match.start()) + 1
 
     def at(self, field: str, message: str, *, value: object = None) -> Violation:
-        """A violation at the first line where `field` is set, to `value` (a word or a string) where one is given."""
+        """A violation at the first line that sets `field`, or sets it to `value` (a word or a string) if given."""
         pattern = rf"\b{field}\b" if value is None else rf"""\b{field}\s*:\s*["']?{re.escape(str(value))}\b"""
         return Violation(self.path, message, self.line(pattern))
 
@@ -128,14 +128,14 @@ class ModelRepository:
         yield from ((model, model.config) for model in self.models.values() if model.config is not None)
 
     def engines(self) -> Iterator[tuple[Model, ModelConfig]]:
-        """Those that run a TensorRT-LLM engine."""
+        """The models that run a TensorRT-LLM engine."""
         yield from ((model, config) for model, config in self.parsed() if model.is_engine)
 
 
 def read(folder: Path, *, engine: Engine | None = None, release: str | None = None) -> ModelRepository:
-    """The repository in `folder`."""
-    found = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
-    models = {path.name: _model(path) for path in found}
+    """The repository in `directory`."""
+    folders = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
+    models = {path.name: _model(path) for path in folders}
     return ModelRepository(folder, models, engine or _engine_of(models), release)
 
 

@@ -23,9 +23,9 @@ class LintRule:
     name: str
     severity: Severity
     what: str
-    """What it finds, in half a sentence."""
+    """The fault it finds, as a phrase."""
     hint: str
-    """What to do about it."""
+    """The remedy."""
     check: Callable[[ModelRepository], Iterator[Violation]]
 
 

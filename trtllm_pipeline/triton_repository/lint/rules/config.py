@@ -20,7 +20,7 @@ _PLATFORMS: Final = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
-"""Platforms that may stand beside the backend they are the old name of."""
+"""Platforms that may be given together with the backend that replaced them."""
 
 
 def _faults(repository: ModelRepository, kind: FaultKind) -> Iterator[Violation]:
@@ -87,7 +87,7 @@ def literal_placeholder(repository: ModelRepository) -> Iterator[Violation]:
 
 @rule(
     "TRT207",
-    "fill the template; gpt_model_path is the engine's folder, gpt_model_type inflight_fused_batching",
+    "fill the template; gpt_model_path is the engine's directory, gpt_model_type inflight_fused_batching",
     each=ModelRepository.engines,
 )
 def parameter_missing(model: Model, config: Any) -> Iterator[Violation]:
@@ -102,8 +102,8 @@ def parameter_missing(model: Model, config: Any) -> Iterator[Violation]:
 
 @rule(
     "TRT208",
-    'add backend: "python", or whatever runs it: Triton guesses by the files in the version folder, unless it is '
-    "told not to complete configurations, as TensorRT-LLM's launcher tells it",
+    'add backend: "python", or whatever runs it: Triton guesses by the files in the version directory, unless it is '
+    "run with strict model configuration, as TensorRT-LLM's launcher does",
     severity="warning",
     each=ModelRepository.parsed,
 )
@@ -169,8 +169,8 @@ def preferred_batch_size(model: Model, config: Any) -> Iterator[Violation]:
     """A preferred batch size above max_batch_size."""
     for size in config.dynamic_batching.preferred_batch_size:
         if size > config.max_batch_size or size <= 0:
-            said = f"preferred batch size {size} with max_batch_size {config.max_batch_size}"
-            yield model.at("preferred_batch_size", said)
+            message = f"preferred batch size {size} with max_batch_size {config.max_batch_size}"
+            yield model.at("preferred_batch_size", message)
 
 
 @rule("TRT215", "use 0 for a model whose tensors have no batch dimension", each=ModelRepository.parsed)

@@ -18,13 +18,13 @@ _FREE_LOGITS: Final = (0, 17)
 
 
 def _served(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]:
-    """Each engine model with its engine, where there is one to compare with."""
+    """Each engine model with its engine, if there is one to compare with."""
     if repository.engine is not None:
         yield from ((model, config, repository.engine) for model, config in repository.engines())
 
 
 def _number(model: Model, name: str) -> int | None:
-    """A parameter as a whole number; None where it is not one."""
+    """A parameter as a whole number. None if it is not one."""
     try:
         return int(model.parameters[name])
     except (KeyError, ValueError):
@@ -33,7 +33,7 @@ def _number(model: Model, name: str) -> int | None:
 
 @rule(
     "TRT401",
-    "set gpt_model_path to the absolute path of the folder that trtllm-build wrote, as the server sees it",
+    "set gpt_model_path to the absolute path of the directory that trtllm-build wrote, as the server sees it",
     each=ModelRepository.engines,
 )
 def engine_folder(model: Model, _config: Any) -> Iterator[Violation]:
@@ -43,16 +43,16 @@ def engine_folder(model: Model, _config: Any) -> Iterator[Violation]:
         if path and not Path(path).is_absolute():
             yield model.at_parameter(name, f"{name} {path} is relative")
         elif path and not Path(path).is_dir():
-            yield model.at_parameter(name, f"{name} {path} is not a folder")
+            yield model.at_parameter(name, f"{name} {path} is not a directory")
 
 
 @rule(
     "TRT402",
-    "name the folder that contains rank0.engine and config.json, not a checkpoint or a parent folder",
+    "name the directory that contains rank0.engine and config.json, not a checkpoint or a parent directory",
     each=ModelRepository.engines,
 )
 def engine_config(model: Model, _config: Any) -> Iterator[Violation]:
-    """An engine folder without the config.json of trtllm-build."""
+    """An engine directory without the config.json of trtllm-build."""
     path = Path(model.parameters.get("gpt_model_path", ""))
     if path.is_absolute() and path.is_dir():
         try:
@@ -65,19 +65,19 @@ def engine_config(model: Model, _config: Any) -> Iterator[Violation]:
 def rank_files(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]:
     """An engine whose rank files do not match its world size."""
     wanted = {path.name for path in engine.rank_files}
-    there = {path.name for path in engine.folder.glob("rank*.engine")}
-    if wanted != there:
-        lacks, more = ", ".join(sorted(wanted - there)), ", ".join(sorted(there - wanted))
-        said = "; ".join(filter(None, (lacks and f"lacks {lacks}", more and f"has extra {more}")))
-        yield model.at_parameter("gpt_model_path", f"{engine.folder} has world size {engine.world_size} but {said}")
+    present = {path.name for path in engine.folder.glob("rank*.engine")}
+    if wanted != present:
+        lacks, more = ", ".join(sorted(wanted - present)), ", ".join(sorted(present - wanted))
+        message = "; ".join(filter(None, (lacks and f"lacks {lacks}", more and f"has extra {more}")))
+        yield model.at_parameter("gpt_model_path", f"{engine.folder} has world size {engine.world_size} but {message}")
 
 
 @rule("TRT404", "lower it, or build the engine with a larger max_batch_size", each=_served)
 def batch_size(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
     """A max_batch_size above the engine's."""
     if engine.max_batch_size is not None and config.max_batch_size > engine.max_batch_size:
-        said = f"max_batch_size is {config.max_batch_size}, but the engine's is {engine.max_batch_size}"
-        yield model.at("max_batch_size", said)
+        message = f"max_batch_size is {config.max_batch_size}, but the engine's is {engine.max_batch_size}"
+        yield model.at("max_batch_size", message)
 
 
 @rule("TRT405", "lower it, or build the engine with a larger max_beam_width", each=_served)
@@ -85,8 +85,8 @@ def beam_width(model: Model, _config: Any, engine: Engine) -> Iterator[Violation
     """A max_beam_width above the engine's."""
     width = _number(model, "max_beam_width")
     if width is not None and engine.max_beam_width is not None and width > engine.max_beam_width:
-        said = f"max_beam_width is {width}, but the engine's is {engine.max_beam_width}"
-        yield model.at_parameter("max_beam_width", said)
+        message = f"max_beam_width is {width}, but the engine's is {engine.max_beam_width}"
+        yield model.at_parameter("max_beam_width", message)
 
 
 @rule(
@@ -109,8 +109,8 @@ def engine_release(repository: ModelRepository) -> Iterator[Violation]:
     for model, _, engine in _served(repository):
         served, built = (str(release or "").partition("+")[0] for release in (repository.release, engine.version))
         if served and built and built != served:
-            said = f"{engine.folder} was built by {engine.version}, but {repository.release} will serve it"
-            yield model.at_parameter("gpt_model_path", said)
+            message = f"{engine.folder} was built by {engine.version}, but {repository.release} will serve it"
+            yield model.at_parameter("gpt_model_path", message)
 
 
 @rule("TRT408", "raise max_tokens_in_paged_kv_cache, or build the engine with a smaller max_seq_len", each=_served)
@@ -118,8 +118,8 @@ def kv_tokens(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]
     """A KV cache too small for one request of max_seq_len."""
     tokens = _number(model, "max_tokens_in_paged_kv_cache")
     if tokens is not None and engine.max_seq_len is not None and 0 < tokens < engine.max_seq_len:
-        said = f"max_tokens_in_paged_kv_cache is {tokens}, but the engine's max_seq_len is {engine.max_seq_len}"
-        yield model.at_parameter("max_tokens_in_paged_kv_cache", said)
+        message = f"max_tokens_in_paged_kv_cache is {tokens}, but the engine's max_seq_len is {engine.max_seq_len}"
+        yield model.at_parameter("max_tokens_in_paged_kv_cache", message)
 
 
 @rule("TRT409", "build the engine with a paged KV cache, or fill batching_strategy with V1", each=_served)
@@ -135,8 +135,8 @@ def paged_context(model: Model, _config: Any, engine: Engine) -> Iterator[Violat
     """KV cache reuse or chunked context with an engine built without use_paged_context_fmha."""
     for name in ("enable_kv_cache_reuse", "enable_chunked_context"):
         if model.parameters.get(name, "").lower() in {"true", "1"} and engine.paged_context_fmha is False:
-            said = f"{name} is set, but the engine was built without use_paged_context_fmha"
-            yield model.at_parameter(name, said)
+            message = f"{name} is set, but the engine was built without use_paged_context_fmha"
+            yield model.at_parameter(name, message)
 
 
 @rule(
@@ -151,9 +151,9 @@ def logits_type(model: Model, config: Any, engine: Engine) -> Iterator[Violation
     if wanted is None or _release(engine) < _FREE_LOGITS:
         return
     for tensor in config.output:
-        said = model_config.data_type_name(tensor.data_type)
-        if tensor.name in _LOGITS and said != wanted:
-            message = f"{tensor.name} is {said}, but the engine's logits are {engine.logits_dtype}"
+        data_type = model_config.data_type_name(tensor.data_type)
+        if tensor.name in _LOGITS and data_type != wanted:
+            message = f"{tensor.name} is {data_type}, but the engine's logits are {engine.logits_dtype}"
             yield model.at("name", message, value=tensor.name)
 
 
@@ -164,8 +164,10 @@ def path_differs(repository: ModelRepository) -> Iterator[Violation]:
     for model, _ in repository.parsed():
         path = model.parameters.get("gpt_model_path")
         if not model.is_engine and path and paths and path not in paths:
-            said = f"gpt_model_path is {path}, but that of the engine model is {' or '.join(sorted(map(str, paths)))}"
-            yield model.at_parameter("gpt_model_path", said)
+            message = (
+                f"gpt_model_path is {path}, but that of the engine model is {' or '.join(sorted(map(str, paths)))}"
+            )
+            yield model.at_parameter("gpt_model_path", message)
 
 
 @rule(
@@ -178,9 +180,9 @@ def adapters_type(model: Model, config: Any, engine: Engine) -> Iterator[Violati
     """LoRA adapters in another data type than the engine that takes them."""
     wanted = model_config.FLOAT_TYPES.get(engine.dtype or "")
     for tensor in config.input:
-        said = model_config.data_type_name(tensor.data_type)
-        if tensor.name == "lora_weights" and engine.max_lora_rank and wanted not in {None, said}:
-            yield model.at("name", f"lora_weights is {said}, but the engine is {engine.dtype}", value="lora_weights")
+        data_type = model_config.data_type_name(tensor.data_type)
+        if tensor.name == "lora_weights" and engine.max_lora_rank and wanted not in {None, data_type}:
+            yield model.at("name", f"lora_weights is {data_type}, but the engine is {engine.dtype}", value="lora_weights")
 
 
 def _release(engine: Engine) -> tuple[int, ...]:

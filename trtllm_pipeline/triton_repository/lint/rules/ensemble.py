@@ -13,7 +13,7 @@ from trtllm_pipeline.triton_repository.lint.rule import rule
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where an ensemble tensor is written or read: the ensemble's own interface, or one step's."""
+    """A place that writes or reads an ensemble tensor: the ensemble's own interface, or a step's."""
 
     owner: str
     tensor: Any
@@ -21,7 +21,7 @@ class End:
 
     @property
     def shape(self) -> list[int]:
-        """With the batch dimension, where there is one."""
+        """Shape with the batch dimension, if there is one."""
         return [-1] * self.batched + list(self.tensor.dims)
 
     @property
@@ -43,28 +43,28 @@ class Ensemble:
 
     @property
     def whole(self) -> bool:
-        """Whether every step's model could be read: what is missing cannot be told otherwise."""
+        """True if every step's model could be read. Otherwise missing tensors cannot be detected."""
         return len(self.steps) == len(self.config.ensemble_scheduling.step)
 
     def writers(self) -> dict[str, list[End]]:
-        """Who writes each ensemble tensor: requests, and outputs of steps."""
-        found: dict[str, list[End]] = {}
+        """The writers of each ensemble tensor: requests, and outputs of steps."""
+        ends: dict[str, list[End]] = {}
         for tensor in self.config.input:
-            found.setdefault(tensor.name, []).append(End("input", tensor, self.config.max_batch_size > 0))
+            ends.setdefault(tensor.name, []).append(End("input", tensor, self.config.max_batch_size > 0))
         for step, model in self.steps:
             for name, end in _ends(step, model, model.output, step.output_map):
-                found.setdefault(name, []).append(end)
-        return found
+                ends.setdefault(name, []).append(end)
+        return ends
 
     def readers(self) -> dict[str, list[End]]:
-        """Who reads each ensemble tensor: inputs of steps, and responses."""
-        found: dict[str, list[End]] = {}
+        """The readers of each ensemble tensor: inputs of steps, and responses."""
+        ends: dict[str, list[End]] = {}
         for step, model in self.steps:
             for name, end in _ends(step, model, model.input, step.input_map):
-                found.setdefault(name, []).append(end)
+                ends.setdefault(name, []).append(end)
         for tensor in self.config.output:
-            found.setdefault(tensor.name, []).append(End("output", tensor, self.config.max_batch_size > 0))
-        return found
+            ends.setdefault(tensor.name, []).append(End("output", tensor, self.config.max_batch_size > 0))
+        return ends
 
     def pairs(self) -> Iterator[tuple[str, End, End]]:
         """Ensemble tensor, who writes it, who reads it."""
@@ -75,7 +75,7 @@ class Ensemble:
 
 
 def _ends(step: Any, model: Any, tensors: Any, mapped: Any) -> Iterator[tuple[str, End]]:
-    """Ensemble tensors that a step's map names, each with the model's own, where it has that."""
+    """Ensemble tensors that a step's map names, each with the model's own tensor, if it has one."""
     own = {tensor.name: tensor for tensor in tensors}
     for name, target in mapped.items():
         if name in own:
@@ -112,8 +112,8 @@ def unknown_model(repository: ModelRepository) -> Iterator[Violation]:
     for model, ensemble in _ensembles(repository):
         for step in ensemble.config.ensemble_scheduling.step:
             if step.model_name not in repository.models:
-                said = f"a step uses model {step.model_name!r}, which is not in the repository"
-                yield model.at("model_name", said, value=step.model_name)
+                message = f"a step uses model {step.model_name!r}, which is not in the repository"
+                yield model.at("model_name", message, value=step.model_name)
 
 
 @rule(
@@ -137,8 +137,8 @@ def types_differ(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     """A tensor written as one data type and read as another."""
     for name, writer, reader in ensemble.pairs():
         if writer.type != reader.type:
-            said = f"{name}: {writer} is {writer.type}, but {reader} expects {reader.type}"
-            yield model.at("value", said, value=name)
+            message = f"{name}: {writer} is {writer.type}, but {reader} expects {reader.type}"
+            yield model.at("value", message, value=name)
 
 
 @rule("TRT305", "-1 fits any size; a model with max_batch_size 0 has no batch dimension", each=_ensembles)
@@ -146,8 +146,8 @@ def dims_differ(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     """A tensor whose dims differ between writer and reader, the batch dimension included."""
     for name, writer, reader in ensemble.pairs():
         if not _fits(writer.shape, reader.shape):
-            said = f"{name}: {writer} is {writer.shape}, but {reader} expects {reader.shape}"
-            yield model.at("value", said, value=name)
+            message = f"{name}: {writer} is {writer.shape}, but {reader} expects {reader.shape}"
+            yield model.at("value", message, value=name)
 
 
 @rule("TRT306", "add it to input_map", each=_ensembles)
@@ -156,8 +156,8 @@ def input_not_mapped(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     for step, member in ensemble.steps:
         for tensor in member.input:
             if not tensor.optional and tensor.name not in step.input_map:
-                said = f"nothing is mapped to input {tensor.name} of {step.model_name}"
-                yield model.at("model_name", said, value=step.model_name)
+                message = f"nothing is mapped to input {tensor.name} of {step.model_name}"
+                yield model.at("model_name", message, value=step.model_name)
 
 
 @rule("TRT307", "map an output of a step to it, or make it an input of the ensemble", each=_ensembles)
@@ -182,9 +182,9 @@ def not_read(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     read |= {source for step in ensemble.config.ensemble_scheduling.step for source in step.input_map.values()}
     for name, writers in ensemble.writers().items() if ensemble.whole else ():
         if name not in read:
-            said = f"{name}, written by {writers[0]}, is never read"
-            mapped = model.at("value", said, value=name)
-            yield mapped if mapped.line is not None else model.at("name", said, value=name)
+            message = f"{name}, written by {writers[0]}, is never read"
+            mapped = model.at("value", message, value=name)
+            yield mapped if mapped.line is not None else model.at("name", message, value=name)
 
 
 @rule("TRT309", "give one of them another name", each=_ensembles)
@@ -201,8 +201,8 @@ def ensemble_batch_size(model: Model, ensemble: Ensemble) -> Iterator[Violation]
     size = ensemble.config.max_batch_size
     for step, member in ensemble.steps:
         if 0 < member.max_batch_size < size:
-            said = f"max_batch_size is {size}, but that of {step.model_name} is {member.max_batch_size}"
-            yield model.at("max_batch_size", said)
+            message = f"max_batch_size is {size}, but that of {step.model_name} is {member.max_batch_size}"
+            yield model.at("max_batch_size", message)
 
 
 @rule("TRT311", "set decoupled_mode to the same value in both: true to stream, false for one response per request")
@@ -237,12 +237,12 @@ def decoupled_inputs(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     while ready := [each for each in steps if set(each[0].input_map.values()) <= origins.keys()]:
         for step, member in ready:
             steps.remove((step, member))
-            found = {origins[source] for source in step.input_map.values()}
-            if len(found) > 1:
-                words = " and ".join(sorted(each or "the request" for each in found))
-                said = f"{step.model_name} receives inputs from {words}, which send different numbers of messages"
-                yield model.at("model_name", said, value=step.model_name)
-            origin = step.model_name if member.model_transaction_policy.decoupled else next(iter(found), None)
+            sources = {origins[source] for source in step.input_map.values()}
+            if len(sources) > 1:
+                words = " and ".join(sorted(each or "the request" for each in sources))
+                message = f"{step.model_name} receives inputs from {words}, which send different numbers of messages"
+                yield model.at("model_name", message, value=step.model_name)
+            origin = step.model_name if member.model_transaction_policy.decoupled else next(iter(sources), None)
             origins.update(dict.fromkeys(step.output_map.values(), origin))
 
 
@@ -264,5 +264,5 @@ def decoupled_drafts(repository: ModelRepository) -> Iterator[Violation]:
     """A tensorrt_llm_bls model that is decoupled and has a draft model."""
     for model, config, called in _bls_models(repository):
         if called["draft"] is not None and config.model_transaction_policy.decoupled:
-            said = f"is decoupled, but calls {called['draft'].name} for drafts, which cannot be streamed"
-            yield model.at("decoupled", said)
+            message = f"is decoupled, but calls {called['draft'].name} for drafts, which cannot be streamed"
+            yield model.at("decoupled", message)

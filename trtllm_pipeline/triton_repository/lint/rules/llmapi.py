@@ -25,7 +25,7 @@ class ModelYaml:
 
     path: Path
     settings: Any
-    """What it says; the error where it cannot be read."""
+    """Its content, or the error if it cannot be read."""
 
     def at(self, key: str, message: str) -> Violation:
         """A violation at the line of `key`."""
@@ -52,23 +52,23 @@ def _settings(repository: ModelRepository) -> Iterator[tuple[ModelYaml, dict[str
 def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
     """An LLM API model without a valid model.yaml."""
     for file in _files(repository):
-        found = file.settings
-        if isinstance(found, FileNotFoundError):
+        settings = file.settings
+        if isinstance(settings, FileNotFoundError):
             yield Violation(file.path.parent, "has no model.yaml")
-        elif isinstance(found, Exception):
-            yield Violation(file.path, str(found), getattr(found, "line", None))
-        elif not isinstance(found, dict):
+        elif isinstance(settings, Exception):
+            yield Violation(file.path, str(settings), getattr(settings, "line", None))
+        elif not isinstance(settings, dict):
             yield Violation(file.path, "is not a mapping")
 
 
-@rule("TRT602", "set model to the absolute path of a Hugging Face folder", each=_settings)
+@rule("TRT602", "set model to the absolute path of a Hugging Face directory", each=_settings)
 def yaml_model(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
     """A model.yaml whose model is missing or is a path that does not exist."""
     model = settings.get("model")
     if not isinstance(model, str) or not model:
         yield file.at("model", "names no model")
     elif Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
-        yield file.at("model", f"model {model} is not a folder with a config.json")
+        yield file.at("model", f"model {model} is not a directory with a config.json")
 
 
 @rule("TRT603", "triton_config: {max_batch_size: 0, decoupled: true}", each=_settings)
@@ -77,8 +77,8 @@ def triton_config(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violati
     triton = settings.get("triton_config")
     values = triton if isinstance(triton, dict) else {}
     if type(values.get("max_batch_size")) is not int or type(values.get("decoupled")) is not bool:
-        said = "triton_config needs max_batch_size, a whole number, and decoupled, true or false"
-        yield file.at("triton_config", said)
+        message = "triton_config needs max_batch_size, a whole number, and decoupled, true or false"
+        yield file.at("triton_config", message)
 
 
 @rule("TRT604", "write a whole number, or remove the key", each=_settings)

@@ -1,7 +1,7 @@
 """TRT5: parameters of TensorRT-LLM's models.
 
-The C++ backend reads each parameter for itself and, where it cannot, goes on with a default and a line in its log; so
-a wrong word here often does not fail, it silently does nothing.
+The C++ backend reads each parameter separately. If it cannot, it uses a default and logs a line. A wrong word here often
+does not fail: it is silently ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENIZER_FILES: Final = (
     "vocab.txt",
     "spiece.model",
 )
-"""Any of these makes a Hugging Face folder one that has a tokenizer."""
+"""Any of these makes a Hugging Face directory one that has a tokenizer."""
 _FRACTIONS: Final = ("kv_cache_free_gpu_mem_fraction", "cross_kv_cache_fraction", "lora_cache_gpu_memory_fraction")
 _SWITCHES: Final = (
     "exclude_input_in_output",
@@ -77,21 +77,21 @@ TAKEN_FOR_UNSET: Final[Mapping[str, str]] = {
         *("guided_decoding_backend", "xgrammar_tokenizer_info_path", "visual_model_path", "multimodal_model_path"),
     )
 } | _NAMED_OTHERWISE
-"""Parameter -> its placeholder in TensorRT-LLM's templates, for those whose models go on with a default where it is still
-there. What they cannot do without, other rules look for."""
+"""Parameter -> its placeholder in TensorRT-LLM's templates, if the model uses a default for an unfilled placeholder. Other
+rules check required parameters."""
 
 
 def _wrong(model: Model, names: Iterable[str], fault: Callable[[str], str | None]) -> Iterator[Violation]:
     """Parameters of these names, with a value, that `fault` has words for."""
     for name in names:
         value = model.parameters.get(name, "")
-        if value and (said := fault(value)):
-            yield model.at_parameter(name, f"{name} is {value!r}; {said}")
+        if value and (message := fault(value)):
+            yield model.at_parameter(name, f"{name} is {value!r}; {message}")
 
 
 def _one_of(model: Model, name: str, known: tuple[str, ...]) -> Iterator[Violation]:
-    said = f"expected one of {', '.join(known)}"
-    return _wrong(model, (name,), lambda value: None if value in known else said)
+    message = f"expected one of {', '.join(known)}"
+    return _wrong(model, (name,), lambda value: None if value in known else message)
 
 
 @rule("TRT501", "use inflight_fused_batching; V1 turns in-flight batching off", each=ModelRepository.parsed)
@@ -148,9 +148,9 @@ def switch(model: Model, _config: Any) -> Iterator[Violation]:
 @rule("TRT506", "write a whole number, or remove the parameter", each=ModelRepository.parsed)
 def whole_number(model: Model, _config: Any) -> Iterator[Violation]:
     """A number that is not whole, negative, or zero where at least 1 is required; it has no effect or stops the model."""
-    said = "expected a whole number of at least"
-    yield from _wrong(model, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else f"{said} 0")
-    yield from _wrong(model, _FROM_ONE, lambda value: None if value.strip("0") else f"{said} 1")
+    message = "expected a whole number of at least"
+    yield from _wrong(model, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else f"{message} 0")
+    yield from _wrong(model, _FROM_ONE, lambda value: None if value.strip("0") else f"{message} 1")
 
 
 @rule("TRT507", "set triton_backend to tensorrtllm (C++) or python", each=ModelRepository.engines)
@@ -162,7 +162,7 @@ def triton_backend(model: Model, config: Any) -> Iterator[Violation]:
 
 @rule(
     "TRT508",
-    "give the absolute path of the model's Hugging Face folder, as the server sees it; anything else is treated as "
+    "give the absolute path of the model's Hugging Face directory, as the server sees it; anything else is treated as "
     "the name of a model to download",
     each=ModelRepository.parsed,
 )
@@ -177,7 +177,7 @@ def tokenizer(model: Model, config: Any) -> Iterator[Violation]:
     elif not path.is_absolute():
         yield model.at_parameter("tokenizer_dir", f"tokenizer_dir {given} is not an absolute path")
     elif not path.is_dir():
-        yield model.at_parameter("tokenizer_dir", f"tokenizer_dir {given} is not a folder")
+        yield model.at_parameter("tokenizer_dir", f"tokenizer_dir {given} is not a directory")
     elif not any((path / name).is_file() for name in TOKENIZER_FILES):
         yield model.at_parameter("tokenizer_dir", f"tokenizer_dir {given} has no tokenizer files")
 
@@ -189,8 +189,8 @@ def tokenizers_differ(repository: ModelRepository) -> Iterator[Violation]:
     for model in having[1:]:
         path, first = (each.parameters["tokenizer_dir"] for each in (model, having[0]))
         if path != first:
-            said = f"tokenizer_dir is {path}, but that of {having[0].name} is {first}"
-            yield model.at_parameter("tokenizer_dir", said)
+            message = f"tokenizer_dir is {path}, but that of {having[0].name} is {first}"
+            yield model.at_parameter("tokenizer_dir", message)
 
 
 @rule(

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _SPECIAL: Final = re.compile(r"[*`|]|(?<!\w)_|_(?!\w)")
-"""What means something else in Markdown; not an underscore within a word."""
+"""Characters with a meaning in Markdown. An underscore within a word has none."""
 Value = str | tuple[str, str]
 """A text, or a text and its style."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What it is about."""
+    """Its subject."""
 
     text: str
 
