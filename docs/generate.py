@@ -142,7 +142,8 @@ class _Read(dict[str, Any]):
         return super().__getitem__(key)
 
 
-def read_by(toolchain: str) -> set[str]:
+@cache
+def read_by(toolchain: str) -> frozenset[str]:
     """`SECTION.KEY` of each setting that some stage of a toolchain reads, found by reading its stages."""
     sections = {name: _Read(values) for name, values in Settings().model_dump(mode="json").items()}
     recipe: dict[str, Any] = {"source": {"generated": "llama"}}
@@ -156,7 +157,7 @@ def read_by(toolchain: str) -> set[str]:
                 ask(cell)
             stage.applies(cell, machine)
             stage.resources(cell, machine)
-    return {f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE)}
+    return frozenset(f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE))
 
 
 def settings(name: str) -> Iterator[str]:
