@@ -143,6 +143,12 @@ class _Read(dict[str, Any]):
 
 
 @cache
+def _schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of matrices or recipes."""
+    return json_schema(kind)
+
+
+@cache
 def read_by(toolchain: str) -> frozenset[str]:
     """`SECTION.KEY` of each setting that some stage of a toolchain reads, found by reading its stages."""
     sections = {name: _Read(values) for name, values in Settings().model_dump(mode="json").items()}
@@ -162,7 +168,7 @@ def read_by(toolchain: str) -> frozenset[str]:
 
 def settings(name: str) -> Iterator[str]:
     """The table of one settings section, or of a mapping in one."""
-    schema = json_schema("matrix")
+    schema = _schema("matrix")
     definition = schema["$defs"][name]
     section = name.lower()
     used = read_by("embedded")
@@ -181,7 +187,7 @@ def settings(name: str) -> Iterator[str]:
 def fields(name: str) -> Iterator[str]:
     """The table of an object of the schemas: its keys, whether they are required, and their meaning."""
     kind = "recipe" if name in {"Recipe", "RecipeSmoke"} or name.endswith("Source") else "matrix"
-    schema = json_schema("recipe" if kind == "recipe" else "matrix")
+    schema = _schema("recipe" if kind == "recipe" else "matrix")
     definition = schema if name in {"Recipe", "Matrix"} else schema["$defs"][name]
     required = definition.get("required", ())
     yield "| key | values | default | meaning |"
@@ -550,7 +556,7 @@ completion for bash, zsh and fish."""
 
 def settings_page() -> Iterator[str]:
     """Every key of matrices and recipes."""
-    definitions = json_schema("matrix")["$defs"]
+    definitions = _schema("matrix")["$defs"]
     yield _SETTINGS_HEAD
     yield "\n".join(fields("Matrix"))
     yield "### Axes\n\n" + "\n".join(fields("Axes"))
@@ -563,7 +569,7 @@ def settings_page() -> Iterator[str]:
             if nested:
                 yield _section(f"settings.{section}.{key}", nested, definitions[nested])
     yield "## Recipes\n\n[Matrix](../matrix.md#recipes) shows how to write one.\n\n" + "\n".join(fields("Recipe"))
-    for name, source in json_schema("recipe")["$defs"].items():
+    for name, source in _schema("recipe")["$defs"].items():
         if name.endswith("Source"):
             yield f"### {name}\n\n{_words(source)}\n\n" + "\n".join(fields(name))
     yield _RECIPES_HEAD + "\n".join(recipes(""))
