@@ -100,10 +100,11 @@ def options(name: str) -> Iterator[str]:
     rows = []
     command = command_of(name)
     context = command.context_class(command)
+    takes_matrix = any("--matrix" in param.opts for param in command.params)
     for param in command.params:
-        if param.hidden:
-            continue
         is_option = param.param_type_name == "option"
+        if param.hidden or (takes_matrix and not is_option and param.metavar == "MATRIX"):
+            continue  # an argument that is the same as --matrix
         negated = param.secondary_opts if is_option and param.default is not False else []
         flags = [*param.opts, *negated] if is_option else [param.metavar or param.name.upper()]
         if param.opts[-1] in SHARED:
@@ -541,7 +542,7 @@ never printed.
 
 | option | meaning |
 |---|---|
-| `-m, --matrix FILE` | the matrix: a file, or the name of a shipped one |
+| `-m, --matrix FILE` | the matrix: a file, or the name of a shipped one. It may also be the first argument: `pipeline run my.yaml` |
 | `--cells PATTERN` | only cells that match. `'!PATTERN'` excludes cells. Repeatable ([patterns](../matrix.md#cells)) |
 | `--set KEY=VALUE` | change a setting, axis or recipe. Repeatable ([keys](../matrix.md#change-one-thing-from-the-command-line)) |
 | `--toolchain NAME` | toolchain of cells whose matrix names none |
