@@ -42,9 +42,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tests.helpers.scripted_server import Script, ScriptedServer, config
 from trtllm_pipeline.bench.load import Load as Levels
 from trtllm_pipeline.bench.prompts import read_prompts
-from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config
 from trtllm_pipeline.bench.stats import paired_change
 from trtllm_pipeline.bench.workloads import Workload, made
 

@@ -2,7 +2,7 @@
 
     python benchmarks/client.py [--streams 256] [--events 60] [--rounds 3] [--aiperf PATH] [--format json]
 
-The server (`bench/scripted_server.py`, a process of its own) sends each stream 20 events a second, each stream in a phase
+The server (`tests/helpers/scripted_server.py`, a process of its own) sends each stream 20 events a second, each stream in a phase
 of its own, and notes the time just before each event goes out. A tool's error is its own time of an event minus that;
 both clocks are CLOCK_MONOTONIC. Lateness of the server is in no error.
 
@@ -34,11 +34,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.bench import self_test
+from tests.helpers.scripted_server import server_process
 from trtllm_pipeline.bench.stats import percentile
 from trtllm_pipeline.bench.windows import least_requests
 from trtllm_pipeline.client.service import Service
 
+EVENTS_PER_S: Final = 20
 FEW_EVENTS: Final = 10
 REQUESTS: Final = least_requests(1, 0)
 """Of each stream, one after the other: the fewest that `pipeline bench load` sends."""
@@ -84,8 +85,6 @@ def main() -> None:
     if args.thread_peer:
         thread_peer(args.thread_peer[0], Path(args.thread_peer[1]))
         return
-    for protocol in ("openai_chat", "grpc"):
-        self_test.recent(protocol)  # so that no measured run makes one
     rounds = [
         {tool.name: measure(tool, args.streams, args.events) for tool in tools(args.aiperf)} for _ in range(args.rounds)
     ]
@@ -93,9 +92,7 @@ def main() -> None:
     if args.format == "json":
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(
-        f"{args.streams} streams of {self_test.EVENTS_PER_S} events/s, {args.events} events each, {args.rounds} rounds"
-    )
+    print(f"{args.streams} streams of {EVENTS_PER_S} events/s, {args.events} events each, {args.rounds} rounds")
     print(f"{'':<16}{'TTFT error ms':>16}{'event error ms':>18}{'CPU':>12}{'events/s':>10}")
     print(f"{'':<16}{'p50':>8}{'p99':>8}{'p50':>9}{'p99':>9}{'µs/event':>12}{'per core':>10}{'failed':>8}")
     for row in rows:
@@ -172,7 +169,7 @@ def load(tool: Tool, streams: int, events: int) -> tuple[float, list[list[float]
         folder = Path(scratch)
         prompts = write_inputs(folder, streams, events)
         log = folder / "server.log"
-        with self_test.server(log) as service:
+        with server_process(log) as service:
             command = tool.command(service, folder, streams)
             with (folder / "output").open("w") as output:
                 pid = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder).pid
@@ -198,7 +195,7 @@ def write_inputs(folder: Path, streams: int, events: int) -> list[str]:
     """The same prompts in each tool's form; returns them. A prompt tells the server what to do."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    draw, gap_ms = random.Random(1), 1e3 / self_test.EVENTS_PER_S
+    draw, gap_ms = random.Random(1), 1e3 / EVENTS_PER_S
     prompts = [
         json.dumps({"name": number, "first_ms": 1000 + draw.random() * gap_ms, "gap_ms": gap_ms, "events": events})
         for number in range(REQUESTS * streams)

@@ -56,7 +56,6 @@ TOLERANCES: Final = {
     "bf16": Tolerance(kl=0.002, perplexity=1.01),
     "int8_wo": Tolerance(kl=0.02, perplexity=1.03),
     "int4_wo": Tolerance(kl=1.0, perplexity=1.3),
-    "int4_awq": Tolerance(kl=0.7, perplexity=1.2),
 }
 
 

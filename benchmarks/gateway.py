@@ -21,7 +21,7 @@ and these loads:
     cpu             processor time of the gateway's process: of an event, and of a request beside its events (by a load of
                     short answers at the same rate), and as a share of what the server's processes use for the same work
 
-Without --service the server is `bench/scripted_server.py`, which sends each stream 20 events a second and computes nothing:
+Without --service the server is `tests/helpers/scripted_server.py`, which sends each stream 20 events a second and computes nothing:
 the worst case for shares of processor time. With --service it is a real Triton; `steady` then needs its --rate.
 """
 
@@ -43,6 +43,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.helpers import scripted_server
 from trtllm_pipeline.bench.windows import WAVES
 
 STREAMS: Final = 64
@@ -298,7 +299,7 @@ def server(service: Path | None, scratch: Path, events: int) -> Iterator[Path]:
     if service is not None:
         yield service
         return
-    command = [sys.executable, "-m", "trtllm_pipeline.bench.scripted_server", str(scratch / "log")]
+    command = [sys.executable, scripted_server.__file__, str(scratch / "log")]
     with subprocess.Popen(
         [*command, f"first_ms={GAP_S * 1e3:g}", f"gap_ms={GAP_S * 1e3:g}", f"events={events}"],
         stdin=subprocess.PIPE,

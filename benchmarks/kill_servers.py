@@ -33,7 +33,7 @@ from kill_resume import processes
 from trtllm_pipeline.hosting import servers
 from trtllm_pipeline.hosting.servers import State
 from trtllm_pipeline.processes.guardian import process_table, with_descendants
-from trtllm_pipeline.serving.triton import busy_ports
+from trtllm_pipeline.serving.triton_server import busy_ports
 from trtllm_pipeline.store import claims
 
 PARTS = ("keeper", "guardian", "launch", "tritonserver", "stub", "gateway", "all")

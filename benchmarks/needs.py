@@ -30,7 +30,7 @@ from trtllm_pipeline.machine import gpus, memory
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes.process import Exited, Guardian
-from trtllm_pipeline.toolchains.base import PYTORCH
+from trtllm_pipeline.toolchains.catalog import PYTORCH
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import needs
 

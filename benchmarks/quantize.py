@@ -36,10 +36,10 @@ from trtllm_pipeline import worker as worker_file
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.model_optimizer import job, memory, worker
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FAMILIES
+from trtllm_pipeline.toolchains.model_optimizer import calibration_memory, job, quantization_worker
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import FAMILIES
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 _LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}
@@ -366,16 +366,16 @@ def write_rows(path: Path, samples: int, length: int, vocabulary: int) -> None:
 
 def _ours(folder: Path, run: Run) -> Mapping[str, Any]:
     """The stage's program itself, and what it says of itself."""
-    memory.release()
+    calibration_memory.release()
     _reset_peak()
     with attempt(folder, run) as work:
-        worker.run(work)
+        quantization_worker.run(work)
         return facts(work)
 
 
 def _process(folder: Path, run: Run) -> Mapping[str, Any]:
     """The same as the pipeline starts it."""
-    memory.release()
+    calibration_memory.release()
     with attempt(folder, run) as work:
         started = time.monotonic()
         worker_file.write_job("quantize", None, work)
@@ -409,7 +409,7 @@ def attempt(folder: Path, run: Run) -> Iterator[StageContext[Any]]:
 
 
 def facts(work: StageContext[Any]) -> Mapping[str, Any]:
-    facts = json.loads((work.out / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    facts = json.loads((work.out / quantization_worker.FACTS_FILE).read_text(encoding="utf-8"))
     batch = (facts["calibration"] or {}).get("batch_size")
     return {"times": facts["times_s"], "peak": facts["peak_memory"], "batch": batch, "bytes": _size(work.out)}
 
@@ -424,11 +424,11 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
     from trtllm_pipeline.stages.calibration_rows import read_rows
     from trtllm_pipeline.toolchains.model_optimizer import formats
 
-    memory.release()
+    calibration_memory.release()
     _reset_peak()
     out, times = folder / "by-hand", dict[str, float]()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with worker.timed(times, "load"):
+    with quantization_worker.timed(times, "load"):
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16, device_map=device).eval()
     rows = read_rows(folder / "rows.jsonl")
 
@@ -439,14 +439,14 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
 
     try:
         configuration = copy.deepcopy(getattr(quantization, str(formats.precision(run.precision).config)))
-        with worker.timed(times, "calibrate"):
+        with quantization_worker.timed(times, "calibrate"):
             quantization.quantize(model, configuration, forward_loop=loop)
-        with worker.timed(times, "export"), torch.inference_mode():
+        with quantization_worker.timed(times, "export"), torch.inference_mode():
             family = FAMILIES[model.config.architectures[0]].decoder
             export_tensorrt_llm_checkpoint(
                 model, family, torch.bfloat16, export_dir=out, inference_tensor_parallel=run.tp
             )
-        return {"times": times, "peak": memory.peak(), "batch": 1, "bytes": _size(out)}
+        return {"times": times, "peak": calibration_memory.peak(), "batch": 1, "bytes": _size(out)}
     finally:
         shutil.rmtree(out, ignore_errors=True)
 

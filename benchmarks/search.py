@@ -26,9 +26,9 @@ from surfaces import SURFACES, Surface
 
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.report.measured import Measured
-from trtllm_pipeline.report.recommend import Goal, at_best, cost, parse_slo
+from trtllm_pipeline.report.recommendation import Goal, at_best, cost, parse_slo
 from trtllm_pipeline.report.rows import CellResult
-from trtllm_pipeline.search.choice import Goals, Option, decide
+from trtllm_pipeline.search.next_cell import Goals, Option, decide
 
 _GOOD = 0.05
 _Rows = Mapping[CellId, CellResult]

@@ -20,8 +20,8 @@ from trtllm_pipeline.cli.app import main as pipeline
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import ITSELF, Param
-from trtllm_pipeline.toolchains import base
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains import catalog
+from trtllm_pipeline.toolchains.catalog import Toolchain
 
 COMMAND: Final = "echo x > out/x"
 
@@ -112,13 +112,13 @@ def write_matrix(cells: int, folder: Path) -> Path:
 
 def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     """Publish every artifact of the matrix through the store, as a run does; returns what that took, in microseconds."""
-    from trtllm_pipeline import flow
+    from trtllm_pipeline.planning import planner
     from trtllm_pipeline.planning.request import Request
     from trtllm_pipeline.store.store import Store
 
     store = Store(workspace)
     request = Request(matrix, toolchain=TOOLCHAIN.name)
-    plan = flow.plan_of(request, store)
+    plan = planner.plan_of(request, store)
     begin = time.perf_counter()
     published = []
     for run in plan.stage_runs.values():
@@ -136,7 +136,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 
 
 def main() -> int:
-    base._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
+    catalog._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
     if sys.argv[1:2] == ["unsynced"]:
         from trtllm_pipeline.store.store import Store
 

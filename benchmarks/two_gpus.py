@@ -44,7 +44,7 @@ from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.claims import lease_machine
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.catalog import Toolchain
 
 FREE_S: Final = 60.0
 """How long leases and memory may take to be free."""

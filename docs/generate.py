@@ -27,14 +27,14 @@ from trtllm_pipeline.cli import app
 from trtllm_pipeline.cli.app import COMMANDS, Command
 from trtllm_pipeline.config.matrices import summary
 from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
-from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes.signatures import SIGNATURES, Weight
+from trtllm_pipeline.processes.signatures import Weight, signatures
 from trtllm_pipeline.stages.params import MOST_TOKENS
-from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm import memory
+from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
 from trtllm_pipeline.toolchains.tensorrt_llm.templates import FIXED, PLACEHOLDERS
@@ -305,10 +305,10 @@ def weights(_name: str) -> Iterator[str]:
     yield f"| model | layout | {' | '.join(f'`{precision}`' for precision in shown)} | 16-bit cache | 8-bit cache |"
     yield "|---|---|" + "---:|" * (len(shown) + 2)
     for model, layouts in _WORTH_SHOWING.items():
-        shape = memory.Shape.of(load_recipe(recipes_folder() / f"{model}.yaml").model_dump(mode="json"))
+        shape = model_shape.Shape.of(load_recipe(recipes_folder() / f"{model}.yaml").model_dump(mode="json"))
         for tp, pp in layouts:
-            gib = [f"{memory.weights_bytes(shape, precision, tp, pp) / 2**30:.1f}" for precision in shown]
-            kib = [f"{memory.kv_bytes_per_token(shape, size, tp, pp) / 2**10:g}" for size in (2, 1)]
+            gib = [f"{model_shape.weights_bytes(shape, precision, tp, pp) / 2**30:.1f}" for precision in shown]
+            kib = [f"{model_shape.kv_bytes_per_token(shape, size, tp, pp) / 2**10:g}" for size in (2, 1)]
             yield f"| {model} | {_layout(tp, pp)} | {' | '.join([*gib, *kib])} |"
 
 
@@ -468,12 +468,13 @@ def failures(_name: str) -> Iterator[str]:
     """The table of messages in logs that name a cause."""
     yield "| message in a log | cause | class | what to do |"
     yield "|---|---|---|---|"
-    for signature in SIGNATURES:
+    for signature in signatures():
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
         names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone"}
         failure = names.get(signature.weight, signature.failure.value.replace("_", " "))
         settings = [
-            f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`" for _, text in signature.settings
+            f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`"
+            for text in signature.settings.values()
         ]
         hint = re.sub(r"\{(\w+)\}", r"...", signature.hint)
         yield f"| {words} | {signature.category} | {failure} | {_line('; '.join([hint, *dict.fromkeys(settings)]))} |"

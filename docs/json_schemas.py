@@ -140,6 +140,7 @@ _NEVER_SEEN: Final = {
             "p50",
             "p99",
             "saved_s_per_token",
+            "load_s",
             "requests_per_s",
             "errors_per_s",
             "queued",
@@ -149,7 +150,7 @@ _NEVER_SEEN: Final = {
 }
 """A path, or the last name of one -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
-    r"(paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
+    r"(paybacks\[\]\.(tokens|load_s|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
     r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )

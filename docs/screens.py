@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Final
 
 from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId, StageRunId, StageStatus
 from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
 from trtllm_pipeline.execution.order import play
@@ -22,7 +22,7 @@ from trtllm_pipeline.machine import assume
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.progress.live import Picture
 from trtllm_pipeline.progress.tracker import Tracker
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 TOOLCHAIN: Final = "tensorrt_llm"
 MACHINE: Final = "tensorrt_llm==0.20.0,sm=90,gpus=8,gpu_memory_gib=80"

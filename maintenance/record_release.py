@@ -29,7 +29,7 @@ from maintenance.definitions import DefinitionsError, Options  # noqa: E402
 from trtllm_pipeline.errors import UsageError  # noqa: E402
 from trtllm_pipeline.machine import probe  # noqa: E402
 from trtllm_pipeline.proof import installed  # noqa: E402
-from trtllm_pipeline.toolchains.tensorrt_llm import options, releases, templates  # noqa: E402
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options, releases, templates  # noqa: E402
 from trtllm_pipeline.triton_repository import model_config  # noqa: E402
 
 RECORDED: Final = ROOT / "tests/data/tensorrt_llm/recorded.json"
@@ -109,7 +109,7 @@ def of_installation() -> Recording:
         raise SystemExit("error: TensorRT-LLM is not installed here; --source reads a checkout")
     found = Recording({}, {}, [])
     for tool, command in installed.programs(machine.tensorrt_llm, machine, tuple(releases.FAMILIES)):
-        text = None if command is None else options.installed_help(command)
+        text = None if command is None else program_options.installed_help(command)
         table = {} if text is None else of_help(text)
         if table:
             found.programs[tool] = {"serve" if command and command[-1] == "serve" else "": table}
@@ -121,7 +121,7 @@ def of_installation() -> Recording:
 
 def of_help(text: str) -> Options:
     """Options as a program's --help shows them: spellings, whether they take a value, choices, defaults that it prints."""
-    shown = options.parse_help(text)
+    shown = program_options.parse_help(text)
     found: Options = {}
     blocks = _BLOCK.split(text)[1:]
     for block in blocks:
@@ -167,7 +167,7 @@ def disagreements(
     `partial`: not all of them were read. `help_only`: they are from --help, which lists neither all defaults and types nor
     what is required.
     """
-    program, met = options.load()[tool], set()
+    program, met = program_options.load()[tool], set()
     for name, recorded in listed.items():
         spellings = {name, *recorded.get("aliases", ())}
         canonical = next((each for each in map(program.canonical, sorted(spellings)) if each is not None), None)
@@ -199,7 +199,7 @@ def disagreements(
         if recorded.get("deprecated") and form.deprecated is None:
             yield Difference(name, "deprecated", "is deprecated")
     if not partial:
-        for name in sorted(set(options.known(tool, release)) - met):
+        for name in sorted(set(program_options.known(tool, release)) - met):
             yield Difference(name, "gone", f'is only in the table: {{"since": "{release}", "gone": ""}}')
 
 

@@ -24,13 +24,13 @@ def main() -> int:
 def _without_typer(words: Sequence[str]) -> int:
     import json
 
-    from trtllm_pipeline import doctor
+    from trtllm_pipeline import doctor_findings
     from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE
 
     if words[:1] != ["doctor"]:
         sys.stderr.write("error: the package typer is not installed\n  try: pipeline doctor, which does without\n")
         return 2
-    found = doctor.run(Path(DEFAULT_WORKSPACE))
+    found = doctor_findings.run(Path(DEFAULT_WORKSPACE))
     as_json = "json" in words or "--format=json" in words
     sys.stdout.write((json.dumps(found.to_json(), indent=2) if as_json else found.text(sys.stdout.encoding)) + "\n")
     return found.exit_code

@@ -8,6 +8,15 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "trtllm_pipeline"
 TRITON_DECIDES = {"TritonPythonModel"}
+OF_EACH_TOOLCHAIN = {"toolchain", "params", "needs", "durations"}
+"""Modules with the same role in each toolchain. `stages/params.py` has the parameters of shared stages."""
+
+
+def test_the_base_name_of_a_module_stands_once() -> None:
+    modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__")]
+    roles = {path for path in modules if path.stem in OF_EACH_TOOLCHAIN and path.parts[0] in {"toolchains", "stages"}}
+    names = Counter(path.stem for path in modules if path not in roles)
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_each_class_name_stands_once() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.store.store import Store
 
 HEAVY = {
@@ -113,7 +113,7 @@ def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
 def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
     Store(tmp_path)
     modules = imported("runs", "--workspace", str(tmp_path), "--format", "json")
-    assert "trtllm_pipeline.report.runs" in modules
+    assert "trtllm_pipeline.report.run_list" in modules
     assert "pydantic" not in modules
 
 

@@ -14,7 +14,7 @@ from tests.standins.refusals import holds
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.stages.repository_settings import LlmApi
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm import llmapi
 from trtllm_pipeline.toolchains.tensorrt_llm.params import WeightsRepository
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.helpers import trtllm_cells
-from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.toolchains.tensorrt_llm import needs
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token, kv_element_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token, kv_element_bytes
 
 FILE = Path(__file__).parents[1] / "data" / "tensorrt_llm" / "memory.json"
 FIGURES: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["figures"]

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
-from trtllm_pipeline import flow
-from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.config.validate import load_matrix
+from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.lock_file import write_lock
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
@@ -91,7 +91,7 @@ def plan(tmp_path: Path, models: list[str], precision: str, release: str, sm: in
         matrix["settings"] = {"download": {"trust_remote_code": trusted}}
     (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(matrix))
     machine = f"tensorrt_llm=={release},sm={sm},gpus=8,gpu_memory_gib=141"
-    return flow.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True)
+    return planner.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True)
 
 
 @pytest.mark.parametrize("has", HAVE, ids=lambda has: f"{has.recipe}-{has.lane}")
@@ -137,7 +137,7 @@ def test_auto_decides_model_by_model_and_a_lock_file_decides_the_same(tmp_path: 
     request = Request(tmp_path / "matrix.yaml", assume="tensorrt_llm==1.2.0,sm=90,gpus=1,gpu_memory_gib=80")
     (tmp_path / "lock").mkdir()
     write_lock(request, load_matrix(request.matrix), planned, tmp_path / "lock", default_toolchain=ENGINES)
-    locked = flow.plan_of(Request(tmp_path / "lock" / "matrix.yaml", assume=request.assume), None, guess=True)
+    locked = planner.plan_of(Request(tmp_path / "lock" / "matrix.yaml", assume=request.assume), None, guess=True)
     assert {cell.model: cell.toolchain for cell in locked.cells} == chosen
     assert [cell.id for cell in locked.cells] == [cell.id for cell in planned.cells]
 
@@ -162,7 +162,7 @@ def test_a_model_that_takes_images_is_asked_with_some(tmp_path: Path, recipe: st
     settings = "settings: { serve: { frontend: trtllm_serve }, perf: { images: 1@64x64 } }\n"
     (tmp_path / "matrix.yaml").write_text(matrix + settings)
     machine = "tensorrt_llm==1.2.0,sm=100,gpus=8,gpu_memory_gib=141"
-    planned = flow.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True)
+    planned = planner.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True)
     asked = {run.stage.name: run.params for run in planned.stage_runs.values()}
     assert (asked["smoke"].images, asked["perf"].images) == ("1@64x64", "1@64x64")
 
@@ -239,7 +239,7 @@ def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:
 
 
 def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
-    from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token
+    from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token
 
     shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
     # 61 layers of 512 + 64 numbers, on each GPU.
@@ -262,5 +262,5 @@ def test_heads_are_refused_by_what_recipes_say_where_no_hub_is_reached(
     heads = f"settings: {{ speculative: {{ method: {method}, model: some/heads }} }}\n"
     (tmp_path / "matrix.yaml").write_text((tmp_path / "matrix.yaml").read_text() + heads)
     machine = "tensorrt_llm==1.2.0,sm=90,gpus=1,gpu_memory_gib=141"
-    (planned,) = flow.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True).cells
+    (planned,) = planner.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True).cells
     assert planned.reason is None if said is None else said in str(planned.reason)

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.openai_cells import H100S, PORTS, cell
 from tests.standins import openai_server
 from trtllm_pipeline.stages.params import OPENAI_SERVERS
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.openai import command
 from trtllm_pipeline.toolchains.openai.server import argv
 

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, infeasible, plan, stage_run, stages, values
-from trtllm_pipeline import flow
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
@@ -19,6 +18,7 @@ from trtllm_pipeline.files.quantization import FORMS, QuantizedWeights
 from trtllm_pipeline.hub import peek, sources
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.plan_file import axes
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.stages.params import key
@@ -193,7 +193,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
         (tmp_path / "matrix.yaml").write_text(
             yaml.safe_dump({"name": "matrix", "axes": {**axes, "toolchain": [PYTORCH]}})
         )
-        (one,) = flow.plan_of(
+        (one,) = planner.plan_of(
             Request(tmp_path / "matrix.yaml", assume="tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=80"),
             None,
             guess=True,

@@ -17,16 +17,16 @@ import pytest
 import trtllm_pipeline
 from tests.helpers import trtllm_cells
 from tests.standins import templates
-from trtllm_pipeline.config import matrices, recipes
+from trtllm_pipeline.config import matrices, recipe_files
 from trtllm_pipeline.config.document import read
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.matrices import TEMPLATE
 from trtllm_pipeline.config.models import Recipe, Settings, json_schema
-from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(trtllm_pipeline.__file__).parent
@@ -378,9 +378,9 @@ def test_every_built_in_data_set_named_by_a_default_ships() -> None:
 
 def test_an_installed_package_has_its_own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data" / "recipes").mkdir(parents=True)
-    monkeypatch.setattr(recipes, "PACKAGE", tmp_path)
-    assert recipes.recipes_folder() == tmp_path / "data" / "recipes"
-    assert recipes.matrices_folder() == tmp_path.parent / "matrices"
+    monkeypatch.setattr(recipe_files, "PACKAGE", tmp_path)
+    assert recipe_files.recipes_folder() == tmp_path / "data" / "recipes"
+    assert recipe_files.matrices_folder() == tmp_path.parent / "matrices"
 
 
 def test_a_shipped_matrix_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from maintenance.definitions import DefinitionsError
 from tests.standins import releases, templates
 from tests.standins.installation import install
 from trtllm_pipeline.machine import probe
-from trtllm_pipeline.toolchains.tensorrt_llm import options
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options
 
 pytest.importorskip("click")
 
@@ -304,7 +304,7 @@ def checkout(tmp_path: Path) -> Callable[..., Path]:
 
     def write(change: Callable[[dict[str, dict[str, Any]]], None] = lambda tables: None) -> Path:
         tables: dict[str, dict[str, Any]] = {}
-        for tool in options.load():
+        for tool in program_options.load():
             known = releases.table(tool, RELEASE)
             if known is None:
                 continue

@@ -14,7 +14,7 @@ from tests.unit.conftest import MACHINE
 from trtllm_pipeline.config.models import Repository, Section
 from trtllm_pipeline.stages.params import ParamField, table
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS, LlmApi, RepositorySettings, TextModels
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.templates import text
 from trtllm_pipeline.triton_repository.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
 

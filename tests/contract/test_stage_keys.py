@@ -17,16 +17,17 @@ from typing import Any, Final
 
 import pytest
 
-from trtllm_pipeline import flow
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.fingerprint import canonical, changes
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.hub.sources import local_folder, unpinned
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.plan import Plan, make_plan
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains import companions
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "stage_keys.json"
@@ -46,13 +47,13 @@ def cases() -> Iterator[tuple[str, str]]:
 
 def planned(matrix: str, release: str) -> Plan:
     """The plan of a shipped matrix, the same on every machine: no hub is asked, and software is called by its name."""
-    request = flow.Request(matrices_folder() / f"{matrix}.yaml", toolchain=None if release else "embedded")
+    request = Request(matrices_folder() / f"{matrix}.yaml", toolchain=None if release else "embedded")
     machine = Machine(cpus=2, cpu="test")
     if release:
         machine = parse(f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80")
     identity = {name: f"the {name}" for name in (*IDENTITY, "xllamacpp")}
     known = {name: replace(toolchains.load(name), identity=lambda _: identity) for name in toolchains.every_name()}
-    cells = flow.select_cells(request, flow.load(request), machine)
+    cells = selection.select_cells(request, selection.load(request), machine)
     return make_plan(
         [pinned(cell) for cell in cells],
         known,

@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tests.standins.triton import MODEL, install_server
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 
 pytestmark = pytest.mark.integration
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "templates.json"
@@ -65,7 +65,7 @@ def engine(folder: Path, world: int = 1) -> Path:
 
 
 @contextmanager
-def serve(folder: Path, configs: Mapping[str, ModelConfig], **variables: str) -> Iterator[triton.TritonProcess]:
+def serve(folder: Path, configs: Mapping[str, ModelConfig], **variables: str) -> Iterator[triton_server.TritonProcess]:
     repository = folder / "repository"
     for name, message in configs.items():
         (repository / name / "1").mkdir(parents=True)
@@ -75,13 +75,13 @@ def serve(folder: Path, configs: Mapping[str, ModelConfig], **variables: str) ->
     with pytest.MonkeyPatch.context() as patch:
         for key, value in {**install_server(folder / "tritonserver"), **variables}.items():
             patch.setenv(key, value)
-        server = triton.start(
+        server = triton_server.start(
             triton_installation.find(),
             repository,
             tuple(configs),
             folder=folder / "links",
             log=folder / "log",
-            ports=triton.free_ports(),
+            ports=triton_server.free_ports(),
         )
     try:
         server.wait_ready(180)
@@ -91,7 +91,7 @@ def serve(folder: Path, configs: Mapping[str, ModelConfig], **variables: str) ->
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.TritonProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton_server.TritonProcess]:
     folder = tmp_path_factory.mktemp("standin")
     built = engine(folder / "engine")
     configs = {
@@ -105,14 +105,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.TritonPr
         yield server
 
 
-def ask(server: triton.TritonProcess, model: str, **inputs: object) -> tuple[int, dict[str, Any]]:
+def ask(server: triton_server.TritonProcess, model: str, **inputs: object) -> tuple[int, dict[str, Any]]:
     body = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 4, **inputs}
     status, answer = server.request("POST", f"/v2/models/{model}/generate", body, timeout_s=20)
     return status, json.loads(answer)
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_release_s_tensors_are_taken_and_all_outputs_sent(server: triton.TritonProcess, release: str) -> None:
+def test_every_release_s_tensors_are_taken_and_all_outputs_sent(
+    server: triton_server.TritonProcess, release: str
+) -> None:
     status, answer = ask(server, f"r{release}")
     assert status == 200, answer
     assert (answer["output_ids"], answer["sequence_length"]) == ([5, 6, 7, 6, 7, 5, 6], 7)
@@ -121,7 +123,7 @@ def test_every_release_s_tensors_are_taken_and_all_outputs_sent(server: triton.T
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_streams_send_one_token_at_a_time(server: triton.TritonProcess, release: str) -> None:
+def test_streams_send_one_token_at_a_time(server: triton_server.TritonProcess, release: str) -> None:
     body = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 4, "streaming": True}
     status, answer = server.request("POST", f"/v2/models/r{release}/generate_stream", body, timeout_s=20)
     assert status == 200
@@ -129,25 +131,25 @@ def test_streams_send_one_token_at_a_time(server: triton.TritonProcess, release:
     assert [(event["output_ids"], event["sequence_length"]) for event in events] == [(6, 1), (7, 1), (5, 1), (6, 1)]
 
 
-def test_counts_are_sent_when_asked_for(server: triton.TritonProcess) -> None:
+def test_counts_are_sent_when_asked_for(server: triton_server.TritonProcess) -> None:
     answer = ask(server, "r1.1.0rc6", return_num_input_tokens=True, return_num_output_tokens=True)[1]
     assert (answer["num_input_tokens"], answer["num_output_tokens"]) == (3, 4)
 
 
-def test_the_end_token_ends_an_answer_under_both_names_of_the_minimum(server: triton.TritonProcess) -> None:
+def test_the_end_token_ends_an_answer_under_both_names_of_the_minimum(server: triton_server.TritonProcess) -> None:
     assert ask(server, "r0.16.0", end_id=5)[1]["output_ids"] == [5, 6, 7, 6, 7]
     assert ask(server, "r0.16.0", end_id=5, min_length=3)[1]["sequence_length"] == 7
     assert ask(server, "r1.1.0rc6", end_id=5, min_tokens=3)[1]["sequence_length"] == 7
 
 
-def test_the_python_backend_serves_it_as_well_and_refuses_streaming(server: triton.TritonProcess) -> None:
+def test_the_python_backend_serves_it_as_well_and_refuses_streaming(server: triton_server.TritonProcess) -> None:
     assert ask(server, "unary")[1]["output_ids"] == [6, 7, 5, 6]
     status, answer = ask(server, "unary", streaming=True)
     assert status == 400 or status >= 500
     assert "decoupled mode" in answer["error"]
 
 
-def test_limits_of_the_engine_hold(server: triton.TritonProcess) -> None:
+def test_limits_of_the_engine_hold(server: triton_server.TritonProcess) -> None:
     answer = ask(server, "r0.12.0", input_ids=[1] * 21, input_lengths=21)[1]
     assert "exceeds maximum input length (20)" in answer["error"]
     assert ask(server, "r0.12.0", request_output_len=99)[1]["sequence_length"] == 30

@@ -26,7 +26,7 @@ from tests.standins.faults import WORDS, Fault
 from tests.standins.installation import Installation, install
 from tests.standins.programs.arguments import parse_click
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.toolchains.tensorrt_llm import options
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options as options
 
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

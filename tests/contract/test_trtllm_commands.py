@@ -13,7 +13,8 @@ from packaging.version import Version
 
 from maintenance.record_release import default_of, disagreements
 from trtllm_pipeline.errors import PlanError
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+from trtllm_pipeline.toolchains.tensorrt_llm import commands
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options as options
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     Checkpoint,
     EngineBuild,

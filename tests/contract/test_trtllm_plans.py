@@ -21,10 +21,10 @@ from tests.standins.programs import arguments
 from tests.standins.programs.checkpoint import safetensors
 from tests.standins.triton import openai_frontend
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.domain import Scope
 from trtllm_pipeline.stages.params import table
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 RELEASES: Final = (
     *("0.10.0", "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.2", "0.19.0"),
@@ -267,7 +267,7 @@ def test_the_other_matrices(planner: Planner, matrix: str, release: str, cells: 
 def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted(planner: Planner) -> None:
     told = planner.refusal("phi3", "0.10.0")
     assert "transformers has it since 4.41.0, here is 4.38.2" in told
-    assert "and its hub, which tells the files' SHA-256, cannot be asked now" in told
+    assert "and its hub, which has the files' SHA-256, cannot be reached now" in told
     assert "try: plan where the hub can be reached, name the files that you trust with their SHA-256" in told
     assert "or name a folder that has the model" in told
     assert "--assume takes transformers=VERSION" in told

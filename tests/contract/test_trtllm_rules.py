@@ -19,14 +19,14 @@ from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, build
 from tests.standins.programs.quantize import ALGORITHMS
 from trtllm_pipeline.config.models import PRECISIONS
-from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.execution.loop import command_lines
+from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import make_plan
 from trtllm_pipeline.stages.calibration_rows import default_set
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, WITHOUT_OWN_LAYERS, refusal
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
@@ -669,7 +669,7 @@ def test_the_builder_s_stand_in_refuses_as_recorded(
 @pytest.mark.parametrize(
     ("code", "trusted", "said"),
     [
-        (None, {}, "and its hub, which tells the files' SHA-256, cannot be asked now"),
+        (None, {}, "and its hub, which has the files' SHA-256, cannot be reached now"),
         (None, {"a.py": "0" * 64}, None),
         ({}, {}, "and https://hub/m has no Python file; take another copy of the model"),
         ({"a.py": "0" * 64, "b.py": "1" * 64}, {}, "which is not trusted yet"),

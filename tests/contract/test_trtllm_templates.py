@@ -55,7 +55,7 @@ def test_filled_parsed_and_clean(tmp_path: Path, release: str) -> None:
     out.mkdir()
     engine, model = write_engine(tmp_path / "engine", release), write_model(tmp_path / 'a "model", v1:2')
     installed = TensorRTLLM(release, templates=str(standin.install(tmp_path, release)))
-    frontends.write_engine(out, installed, engine=engine, model=model, asked=EngineRepository(max_batch_size=8))
+    frontends.write_engine(out, installed, engine=engine, model=model, params=EngineRepository(max_batch_size=8))
     assert {path.name for path in out.iterdir()} == set(templates.MODELS)
     for name in templates.MODELS:
         text = (out / name / "config.pbtxt").read_text()
@@ -129,7 +129,7 @@ def test_llmapi_filled_and_clean(tmp_path: Path, release: str) -> None:
     out.mkdir()
     installed = TensorRTLLM(release, templates=str(standin.install(tmp_path, release)))
     asked = WeightsRepository(max_batch_size=8, max_seq_len=4096, max_num_tokens=8192, tensor_parallel_size=2)
-    frontends.write_llmapi(out, installed, model=write_model(tmp_path / "model"), asked=asked)
+    frontends.write_llmapi(out, installed, model=write_model(tmp_path / "model"), params=asked)
     assert lint.lint(out, release=release) == []
     facts = standin.model(release, llmapi.MODEL, llmapi.TEMPLATE_SET)
     config = model_config.read(out / llmapi.MODEL / "config.pbtxt")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.helpers.embedded_engines import byte_symbols
-from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config, running
+from tests.helpers.scripted_server import Script, ScriptedServer, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 
 TEMPLATE = """\

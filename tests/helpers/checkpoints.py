@@ -12,7 +12,7 @@ from tests.helpers.needed import quantize_package
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
 from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
-from trtllm_pipeline.toolchains.model_optimizer import worker
+from trtllm_pipeline.toolchains.model_optimizer import quantization_worker
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 torch = quantize_package("torch")
@@ -25,7 +25,7 @@ E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 def quantize(folder: Path, rows: Path, attempt: Path, **params: Json) -> Path:
     out = attempt / "out"
     out.mkdir(parents=True)
-    worker.run(
+    quantization_worker.run(
         context(
             HuggingFaceCheckpoint if params.get("checkpoint_format") == "hugging_face" else Checkpoint,
             {"family": "llama", **params},

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from trtllm_pipeline.deploy import images
+from trtllm_pipeline.deploy import container_images
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.flow import ServedCell
+from trtllm_pipeline.served_cell import ServedCell
 
 KINDS = ("embedded", "engine", "llmapi", "trtllm_serve")
 
@@ -47,7 +47,9 @@ def deployment(kind: str = "engine", gpus: int = 1, **changes: Any) -> Deploymen
         "name": "tiny-fp16",
         "kind": kind,
         "release": release,
-        "image": images.CPU if release is None else images.image_for(release, triton=kind != "trtllm_serve"),
+        "image": container_images.CPU
+        if release is None
+        else container_images.image_for(release, triton=kind != "trtllm_serve"),
         "world_size": world_size,
         "gpus_per_node": 8,
         "gpu": "NVIDIA H100 80GB HBM3" if world_size else None,

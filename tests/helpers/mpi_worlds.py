@@ -18,7 +18,7 @@ import pytest
 from tests.helpers import needed
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import mpi_server, triton
+from trtllm_pipeline.serving import mpi_server, triton_server
 from trtllm_pipeline.serving.command_lines import launcher
 
 STAND_IN = Path(__file__).resolve().parents[1] / "standins" / "rank.py"
@@ -68,7 +68,7 @@ class Stage:
             mpirun = needed.program("mpirun") if world_size > 1 else shutil.which("mpirun")
         attempt = self.folder / name
         attempt.mkdir(exist_ok=True)
-        ports = options.pop("ports", None) or triton.free_ports()
+        ports = options.pop("ports", None) or triton_server.free_ports()
         return mpi_server.start(
             self.installed,
             self.repository,
@@ -93,7 +93,7 @@ class Stage:
     def left(self, prefix: str = "") -> list[str]:
         """Processes that were started from here and still run, and files in shared memory that begin with `prefix`."""
         mine = self.marker.encode()
-        found = [path.name for path in triton.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
+        found = [path.name for path in triton_server.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:

@@ -9,7 +9,7 @@ from tests.helpers.trtllm_cells import RECIPE, settings_of
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.serving.command_lines import Ports
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.openai.server import argv
 
 H100S = parse("sm=90,gpus=4,gpu_memory_gib=80")

@@ -14,7 +14,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
@@ -126,7 +126,7 @@ class Stream:
 class Client:
     """HTTP and gRPC to one server."""
 
-    def __init__(self, server: triton.TritonProcess) -> None:
+    def __init__(self, server: triton_server.TritonProcess) -> None:
         self.server = server
         self.grpc_url = f"{server.host}:{server.ports.grpc}"
 
@@ -168,14 +168,14 @@ def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
     most = Limits.read(engine).max_batch_size
     repository.write(models, engine, engine, RepositoryEmbedded(**{"max_batch_size": most, **settings}))
     installed = triton_installation.find()
-    triton.check(installed, 4)
-    server = triton.start(
+    triton_server.check(installed, 4)
+    server = triton_server.start(
         installed,
         models,
         ("ensemble", "tensorrt_llm_bls"),
         folder=folder / "links",
         log=folder / "server.log",
-        ports=triton.free_ports(),
+        ports=triton_server.free_ports(),
     )
     try:
         server.wait_ready(180)

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.domain import Cell, CellId, Json
-from trtllm_pipeline.execution.loop import command_lines
+from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.bench.scripted_server import Script, config, running
+from tests.helpers.scripted_server import Script, config, running
 from trtllm_pipeline.bench.target import OPENAI
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.client.service import Service

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.chat_models import gateway, said, spoken
-from trtllm_pipeline.bench.scripted_server import Script
+from tests.helpers.scripted_server import Script
 
 PYTHON = os.environ.get("AGENT_PYTHON")
 pytestmark = [

@@ -16,8 +16,8 @@ import pytest
 
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.gateways import listening
+from tests.helpers.scripted_server import Script, config, running
 from tests.helpers.terminals import Terminal
-from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 from trtllm_pipeline.processes.guardian import proc_file, process_table
 

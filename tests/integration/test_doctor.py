@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 pytestmark = pytest.mark.integration
 

@@ -54,7 +54,7 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
         "--toolchain",
         "embedded",
         "--precision",
-        "fp16,int4_awq,fp8",
+        "fp16,int4_wo,fp8",
         "--family",
         "qwen3,qwen3",
     )
@@ -71,13 +71,13 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
     cells = rows(found)
     assert {name: each["status"] for name, each in cells.items()} == {
         "fp16": "verified",
-        "int4_awq": "verified",
+        "int4_wo": "verified",
         "fp8": "cannot",
     }
     assert "the embedded toolchain has" in cells["fp8"]["detail"]
-    right, coarse = (cells[name]["agreement"] for name in ("fp16", "int4_awq"))
+    right, coarse = (cells[name]["agreement"] for name in ("fp16", "int4_wo"))
     assert (right["tokens"], right["unreadable"]) == (8 * material.MAX_TOKENS, [])
-    assert right["loss_nats"] < 0.01 < coarse["loss_nats"] < cells["int4_awq"]["tolerance_nats"]
+    assert right["loss_nats"] < 0.01 < coarse["loss_nats"] < cells["int4_wo"]["tolerance_nats"]
     assert len(found["verified"]) == 1
     assert "qwen3" in found["verified"][0]
     store = tmp_path / ".pipeline/store"

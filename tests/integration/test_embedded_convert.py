@@ -20,10 +20,8 @@ from tokenizers import Tokenizer
 from benchmarks import fidelity
 from benchmarks.fidelity import TOLERANCES
 from tests.contexts import context
-from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.calibration import read_texts
 from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.reference import Reference
@@ -58,7 +56,6 @@ def encode(model: Path, *texts: str) -> list[list[int]]:
 def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, precision: str) -> None:
     reference = Reference.from_folder(model)
     path = run_convert(model, tmp_path, precision) / "model.gguf"
-    # Held-out text: the calibration set ends before these words.
     texts = [tokens[:40] for tokens in encode(model, " ".join(PROMPTS) * 4, Path(fidelity.__file__).read_text())]
     tolerance = TOLERANCES[precision]
     weights_only = fidelity.measure(reference, texts, fidelity.dequantized(path, reference.config))
@@ -69,19 +66,6 @@ def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, pre
     # A 4-bit model that is as good as an 8-bit one would mean that nothing was quantized.
     if precision.startswith("int4"):
         assert weights_only.kl > TOLERANCES["int8_wo"].kl
-
-
-def test_calibration_makes_four_bits_better_at_equal_size(model: Path, tmp_path: Path) -> None:
-    reference = Reference.from_folder(model)
-    texts = [tokens[:128] for tokens in encode(model, Path(fidelity.__file__).read_text())]
-    plain = run_convert(model, tmp_path / "plain", "int4_wo") / "model.gguf"
-    aware = run_convert(model, tmp_path / "aware", "int4_awq") / "model.gguf"
-    assert aware.stat().st_size == plain.stat().st_size
-    kl = {
-        path: fidelity.measure(reference, texts, fidelity.dequantized(path, reference.config)).kl
-        for path in (plain, aware)
-    }
-    assert kl[aware] < 0.9 * kl[plain]
 
 
 @pytest.mark.parametrize(
@@ -174,26 +158,6 @@ def test_shards_give_the_same_file(tmp_path: Path) -> None:
     one = run_convert(whole, tmp_path / "one", "int8_wo") / "model.gguf"
     other = run_convert(split, tmp_path / "other", "int8_wo") / "model.gguf"
     assert one.read_bytes() == other.read_bytes()
-
-
-def test_calibration_set_and_selection_reach_the_result(tmp_path: Path) -> None:
-    folder, own = tmp_path / "model", tmp_path / "own.jsonl"
-    random_model.write_model(folder)
-    own.write_text("".join(json.dumps({"input": text[::-1]}) + "\n" for text in read_texts(default_set())))
-
-    def convert_with(name: str, files: dict[str, Path], **selection: int) -> bytes:
-        out = tmp_path / name / "out"
-        out.mkdir(parents=True)
-        params: dict[str, Any] = {"precision": "int4_awq", "calibration": selection}
-        convert.run(context(ConvertEmbedded, params, {"model": folder}, files, out, out.parent))
-        facts = json.loads((out / "config.json").read_text())["quantization"]["calibration"]
-        assert facts["samples"] == selection["samples"]
-        return (out / "model.gguf").read_bytes()
-
-    first = convert_with("first", {}, samples=8)
-    assert first == convert_with("again", {}, samples=8)
-    assert first != convert_with("fewer", {}, samples=3)
-    assert first != convert_with("own", {"calibration_data": own}, samples=8)
 
 
 def test_engine_folder(model: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.helpers.s3 import s3_server
 from tests.helpers.trtllm_runs import eventually
 from trtllm_pipeline.domain import Fingerprint, Scope
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import views
+from trtllm_pipeline.execution import file_views
 from trtllm_pipeline.execution.agent import folder_of
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.exchange import Exchange
@@ -131,7 +131,7 @@ def test_a_job_reads_artifacts_and_files_and_its_result_comes_back(
 def test_a_view_of_an_artifact_has_only_its_files_there_too(workspace: Path, executor: ClusterExecutor) -> None:
     whole = made(workspace, "download", {"tokenizer": "t", "weights": "w"})
     one = job(workspace / "work", "one", command=sh("ls inputs/model > out/seen"), viewed={"model": str(whole)})
-    seen = views.make(Path(one.attempt), "model", whole, ["tokenizer"])
+    seen = file_views.make(Path(one.attempt), "model", whole, ["tokenizer"])
     one.inputs["model"] = str(seen)  # type: ignore[index]
     submit(executor, one)
     assert end(executor).error is None

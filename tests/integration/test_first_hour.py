@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from trtllm_pipeline.config.recipes import recipes_folder
-from trtllm_pipeline.serving.triton import unused_ports
+from trtllm_pipeline.config.recipe_files import recipes_folder
+from trtllm_pipeline.serving.triton_server import unused_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"

@@ -20,7 +20,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers.chat_models import Running, gateway, said, spoken
-from trtllm_pipeline.bench.scripted_server import Script
+from tests.helpers.scripted_server import Script
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
 pytestmark = pytest.mark.integration

@@ -197,8 +197,8 @@ def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
         ("drip of a body", "no complete answer within 0.4 s: received data but no text"),
         ("stalled events", "no complete answer within 0.4 s: received 1 parts, the last 0."),
         ("half and closed", "the connection closed in the middle of the response: after 1 bytes"),
-        ("negative length", "the content-length is '-5'"),
-        ("negative chunk", "the chunk size is b'-5'"),
+        ("negative length", "invalid HTTP response: Invalid character in Content-Length"),
+        ("negative chunk", "invalid HTTP response: Invalid character in chunk size"),
         ("huge head", "the response header "),
         ("endless events", "the server sent more than 4352 messages for an answer of 4 tokens"),
         ("endless line", "an event in the answer exceeds"),
@@ -282,4 +282,4 @@ def test_perf_says_what_the_server_did(
     monkeypatch.chdir(tmp_path)
     url = f"http://127.0.0.1:{start(LIES['negative length'], about_all=True).port}"
     assert main(["bench", "load", "-u", url, "--protocol", "openai", "--model", "m", "--request-timeout-s", "2"]) == 1
-    assert "the content-length is '-5', expected a number of bytes" in capsys.readouterr().err
+    assert "Invalid character in Content-Length" in capsys.readouterr().err

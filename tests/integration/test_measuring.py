@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from trtllm_pipeline.bench import counters, self_test
+from tests.helpers.scripted_server import Script, config, running
+from trtllm_pipeline.bench import counters
 from trtllm_pipeline.bench.engine_report import write_dataset
 from trtllm_pipeline.bench.load import Load
+from trtllm_pipeline.bench.load_run import record
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import NONE, Objectives
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.requests import read_run
 from trtllm_pipeline.bench.result import LoadResult
-from trtllm_pipeline.bench.run import record
-from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.stopping import LEAST_REPEATS, Rounds, StopRule
 from trtllm_pipeline.bench.target import Target
@@ -58,11 +58,6 @@ class Slots:
         first_s = start_s - now_s + slow_s - self._service_s
         events = tuple((first_s + self._service_s * part / TOKENS, " word") for part in range(1, TOKENS + 1))
         return Script(events, counts=(1,) * TOKENS)
-
-
-@pytest.fixture(autouse=True)
-def _no_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test, "recent", lambda _protocol: None)
 
 
 def measured(

@@ -18,7 +18,7 @@ import yaml
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
 from trtllm_pipeline.cli import app
-from trtllm_pipeline.config.recipes import recipes_folder
+from trtllm_pipeline.config.recipe_files import recipes_folder
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.hub.sources import content_of, fetch, resolve
 from trtllm_pipeline.toolchains.embedded import random_model

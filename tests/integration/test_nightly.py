@@ -18,7 +18,7 @@ import yaml
 
 from tests.helpers import github_runner
 from tests.helpers.trtllm_runs import Lane
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers import needed
 from tests.helpers.chat_models import LOG, Running, gateway, said, spoken
 from tests.helpers.openai_shapes import chunk_of, shaped
-from trtllm_pipeline.bench.scripted_server import Script, config
+from tests.helpers.scripted_server import Script, config
 
 openai = pytest.importorskip("openai")
 

@@ -249,10 +249,12 @@ override:
     (log,) = (path for path in machine.workspace.glob("work/*/server.log") if "vllm serves" in path.read_text())
     visible = log.read_text().partition("CUDA_VISIBLE_DEVICES=")[2].split()[0]
     assert len(visible.split(",")) == 2, "a GPU is leased for each of two ranks"
-    told = machine.pipeline("report", "--workspace", str(machine.workspace), "--format", "migration")
-    assert all(f"| `{name}` | done |" in told for name in rows)
-    assert "pays back against tensorrt_llm_pytorch" in told
-    assert "**Take " in told
+    shown = machine.pipeline(
+        "compare", "--by", "toolchain", "--workspace", str(machine.workspace), "--format", "markdown"
+    )
+    assert "toolchain tensorrt_llm_pytorch" in shown
+    assert all(name in shown for name in rows)
+    assert "s of quantizing, converting and building" in shown
 
 
 @pytest.mark.slow

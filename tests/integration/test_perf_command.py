@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.bench import self_test
+from tests.helpers.scripted_server import server_process
 from trtllm_pipeline.client.service import Service
 
 pytestmark = pytest.mark.integration
@@ -28,41 +27,26 @@ COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with self_test.server(log, "first_ms=20", "gap_ms=5", "events=6") as service:
+    with server_process(log, "first_ms=20", "gap_ms=5", "events=6") as service:
         yield service
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cache that has a result of the self-test already: these are not its tests."""
-    cache = tmp_path_factory.mktemp("cache")
-    (cache / "trtllm-pipeline").mkdir()
-    summary = {"n": 1, "p50": 0.01, "p99": 0.02}
-    for protocol in self_test.PROTOCOLS:
-        result = {**self_test._identity(protocol, self_test.QUICK), "at": time.time(), "ttft_error_ms": summary}
-        result |= {"cpu_us_per_event": 1.0, "checks": {}}
-        (cache / "trtllm-pipeline" / f"self-test-{protocol}.json").write_text(json.dumps(result))
-    return {**os.environ, "XDG_CACHE_HOME": str(cache)}
-
-
-def perf(home: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def perf(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *(() if arguments[0] == "analyze" else ("load",)), *arguments]
-    return subprocess.run(command, cwd=folder, env=home, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def loaded(home: dict[str, str], folder: Path, *arguments: str) -> dict[str, Any]:
+def loaded(folder: Path, *arguments: str) -> dict[str, Any]:
     """The result of a load that went well."""
-    done = perf(home, folder, *arguments, "--max-tokens", "6", "--format", "json")
+    done = perf(folder, *arguments, "--max-tokens", "6", "--format", "json")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-def test_a_sweep_of_concurrencies_over_several_processes(
-    home: dict[str, str], service: Service, tmp_path: Path
-) -> None:
+def test_a_sweep_of_concurrencies_over_several_processes(service: Service, tmp_path: Path) -> None:
     words = ("--concurrency", "1,4", "--requests", "12", "--processes", "2", "--slo", "ttft=5s,e2e=1ms,ttft_p99=5s")
-    result = loaded(home, tmp_path, "-u", service.grpc, "--model", "ensemble", *words, "--event-file", "e.jsonl")
+    result = loaded(tmp_path, "-u", service.grpc, "--model", "ensemble", *words, "--event-file", "e.jsonl")
     assert [level["concurrency"] for level in result["levels"]] == [1, 4]
     for level in result["levels"]:
         assert (level["requests"], level["failures"]) == (12, 0)
@@ -72,17 +56,14 @@ def test_a_sweep_of_concurrencies_over_several_processes(
         assert level["goodput"]["share"] == 0.0, "nothing ends within a millisecond"
         assert level["as"]["vllm"]["ttft_ms"] == level["ttft_ms"]
     assert sorted({record["worker"] for record in result["client"]["levels"]}) == [0, 1]
-    assert result["client"]["self_test"]["ttft_error_ms"]["p50"] == 0.01
     records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     slots = {record["slot"] for record in records if record["type"] == "request" and record["concurrency"] == 4}
     assert slots == {0, 1, 2, 3}
-    again = perf(home, tmp_path, "analyze", "e.jsonl", *words[-2:], "--format", "json")
+    again = perf(tmp_path, "analyze", "e.jsonl", *words[-2:], "--format", "json")
     assert json.loads(again.stdout) == result
 
 
-def test_every_load_run_says_on_what_and_under_which_load(
-    home: dict[str, str], service: Service, tmp_path: Path
-) -> None:
+def test_every_load_run_says_on_what_and_under_which_load(service: Service, tmp_path: Path) -> None:
     openai = ("-u", f"http://{service.http}", "--protocol", "openai", "--endpoint-type")
     servers = {
         "grpc": ("-u", service.grpc),
@@ -93,7 +74,7 @@ def test_every_load_run_says_on_what_and_under_which_load(
     found = {}
     for name, words in servers.items():
         asked = ("--model", "ensemble", "--requests", "6", "--event-file", f"{name}.jsonl")
-        found[name] = loaded(home, tmp_path, *words, *asked)
+        found[name] = loaded(tmp_path, *words, *asked)
     assert {result["system"]["server_on"] for result in found.values()} == {"this machine"}
     assert len({result["system"]["cpu"] for result in found.values()}) == 1
     assert {result["workload"]["levels"][0]["requests"] for result in found.values()} == {6}
@@ -107,12 +88,10 @@ def test_every_load_run_says_on_what_and_under_which_load(
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_an_open_loop_against_an_openai_server(
-    home: dict[str, str], service: Service, tmp_path: Path, endpoint: str
-) -> None:
+def test_an_open_loop_against_an_openai_server(service: Service, tmp_path: Path, endpoint: str) -> None:
     words = ("--request-rate", "40", "--requests", "20", "--request-distribution", "constant")
     where = ("-u", f"http://{service.http}", "--protocol", "openai", "--endpoint-type", endpoint, "--model", "ensemble")
-    (level,) = (result := loaded(home, tmp_path, *where, *words, "--event-file", "e.jsonl"))["levels"]
+    (level,) = (result := loaded(tmp_path, *where, *words, "--event-file", "e.jsonl"))["levels"]
     assert (level["concurrency"], level["request_rate"], level["failures"]) == (None, 40.0, 0)
     records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     measured = [record for record in records if record["type"] == "request" and record["phase"] == "measured"]
@@ -129,17 +108,15 @@ def test_an_open_loop_against_an_openai_server(
 
 
 @pytest.mark.parametrize("interface", ["http", "openai"])
-def test_whole_answers(home: dict[str, str], service: Service, tmp_path: Path, interface: str) -> None:
+def test_whole_answers(service: Service, tmp_path: Path, interface: str) -> None:
     where = ("-u", service.http, "--protocol", interface, "--model", "ensemble", "--no-streaming")
-    (level,) = loaded(home, tmp_path, *where, "--requests", "4")["levels"]
+    (level,) = loaded(tmp_path, *where, "--requests", "4")["levels"]
     assert level["ttft_ms"] == level["e2e_ms"]
     assert level["tpot_ms"]["n"] == 0
 
 
 @pytest.mark.parametrize("interface", ["grpc", "http", "openai"])
-def test_a_cache_said_to_be_off_is_tried(
-    home: dict[str, str], service: Service, tmp_path: Path, interface: str
-) -> None:
+def test_a_cache_said_to_be_off_is_tried(service: Service, tmp_path: Path, interface: str) -> None:
     where = (
         "-u",
         service.grpc if interface == "grpc" else service.http,
@@ -149,7 +126,7 @@ def test_a_cache_said_to_be_off_is_tried(
         "ensemble",
     )
     words = ("--requests", "4", "--declare", "enable_kv_cache_reuse=false", "--event-file", "e.jsonl")
-    result = loaded(home, tmp_path, *where, *words)
+    result = loaded(tmp_path, *where, *words)
     records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     probes = [record for record in records if record["type"] == "probe"]
     sent = [(record["pair"], record["send"]) for record in probes]
@@ -164,7 +141,7 @@ def test_a_cache_said_to_be_off_is_tried(
     ]
 
 
-def test_what_is_said_of_a_server_is_held_against_it(home: dict[str, str], service: Service, tmp_path: Path) -> None:
+def test_what_is_said_of_a_server_is_held_against_it(service: Service, tmp_path: Path) -> None:
     build = {"max_seq_len": 96}
     engine = tmp_path / "engine"
     engine.mkdir()
@@ -172,7 +149,7 @@ def test_what_is_said_of_a_server_is_held_against_it(home: dict[str, str], servi
     (engine / "config.json").write_text(json.dumps(config))
     words = ("--requests", "2", "--max-tokens", "6", "--format", "json", "--engine", "engine")
     declared = ("--declare", "accumulate_tokens=true", "--declare", "max_seq_len=64", "--declare", "decoupled=true")
-    done = perf(home, tmp_path, "-u", service.grpc, "--model", "ensemble", *words, *declared)
+    done = perf(tmp_path, "-u", service.grpc, "--model", "ensemble", *words, *declared)
     assert done.returncode == 1, done.stderr
     wrong = {
         each["check"]: each["message"] for each in json.loads(done.stdout)["findings"] if each["severity"] == "invalid"
@@ -183,17 +160,17 @@ def test_what_is_said_of_a_server_is_held_against_it(home: dict[str, str], servi
     assert "reading the 1000000 MB" in wrong["roofline"]
 
 
-def test_csv_has_every_figure(home: dict[str, str], service: Service, tmp_path: Path) -> None:
-    done = perf(home, tmp_path, "-u", service.grpc, "--model", "ensemble", "--requests", "4", "--format", "csv")
+def test_csv_has_every_figure(service: Service, tmp_path: Path) -> None:
+    done = perf(tmp_path, "-u", service.grpc, "--model", "ensemble", "--requests", "4", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert {"ttft_ms", "output_tokens_per_s", "e2e_ms as vllm"} <= {row["metric"] for row in rows}
     assert all(row["load"] == "concurrency 1" for row in rows)
 
 
-def test_ctrl_c_keeps_what_was_measured(home: dict[str, str], service: Service, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_was_measured(service: Service, tmp_path: Path) -> None:
     words = ("-u", service.grpc, "--model", "ensemble", "--requests", "100000", "--format", "json", "--max-tokens", "6")
     command = [*COMMAND, "load", *words, "--event-file", "e.jsonl"]
-    with subprocess.Popen(command, cwd=tmp_path, env=home, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         events = tmp_path / "e.jsonl"
         deadline = time.monotonic() + 60
         while not (events.exists() and events.read_text().count('"phase": "measured"') > 3):
@@ -207,13 +184,13 @@ def test_ctrl_c_keeps_what_was_measured(home: dict[str, str], service: Service, 
     assert any("interrupted" in finding["message"] for finding in result["findings"])
 
 
-def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: Service, tmp_path: Path) -> None:
+def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path) -> None:
     rows = [
         json.dumps({"input": json.dumps({"error": "refused"} if number == 1 else {"n": number})}) for number in range(8)
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(rows))
     words = ("--input-data", "p.jsonl", "--requests", "6", "--max-tokens", "6", "--format", "json")
-    done = perf(home, tmp_path, "-u", service.grpc, "--model", "ensemble", *words)
+    done = perf(tmp_path, "-u", service.grpc, "--model", "ensemble", *words)
     assert done.returncode == 1
     (level,) = json.loads(done.stdout)["levels"]
     assert (level["requests"], level["failures"], level["ttft_ms"]["n"]) == (6, 1, 5)
@@ -269,7 +246,7 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
     ],
 )
 def test_mistakes_are_told_in_words(
-    home: dict[str, str], service: Service, tmp_path: Path, words: tuple[str, ...], code: int, message: str
+    service: Service, tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff")
@@ -277,42 +254,6 @@ def test_mistakes_are_told_in_words(
     (tmp_path / "cut.jsonl").write_text('{"type": "header", "schema": 1}\n')
     (tmp_path / "bad.jsonl").write_text('{"input": "x"}\n{"input": \n')
     places = {"GRPC": service.grpc, "HTTP": service.http, "GRPC/v2": f"{service.grpc}/v2"}
-    done = perf(home, tmp_path, *(places.get(word, word) for word in words))
+    done = perf(tmp_path, *(places.get(word, word) for word in words))
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("protocol", self_test.PROTOCOLS)
-def test_the_client_sees_what_was_done_to_it(protocol: str) -> None:
-    # A machine that halts the server between its clock and its sending halts it then: of three times, one is seen as it was.
-    for _ in range(3):
-        result = self_test.run(protocol, self_test.Size(8, 5))
-        if all(result["checks"].values()):
-            break
-    assert all(result["checks"].values()), result["checks"]
-    assert result["failed_requests"] == 0
-    first = result["ttft_error_ms"]
-    # Generous: tests share their cores with others. Never early, though.
-    assert first["min"] > 0
-    assert first["p50"] < 1
-    assert "TTFT p50" in self_test.line(result)
-
-
-def test_a_recent_result_is_kept_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    runs = []
-
-    def run(protocol: str, size: self_test.Size) -> dict[str, Any]:
-        runs.append(protocol)
-        return {**self_test._identity(protocol, size), "at": time.time() - 10 * len(runs)}
-
-    monkeypatch.setattr(self_test, "run", run)
-    first = self_test.recent("grpc_unary")
-    assert first == self_test.recent("grpc")
-    assert runs == ["grpc"]
-    path = tmp_path / "trtllm-pipeline" / "self-test-grpc.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.0.0"}))
-    self_test.recent("grpc")
-    assert runs == ["grpc", "grpc"]
-    path.write_text("{")
-    assert self_test.recent("grpc") is not None

@@ -21,7 +21,7 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers.signed import write_key
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 
 pytestmark = pytest.mark.integration
 

@@ -17,13 +17,13 @@ import pytest
 import yaml
 
 from tests.helpers import metrics_pages, needed
-from trtllm_pipeline.hosting import monitoring
+from trtllm_pipeline.hosting import prometheus_setup
 
 pytestmark = [
     pytest.mark.integration,
     needed.programs("prometheus", "promtool"),
 ]
-PANELS = json.loads(monitoring.DASHBOARD.read_text())["panels"]
+PANELS = json.loads(prometheus_setup.DASHBOARD.read_text())["panels"]
 STARTS_S = 20.0
 TRTLLM_SERVE_PATH = "/prometheus/metrics"
 STEPS = 4
@@ -41,7 +41,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a Prometheus that has scraped a gateway, a Triton and a trtllm-serve a few times, and one that is down."""
     workspace, folder = tmp_path_factory.mktemp("workspace"), tmp_path_factory.mktemp("prometheus")
     (workspace / "serve").mkdir()
-    monitoring.write(folder, workspace, prometheus_url="http://127.0.0.1:9090", ttft_p99_s=2.0)
+    prometheus_setup.write(folder, workspace, prometheus_url="http://127.0.0.1:9090", ttft_p99_s=2.0)
     config = (folder / "prometheus.yml").read_text()
     (folder / "prometheus.yml").write_text(config.replace("5s", "500ms"))
     steps, gateway = {name: itertools.count(1) for name in ("triton", "serve")}, metrics_pages.Gateway()
@@ -120,7 +120,7 @@ def test_what_the_panels_say_is_what_happened(prometheus: str) -> None:
 
 def test_promtool_accepts_the_files(tmp_path: Path) -> None:
     (tmp_path / "serve").mkdir()
-    monitoring.write(tmp_path / "out", tmp_path, prometheus_url="http://127.0.0.1:9090", ttft_p99_s=2.0)
+    prometheus_setup.write(tmp_path / "out", tmp_path, prometheus_url="http://127.0.0.1:9090", ttft_p99_s=2.0)
     done = subprocess.run(
         ["promtool", "check", "config", str(tmp_path / "out" / "prometheus.yml")],
         check=False,
@@ -186,7 +186,7 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
 
 
 def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
-    rules = monitoring.alert_rules()
+    rules = prometheus_setup.alert_rules()
     (tmp_path / "alerts.yml").write_text(yaml.safe_dump(rules))
     assert {rule["alert"] for rule in rules["groups"][0]["rules"]} == set(ALERTS)
     cases = []

@@ -28,11 +28,11 @@ from safetensors.torch import load_file  # noqa: E402
 from tests.helpers.checkpoints import dequantized_folder, quantize, read_engine_checkpoint  # noqa: E402
 from trtllm_pipeline.files.tokenizer import read_tokenizer  # noqa: E402
 from trtllm_pipeline.machine.model import Machine  # noqa: E402
-from trtllm_pipeline.proof import answers, families, material  # noqa: E402
+from trtllm_pipeline.proof import families, material, reference_answers  # noqa: E402
 from trtllm_pipeline.stages.calibration_rows import choose, default_set, read_rows  # noqa: E402
 from trtllm_pipeline.stages.params import Selection  # noqa: E402
 from trtllm_pipeline.toolchains.embedded.reference import Reference  # noqa: E402
-from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint  # noqa: E402
+from trtllm_pipeline.toolchains.model_optimizer import calibration_batches, checkpoint_writer  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
@@ -45,15 +45,15 @@ TESTED = ("bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
 
 def cases() -> Iterator[Any]:
     """Family, precision, tp and pp: all that engines' checkpoints are written in; two ranks each way where they can be cut."""
-    for known in checkpoint.FAMILIES.values():
+    for known in checkpoint_writer.FAMILIES.values():
         family = known.model_type
         for precision in TESTED:
-            if checkpoint.unwritten(family, precision) is None:
+            if checkpoint_writer.unwritten(family, precision) is None:
                 slow = [pytest.mark.slow] if precision in SLOW else []
                 yield pytest.param(family, precision, 1, 1, marks=slow)
         # Groups of 128 of AWQ are as wide as what these models have in all.
         for precision in ("bf16", "fp8"):
-            if checkpoint.unwritten(family, precision) is None:
+            if checkpoint_writer.unwritten(family, precision) is None:
                 yield pytest.param(family, precision, 2, 2, marks=[pytest.mark.slow])
 
 
@@ -79,10 +79,9 @@ def read_back(model: Path, out: Path, precision: str) -> Reference:
 
 
 FOR_PYTORCH = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "phi3")
-BY_CODE = [family for family in families.FAMILIES if families.code(family)]
 
 
-@pytest.mark.parametrize("family", [family for family in families.FAMILIES if family not in BY_CODE])
+@pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_float_reference_computes_what_transformers_computes(folder: Path, family: str) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder / family, dtype=torch.float32, attn_implementation="eager"
@@ -95,64 +94,6 @@ def check_logits(model: Any, folder: Path) -> None:
     with torch.no_grad():
         expected = model.eval()(input_ids=torch.tensor([tokens])).logits[0].numpy()
     np.testing.assert_allclose(families.reference(folder).logits(tokens), expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("family", BY_CODE)
-def test_transformers_loads_by_our_code_what_no_transformers_has(folder: Path, family: str) -> None:
-    """As TensorRT-LLM's converters load it: InternLM2 with its head, GLM-4 without asking for one."""
-    kind = transformers.AutoModel if family == "chatglm" else transformers.AutoModelForCausalLM
-    model = kind.from_pretrained(folder / family, trust_remote_code=True)
-    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    stored = load_file(folder / family / "model.safetensors")
-    assert found.keys() == stored.keys()
-    assert all(torch.equal(found[name].float(), stored[name].float()) for name in stored)
-    assert model.config.architectures == [json.loads((folder / family / "config.json").read_text())["architectures"][0]]
-
-
-def test_the_float_reference_of_glm_4_computes_what_transformers_has_of_it_under_another_name(folder: Path) -> None:
-    """transformers has GLM-4 9B converted (model type glm): q, k and v apart, the same order of rows in each."""
-    stored = load_file(folder / "chatglm" / "model.safetensors")
-    said = json.loads((folder / "chatglm" / "config.json").read_text())
-    config = transformers.GlmConfig(
-        vocab_size=said["padded_vocab_size"],
-        hidden_size=said["hidden_size"],
-        intermediate_size=said["ffn_hidden_size"],
-        num_hidden_layers=said["num_layers"],
-        num_attention_heads=said["num_attention_heads"],
-        num_key_value_heads=said["multi_query_group_num"],
-        head_dim=said["kv_channels"],
-        partial_rotary_factor=0.5,
-        rms_norm_eps=said["layernorm_epsilon"],
-        max_position_embeddings=said["seq_length"],
-        attention_bias=True,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        attn_implementation="eager",
-    )
-    renamed = {
-        "embedding.word_embeddings": "embed_tokens",
-        "encoder.final_layernorm": "norm",
-        "encoder.layers": "layers",
-        "self_attention.dense": "self_attn.o_proj",
-        "dense_h_to_4h": "gate_up_proj",
-        "dense_4h_to_h": "down_proj",
-    }
-    weights = {"lm_head.weight": stored.pop("transformer.output_layer.weight")}
-    for name, value in stored.items():
-        name = name.replace("transformer.", "model.", 1)
-        for theirs, ours in renamed.items():
-            name = name.replace(theirs, ours)
-        if "query_key_value" in name:
-            sizes = [said["kv_channels"] * count for count in (4, 2, 2)]
-            parts = zip("qkv", value.split(sizes), strict=True)
-            weights |= {
-                name.replace("self_attention.query_key_value", f"self_attn.{part}_proj"): each for part, each in parts
-            }
-        else:
-            weights[name] = value
-    model = transformers.GlmForCausalLM(config).float()
-    model.load_state_dict({name: value.float() for name, value in weights.items()})
-    check_logits(model, folder / "chatglm")
 
 
 @pytest.mark.parametrize(("family", "precision", "tp", "pp"), [*cases()])
@@ -326,7 +267,7 @@ def check_activations(model: Path, written: Any) -> None:
         if isinstance(module, torch.nn.Linear) and ".layers." in name:
             module.register_forward_pre_hook(measured(name[name.index("layers.") :]))
     selection = Selection(**CALIBRATION)
-    for row in calibration.tokenize(model, choose(read_rows(default_set()), selection), selection):
+    for row in calibration_batches.tokenize(model, choose(read_rows(default_set()), selection), selection):
         with torch.no_grad():
             loaded(input_ids=torch.tensor([row]))
     scales = {name[name.index("layers.") :]: value for name, value in written.items() if name.endswith("input_scale")}
@@ -343,7 +284,7 @@ def check_answers(work: Path, folder: Path, family: str, read: Reference) -> Non
     for row in rows:
         row["answer"] = tokenizer.decode(read.generate(tokenizer.encode(row["input"]).ids, material.MAX_TOKENS))
     (work / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    found = answers.compare(work, model)
+    found = reference_answers.compare(work, model)
     print(f"{family} on {'cuda' if torch.cuda.is_available() else 'cpu'}: {found}")
     assert found.unreadable == ()
     assert found.loss_nats <= MOST_NATS

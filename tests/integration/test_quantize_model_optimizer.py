@@ -31,13 +31,13 @@ from trtllm_pipeline.stages.calibration_rows import Row, read_rows  # noqa: E402
 from trtllm_pipeline.stages.params import Selection  # noqa: E402
 from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
     awq_search,
-    calibration,
+    calibration_batches,
+    calibration_memory,
     formats,
     forward,
     job,
     kernel_warmup,
-    memory,
-    worker,
+    quantization_worker,
 )
 
 pytestmark = pytest.mark.integration
@@ -276,7 +276,7 @@ def test_config_says_what_the_checkpoint_is(model: Path, rows: Path, tmp_path: P
 
 def test_facts_of_the_run(llama: Path, rows: Path, tmp_path: Path) -> None:
     out = quantize(llama, rows, tmp_path, precision="fp8")
-    facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    facts = json.loads((out / quantization_worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert facts["calibration"]["rows"] == len(LENGTHS)
     assert facts["calibration"]["tokens"] == sum(LENGTHS)
     assert facts["calibration"]["batch_size"] == len(LENGTHS)
@@ -284,7 +284,7 @@ def test_facts_of_the_run(llama: Path, rows: Path, tmp_path: Path) -> None:
     assert facts["peak_memory"]["host_bytes"] > 0
     assert json.loads((tmp_path / "progress.json").read_text(encoding="utf-8"))["done"] > 0
     again = quantize(llama, rows, tmp_path / "again", precision="fp8", calibration={"samples": 4})
-    other = json.loads((again / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    other = json.loads((again / quantization_worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert other["calibration"]["rows"] == 4
     assert other["calibration"]["digest"] != facts["calibration"]["digest"]
 
@@ -384,7 +384,7 @@ def test_batches_are_halved_until_they_fit(
     log = capsys.readouterr().out
     assert "memory ran out at 8 rows of 40 tokens; going on with 4" in log
     assert "memory ran out at 4 rows of 40 tokens; going on with 2" in log
-    facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    facts = json.loads((out / quantization_worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert facts["calibration"]["batch_size"] == 2
     expected = joined(plain, 1, 1)
     for name, tensor in joined(out, 1, 1).items():
@@ -479,10 +479,10 @@ def test_rotary_scaling_reaches_the_checkpoint(rows: Path, tmp_path: Path) -> No
 def test_memory_that_ran_out_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**52, dtype=torch.uint8)
-    assert memory.is_out_of_memory(caught.value)
+    assert calibration_memory.is_out_of_memory(caught.value)
     with pytest.raises(RuntimeError) as other:
         torch.empty(2) @ torch.empty(3)
-    assert not memory.is_out_of_memory(other.value)
+    assert not calibration_memory.is_out_of_memory(other.value)
 
 
 def test_a_model_whose_search_ran_out_of_memory_is_gone_before_the_next_is_loaded(
@@ -490,15 +490,15 @@ def test_a_model_whose_search_ran_out_of_memory_is_gone_before_the_next_is_loade
 ) -> None:
     loaded: list[weakref.ref[Any]] = []
     there: list[int] = []
-    load = worker.Quantization.load
+    load = quantization_worker.Quantization.load
 
-    def watched(self: worker.Quantization, rehearse: Any) -> Any:
+    def watched(self: quantization_worker.Quantization, rehearse: Any) -> Any:
         there.append(sum(each() is not None for each in loaded))
         model = load(self, rehearse)
         loaded.extend(weakref.ref(module) for module in model.modules())
         return model
 
-    monkeypatch.setattr(worker.Quantization, "load", watched)
+    monkeypatch.setattr(quantization_worker.Quantization, "load", watched)
     handle = torch.nn.modules.module.register_module_forward_pre_hook(_Scarce(4))
     try:
         quantize(llama, rows, tmp_path, precision="int4_awq", batch_size=8)
@@ -583,13 +583,14 @@ def test_texts_and_conversations_become_tokens(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     rows = [Row(text="a b c"), Row(messages=[{"role": "user", "content": "d"}]), Row(tokens=[7])]
     plain, chats = (
-        calibration.tokenize(tmp_path, rows, Selection(max_length=2, chat_template=chat)) for chat in (False, True)
+        calibration_batches.tokenize(tmp_path, rows, Selection(max_length=2, chat_template=chat))
+        for chat in (False, True)
     )
     assert plain == [[1, 2], [5, 4], [7]]
     assert chats == [[5, 1], [5, 4], [7]]
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(StageError, match="tokenizer"):
-        calibration.tokenize(tmp_path, rows, Selection())
+        calibration_batches.tokenize(tmp_path, rows, Selection())
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -638,7 +639,7 @@ def test_the_lanes_go_on_with_what_the_worker_left(tmp_path: Path, release: str,
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = (tmp_path / "w" / "store" / "quantize").iterdir()
     config = json.loads((made / "out" / "config.json").read_text(encoding="utf-8"))
-    facts = json.loads((made / "out" / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    facts = json.loads((made / "out" / quantization_worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert facts["precision"] == "fp8"
     recorded = json.loads((made / "job.json").read_text(encoding="utf-8"))["commands"]
     assert recorded[0][:2] == [sys.executable, str(Path(job.__file__).with_name("__main__.py"))]

@@ -23,7 +23,7 @@ from tests.helpers.mpi_worlds import Stage, eventually, seen_over
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes.process import Exited, Group, Guardian, ProcessEvent
-from trtllm_pipeline.serving import mpi_server, triton
+from trtllm_pipeline.serving import mpi_server, triton_server
 
 pytestmark = pytest.mark.integration
 PROGRAM = """
@@ -65,7 +65,7 @@ def test_a_world_is_ready_and_ends(stage: Stage, world_size: int, release: str) 
             assert set(told["cpus"]) == os.sched_getaffinity(0), "mpirun has bound it to a core"
             assert f"shm-region-prefix-name={world.prefix}{rank}_" in " ".join(told["argv"])
             assert "complains" in world.rank_log(rank).read_text()
-        assert len(list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))) == world_size
+        assert len(list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))) == world_size
         assert world.process.mpirun == (world_size > 1 or (release == "0.16.0" and shutil.which("mpirun") is not None))
 
 
@@ -157,9 +157,9 @@ def test_a_killed_mpirun_takes_its_ranks_with_it(stage: Stage) -> None:
 
 
 def test_a_port_lost_between_test_and_start_is_passing(stage: Stage) -> None:
-    ports = triton.free_ports()
+    ports = triton_server.free_ports()
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, ports.grpc))
+        other.bind((triton_server.LOOPBACK, ports.grpc))
         other.listen()
         world = stage.start(2, ports=ports)
         try:
@@ -317,7 +317,7 @@ def test_nothing_is_left_when_the_stage_is_killed(stage: Stage, launched: Callab
     service.process.kill()
     service.process.wait()
     assert eventually(lambda: not stage.left(), 5), stage.left()
-    triton.remove_stale_leftovers()  # as the next server does; a rank that mpirun kills cannot do it itself
+    triton_server.remove_stale_leftovers()  # as the next server does; a rank that mpirun kills cannot do it itself
     prefix = f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{service.process.pid}-"
     assert stage.left(prefix) == []
 
@@ -410,7 +410,7 @@ max_batch_size: 4
 
 
 def made_for(prefix: str) -> list[Path]:
-    return [path for path in triton.TEMPORARY.glob("python_env_*/trtllm-pipeline") if path.read_text() == prefix]
+    return [path for path in triton_server.TEMPORARY.glob("python_env_*/trtllm-pipeline") if path.read_text() == prefix]
 
 
 def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         2,
         mpirun=needed.program("mpirun"),
         log=tmp_path / "server.log",
-        ports=triton.free_ports(),
+        ports=triton_server.free_ports(),
     )
     try:
         world.wait_ready(180)
@@ -436,12 +436,12 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         for closed in ("logging", "trace/setting", "systemsharedmemory/status"):
             assert httpx.get(f"http://{said['http']}/v2/{closed}").status_code == 403
         assert httpx.post(f"http://{said['http']}/v2/repository/models/ensemble/load").status_code == 403
-        files = list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))
+        files = list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
         assert len(made_for(world.prefix)) == 2
-        loaded = [set(dict(triton.stub_processes(pid)).values()) for pid, _ in world.process.ranks.values()]
+        loaded = [set(dict(triton_server.stub_processes(pid)).values()) for pid, _ in world.process.ranks.values()]
         assert loaded == [{"tensorrt_llm"}] * 2
-        stub = next(pid for pid, _ in triton.stub_processes(world.process.ranks[0][0]))
+        stub = next(pid for pid, _ in triton_server.stub_processes(world.process.ranks[0][0]))
         os.kill(stub, signal.SIGKILL)
         dead: list[set[str]] = []
         assert eventually(lambda: any(dead) or bool(dead.append(world.dead_models())))
@@ -450,6 +450,6 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         begin = time.monotonic()
         world.stop(6.0)
     assert time.monotonic() - begin < 20
-    assert not list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))
+    assert not list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))
     assert not made_for(world.prefix)
     assert not any(Path(f"/proc/{pid}").exists() for pid, _ in world.process.ranks.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.store.store import Store
 
 pytestmark = pytest.mark.integration

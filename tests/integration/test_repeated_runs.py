@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline import flow
+from trtllm_pipeline.execution import run_folder
+from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.planning.runs import find_run
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.store.store import Store
@@ -22,7 +24,7 @@ TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 
 
 def test_a_run_with_nothing_to_do_reports_what_is_there(tmp_path: Path) -> None:
-    store, request = Store(tmp_path / "ws"), flow.Request(TINY, until="download")
+    store, request = Store(tmp_path / "ws"), Request(TINY, until="download")
 
     def counts() -> dict[str, int]:
         result = flow.run(request, store, QuietObserver(io.StringIO()))
@@ -54,8 +56,8 @@ def test_two_runs_of_one_name_begin_in_the_same_second(tmp_path: Path, monkeypat
         clock.now += seconds
 
     clock.sleep = sleep
-    monkeypatch.setattr(flow, "time", clock)
-    store, request = Store(tmp_path / "ws"), flow.Request(TINY, until="download")
+    monkeypatch.setattr(run_folder, "time", clock)
+    store, request = Store(tmp_path / "ws"), Request(TINY, until="download")
     first, second = (flow.run(request, store, QuietObserver(io.StringIO()), name="nightly").run_id for _ in range(2))
     assert first < second
     assert find_run(store, "nightly").name == second

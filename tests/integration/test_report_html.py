@@ -19,13 +19,13 @@ from tests.helpers import needed
 from tests.helpers.browser import Browser
 from tests.helpers.fabricated_run import HOSTILE, START_S, run
 from trtllm_pipeline.bench.result import Goodput, GpuUse, HighestRate, TritonUse
-from trtllm_pipeline.planning.names import shared_parts, without
+from trtllm_pipeline.planning.wording import shared_parts, without
+from trtllm_pipeline.report.comparable_loads import Workload
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.measured import Measured, Side
-from trtllm_pipeline.report.recommend import Candidate, recommend
+from trtllm_pipeline.report.recommendation import Candidate, recommend
 from trtllm_pipeline.report.record import StageAttempt
 from trtllm_pipeline.report.rows import CellStatus, references
-from trtllm_pipeline.report.workloads import Workload
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")

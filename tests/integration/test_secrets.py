@@ -11,7 +11,7 @@ from trtllm_pipeline.execution.executor import Ended, Executor
 from trtllm_pipeline.hosting import control
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes.process import Guardian
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.store import claims
 
 pytestmark = pytest.mark.integration
@@ -58,7 +58,7 @@ def test_a_guardian_has_none_itself() -> None:
 
 
 def test_a_server_has_none() -> None:
-    found = triton.environment(TritonInstallation(Path(), "a package", Path()))
+    found = triton_server.environment(TritonInstallation(Path(), "a package", Path()))
     assert not found.keys() & SECRETS.keys()
 
 

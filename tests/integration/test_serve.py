@@ -26,7 +26,7 @@ from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, eventually, still_run
 from tests.unit.provenance.test_provenance import write_key
 from trtllm_pipeline.hosting.servers import boot_id, folder_of, look
 from trtllm_pipeline.processes.guardian import process_table, with_descendants
-from trtllm_pipeline.serving.triton import busy_ports
+from trtllm_pipeline.serving.triton_server import busy_ports
 
 pytestmark = pytest.mark.integration
 FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.triton_client import Client, serve
 from trtllm_pipeline.client.transport import http2
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 
 pytestmark = pytest.mark.integration
 CODE = """
@@ -87,7 +87,7 @@ def test_logs_traces_and_shared_memory_are_closed_over_http(
     client: Client, tmp_path: Path, method: str, path: str, body: dict[str, object] | None
 ) -> None:
     file = tmp_path / "written"
-    shared = next(triton.SHARED_MEMORY.glob(f"{client.server.prefix}*")).name
+    shared = next(triton_server.SHARED_MEMORY.glob(f"{client.server.prefix}*")).name
     text = json.dumps(body).replace("{file}", str(file)).replace("{shared}", shared)
     status, answer = client.server.request(method, f"/v2/{path}", None if body is None else json.loads(text))
     assert status == 403, answer
@@ -98,7 +98,7 @@ def test_logs_traces_and_shared_memory_are_closed_over_http(
 def test_all_of_it_is_closed_over_grpc(client: Client, grpc: grpcclient.InferenceServerClient, tmp_path: Path) -> None:
     owned, file = tmp_path / "owned", tmp_path / "written"
     code = CODE.format(owned=str(owned)).encode()
-    shared = next(triton.SHARED_MEMORY.glob(f"{client.server.prefix}*")).name
+    shared = next(triton_server.SHARED_MEMORY.glob(f"{client.server.prefix}*")).name
     calls: dict[str, Callable[[], object]] = {
         "load": lambda: grpc.load_model("evil", config=CONFIG, files={"file:1/model.py": code}),
         "unload": lambda: grpc.unload_model("ensemble"),
@@ -132,7 +132,7 @@ def test_what_clients_need_stays_open(client: Client, grpc: grpcclient.Inference
 
 def test_what_is_asked_and_answered_is_read_by_its_user_alone(client: Client) -> None:
     assert client.text(text_input="s", max_tokens=4) == "top-"
-    files = list(triton.SHARED_MEMORY.glob(f"{client.server.prefix}*"))
+    files = list(triton_server.SHARED_MEMORY.glob(f"{client.server.prefix}*"))
     assert len(files) == 4
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
@@ -147,7 +147,7 @@ def restriction(client: Client) -> tuple[str, str]:
 
 def over_http(port: int, *headers: bytes) -> bytes:
     """The status line of an answer to a request that has these headers."""
-    with socket.create_connection((triton.LOOPBACK, port), timeout=5) as connection:
+    with socket.create_connection((triton_server.LOOPBACK, port), timeout=5) as connection:
         connection.sendall(
             b"\r\n".join((b"GET /v2/logging HTTP/1.1", b"Host: a", *headers, b"Connection: close", b"\r\n"))
         )
@@ -205,7 +205,7 @@ def over_grpc(port: int, *blocks: bytes) -> bytes:
     begin = b"".join(literal(b"\0", name, value) for name, value in plain.items())
     parts = [begin + (blocks[0] if blocks else b""), *blocks[1:]]
     said = b""
-    with socket.create_connection((triton.LOOPBACK, port), timeout=5) as connection:
+    with socket.create_connection((triton_server.LOOPBACK, port), timeout=5) as connection:
         connection.sendall(http2.PREFACE + http2.frame(4, 0, 0))
         for number, part in enumerate(parts):
             connection.sendall(http2.frame(9 if number else 1, 4 if number == len(parts) - 1 else 0, 1, part))
@@ -247,7 +247,7 @@ def test_its_header_cannot_be_sent_over_grpc(client: Client) -> None:
 def test_a_header_that_can_be_sent_would_open_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the two tests above try is what opens a server whose header has no colon in its name."""
     options = [f"--{name}=logging:Key=value" for name in ("http-restricted-api", "grpc-restricted-protocol")]
-    monkeypatch.setattr(triton, "closing_options", lambda _triton: ([each.lower() for each in options], []))
+    monkeypatch.setattr(triton_server, "closing_options", lambda _triton: ([each.lower() for each in options], []))
     with serve(tmp_path, script_engine(tmp_path / "engine")) as open_to_some:
         status, answer = open_to_some.server.request("POST", "/v2/repository/models/ensemble/load", {})
         assert (status, b"not allowed" in answer) == (503, True), "no header is needed to close this one"

@@ -14,8 +14,8 @@ from google.protobuf import text_format
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.contexts import context
+from tests.helpers.scripted_server import Respond, Script, config, running
 from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.bench.scripted_server import Respond, Script, config, running
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError

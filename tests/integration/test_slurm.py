@@ -21,7 +21,7 @@ from trtllm_pipeline.domain import Resources
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.execution.cluster import ClusterExecutor
 from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
-from trtllm_pipeline.serving.triton import unused_ports
+from trtllm_pipeline.serving.triton_server import unused_ports
 
 pytestmark = [
     pytest.mark.integration,

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tritonclient.grpc import model_config_pb2
 
 from tests.contexts import context
+from tests.helpers.scripted_server import Respond, Script, running
 from tests.standins import templates
-from trtllm_pipeline.bench.scripted_server import Respond, Script, running
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.stages import smoke

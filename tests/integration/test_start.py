@@ -16,6 +16,7 @@ import pytest
 
 from trtllm_pipeline import flow
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.planning import request
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.store.store import Store
 
@@ -102,4 +103,4 @@ class Removing(QuietObserver):
 def test_a_workspace_that_is_removed_under_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "ws")
     with pytest.raises(StateError, match="the workspace was moved or removed while it was in use"):
-        flow.run(flow.Request(TINY, until="download"), store, Removing(store.workspace))
+        flow.run(request.Request(TINY, until="download"), store, Removing(store.workspace))

@@ -23,7 +23,7 @@ from trtllm_pipeline.client import triton as asking
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes.guardian import proc_file, process_table
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.toolchains.embedded import repository
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
@@ -72,10 +72,10 @@ class Service:
 
     def client(self) -> Client:
         service = self.ready()
-        ports = triton.Ports(*(int(str(service[name]).split(":")[1]) for name in triton.Ports._fields))
+        ports = triton_server.Ports(*(int(str(service[name]).split(":")[1]) for name in triton_server.Ports._fields))
         models = ("ensemble", "tensorrt_llm_bls")
         return Client(
-            triton.TritonProcess(
+            triton_server.TritonProcess(
                 process=self.process, ports=ports, output=self.log, prefix="", models=models, loaded=models
             )
         )
@@ -128,9 +128,9 @@ def gone(session: int, timeout_s: float = 30) -> bool:
 
 def shared_memory(pid: int) -> list[str]:
     """What servers that `pid` has started have in shared memory, and in the system's temporary folder."""
-    marks = {path: path.read_text() for path in triton.TEMPORARY.glob("python_env_*/trtllm-pipeline")}
+    marks = {path: path.read_text() for path in triton_server.TEMPORARY.glob("python_env_*/trtllm-pipeline")}
     folders = [str(path.parent) for path, prefix in marks.items() if f"-{pid}-" in prefix]
-    return [*folders, *(name for name in os.listdir(triton.SHARED_MEMORY) if f"-{pid}-" in name)]
+    return [*folders, *(name for name in os.listdir(triton_server.SHARED_MEMORY) if f"-{pid}-" in name)]
 
 
 def listening_on(port: int) -> set[str]:
@@ -149,7 +149,7 @@ def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: P
         assert said["bls_model"] == "tensorrt_llm_bls"
         assert said["server"] == {"name": "triton", "version": "2.51.0"}
         assert service.client().text(text_input="s", max_tokens=4) == "top-"
-        for name in triton.Ports._fields:
+        for name in triton_server.Ports._fields:
             host, port = str(said[name]).split(":")
             assert host == "127.0.0.1"
             assert listening_on(int(port)) in ({"0100007F"}, {"0000000000000000FFFF00000100007F"})
@@ -173,7 +173,9 @@ def test_an_open_stream_does_not_keep_it_from_ending(models: Path, tmp_path: Pat
         told = time.monotonic()
         service.process.terminate()
         assert service.end()[0] == 0
-        assert time.monotonic() - told < triton.STOP_TIMEOUT_S + 10  # Triton itself would wait for it half a minute
+        assert (
+            time.monotonic() - told < triton_server.STOP_TIMEOUT_S + 10
+        )  # Triton itself would wait for it half a minute
         assert gone(service.process.pid)
         assert not shared_memory(service.process.pid)
         stream.close(cancel=True)
@@ -183,7 +185,7 @@ def test_a_dead_model_process_is_brought_back(models: Path, tmp_path: Path) -> N
     with launched(models, tmp_path / "attempt") as service:
         client = service.client()
         server = int(str(service.ready()["pid"]))
-        victim = next(pid for pid, model in triton.stub_processes(server) if model == "tensorrt_llm")
+        victim = next(pid for pid, model in triton_server.stub_processes(server) if model == "tensorrt_llm")
         os.kill(victim, signal.SIGKILL)
         deadline = time.monotonic() + 90
         while service.log.read_text().count("ready: ") < 2:
@@ -217,7 +219,7 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
 def stubs_of(launcher: int) -> list[tuple[int, str]]:
     """Process ids and models of the Python model processes of the server that `launcher` started."""
     servers = [pid for pid, each in process_table().items() if each.parent == launcher]
-    return [found for server in servers for found in triton.stub_processes(server)]
+    return [found for server in servers for found in triton_server.stub_processes(server)]
 
 
 def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:
@@ -268,7 +270,9 @@ def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path
     with launched(models, tmp_path / "attempt") as service:
         server = int(str(service.ready()["pid"]))
         port = str(service.ready()["http"]).split(":")[1]
-        os.kill(next(pid for pid, model in triton.stub_processes(server) if model == "tensorrt_llm"), signal.SIGKILL)
+        os.kill(
+            next(pid for pid, model in triton_server.stub_processes(server) if model == "tensorrt_llm"), signal.SIGKILL
+        )
         deadline = time.monotonic() + 90
         while listening_on(int(port)):
             assert time.monotonic() < deadline, service.log.read_text()
@@ -290,7 +294,7 @@ def test_nothing_outlives_a_killed_launcher(models: Path, tmp_path: Path) -> Non
         assert len(left) == 5
         assert not Path(left[0]).exists()
         assert not shared_memory(killed)
-        stale = [name for name in os.listdir(triton.SHARED_MEMORY) if name.startswith("trtllm-pipeline-")]
+        stale = [name for name in os.listdir(triton_server.SHARED_MEMORY) if name.startswith("trtllm-pipeline-")]
         assert all(f"-{service.process.pid}-" in name or Path(f"/proc/{name.split('-')[3]}").exists() for name in stale)
 
 
@@ -322,7 +326,7 @@ def test_two_servers_at_once(models: Path, tmp_path: Path) -> None:
 
 def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> None:
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, 0))
+        other.bind((triton_server.LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
         with launched(models, tmp_path / "attempt", http_port=port) as service:
@@ -332,11 +336,11 @@ def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> No
 
 
 def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: Path) -> None:
-    ports = triton.free_ports()
+    ports = triton_server.free_ports()
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, ports.grpc))
+        other.bind((triton_server.LOOPBACK, ports.grpc))
         other.listen()
-        server = triton.start(
+        server = triton_server.start(
             triton_installation.find(), models, ("ensemble",), folder=tmp_path / "b", log=tmp_path / "log", ports=ports
         )
         try:

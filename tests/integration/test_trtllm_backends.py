@@ -30,7 +30,7 @@ from tests.helpers.trtllm_cells import values
 from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.config.recipes import recipes_folder
+from trtllm_pipeline.config.recipe_files import recipes_folder
 from trtllm_pipeline.toolchains.embedded import random_model
 from trtllm_pipeline.triton_repository import model_config
 

@@ -31,7 +31,7 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import TensorRTLLM
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.stages.asking import adapter_options
 from trtllm_pipeline.stages.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.stages.params import load
@@ -63,7 +63,7 @@ def filled(folder: Path, release: str, **params: Any) -> Path:
     installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
     engine = engine_folder(folder / "engine", release)
     frontends.write_engine(
-        out, installed, engine=engine, model=model, asked=load(EngineRepository, {"max_batch_size": 4, **params})
+        out, installed, engine=engine, model=model, params=load(EngineRepository, {"max_batch_size": 4, **params})
     )
     return out
 
@@ -72,13 +72,13 @@ def filled(folder: Path, release: str, **params: Any) -> Path:
 def served(folder: Path, models: Path) -> Iterator[Client]:
     home = folder / "server"
     backend.install_server(home)
-    server = triton.start(
+    server = triton_server.start(
         triton_installation.TritonInstallation(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
         models,
         ("ensemble", "tensorrt_llm_bls"),
         folder=folder,
         log=folder / "log",
-        ports=triton.free_ports(),
+        ports=triton_server.free_ports(),
     )
     try:
         server.wait_ready(180)
@@ -138,7 +138,7 @@ def with_adapters(folder: Path, release: str, dtype: str, adapter: Path) -> Path
     models.mkdir()
     installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
     asked = load(EngineRepository, {"max_batch_size": 4})
-    frontends.write_engine(models, installed, engine=engine, model=model, asked=asked, adapters=[adapter])
+    frontends.write_engine(models, installed, engine=engine, model=model, params=asked, adapters=[adapter])
     return models
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import triton, trtllm_serve
+from trtllm_pipeline.serving import triton_server, trtllm_serve
 
 pytestmark = pytest.mark.integration
 STAND_IN = [sys.executable, str(Path(__file__).resolve().parents[1] / "standins" / "serve.py"), "Qwen/Qwen3-8B"]
@@ -162,9 +162,9 @@ def test_one_that_is_never_healthy(launched: Callable[..., Launched]) -> None:
 
 
 def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
-    ports = triton.free_ports()
+    ports = triton_server.free_ports()
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, ports.http))
+        other.bind((triton_server.LOOPBACK, ports.http))
         other.listen()
         server = trtllm_serve.start(STAND_IN, log=tmp_path / "server.log", ports=ports)
         try:
@@ -177,5 +177,5 @@ def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="cannot start the server: cannot run") as error:
-        trtllm_serve.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton.free_ports())
+        trtllm_serve.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton_server.free_ports())
     assert error.value.failure is FailureClass.USER

@@ -12,7 +12,7 @@ from trtllm_pipeline.domain import Cell, CellId, Exclusive, Resources, Scope
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.params import Param
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.catalog import Toolchain
 
 MACHINE = Machine(cpus=2, cpu="test")
 

@@ -71,22 +71,6 @@ class _OfLevel(_Record):
     repeat: Count
 
 
-class _Spread(TypedDict):
-    p50: Number | None
-    p99: Number | None
-
-
-class SelfTest(_Record):
-    """Result of the load client's self-test."""
-
-    protocol: str
-    streams: Count
-    events_per_s: Number
-    ttft_error_ms: _Spread
-    cpu_us_per_event: Number
-    checks: dict[str, bool]
-
-
 class Anchor(_Record):
     """One moment in both clocks."""
 
@@ -104,7 +88,6 @@ class Header(_Record):
     settings: dict[str, Any]
     anchor: NotRequired[Anchor | None]
     tls: NotRequired[bool | None]
-    self_test: NotRequired[SelfTest | None]
 
 
 class ConditionsRecord(_Record):

@@ -253,11 +253,11 @@ class EventFile:
     ) -> None:
         self._file.close()
 
-    def header(self, target: Target, *, settings: Mapping[str, Any], self_test: dict[str, Any] | None = None) -> None:
+    def header(self, target: Target, *, settings: Mapping[str, Any]) -> None:
         """First record: what was asked, and one wall-clock time to anchor the monotonic ones."""
         anchor = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
         about = {"protocol": target.protocol, "model": target.model, "tls": target.tls}
-        self.write("header", schema=SCHEMA, anchor=anchor, **about, settings=dict(settings), self_test=self_test)
+        self.write("header", schema=SCHEMA, anchor=anchor, **about, settings=dict(settings))
 
     def write(self, kind: str, **values: object) -> None:
         """One record of type `kind`. Raises StageError when the disk is full."""

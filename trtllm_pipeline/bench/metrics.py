@@ -32,7 +32,6 @@ from trtllm_pipeline.bench.result import (
     ObjectiveResult,
     RepeatResult,
     Schedule,
-    client_error_ms,
 )
 from trtllm_pipeline.bench.stats import Summary, relative_half_width, summary
 from trtllm_pipeline.bench.stopping import Probe, RateSearch, Seen
@@ -61,14 +60,12 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
             None if found is None else found["workload"],
         ),
         tokens_counted_by=token_count["source"],
-        client_error_ms=client_error_ms(header.get("self_test")),
         highest_rate=_highest_rate(run, objectives),
         details=LoadDetails(
             protocol=header["protocol"],
             model=header["model"],
             settings=header["settings"],
             token_count=token_count,
-            self_test=header.get("self_test"),
             clients=[_client(record) for record in run.records.clients],
             definitions={**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
         ),

@@ -72,7 +72,6 @@ DEFINITIONS: Final = {
 """Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
 
 PERF_FILE: Final = "perf.json"
-CLIENT_ERROR: Final = "info: error of the load client by its self-test"
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
 
 
@@ -453,8 +452,6 @@ class LoadDetails:
     settings: Mapping[str, Any]
     token_count: Mapping[str, Any]
     """Who counted the output tokens of the measured answers, and what the other counts say."""
-    self_test: Any
-    """Its result, or None."""
     clients: list[dict[str, Any]]
     """Processor time and event-loop lag of each load process at each level."""
     definitions: Mapping[str, Any]
@@ -474,16 +471,12 @@ class LoadResult:
     """Who counted output tokens: "server", "encoded_again" or "events"."""
     highest_rate: HighestRate | None = None
     """Where it was looked for."""
-    client_error_ms: tuple[float, float] | None = None
-    """p50 and p99 of the load client's own error of TTFT, by its self-test."""
     details: LoadDetails | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Findings, and the client's own error, as lines of text."""
-        error = self.client_error_ms
-        tested = [] if error is None else [f"{CLIENT_ERROR}: TTFT p50 {error[0]:.3f} ms, p99 {error[1]:.3f} ms"]
-        return (*map(str, self.findings), *tested)
+        """Findings as lines of text."""
+        return tuple(map(str, self.findings))
 
     @property
     def invalid(self) -> list[MeasurementFinding]:
@@ -507,7 +500,6 @@ class LoadResult:
             "token_count": dict(details.token_count),
             "client": {
                 "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
-                "self_test": details.self_test,
                 "levels": list(details.clients),
             },
             "definitions": dict(details.definitions),
@@ -524,15 +516,7 @@ class LoadResult:
             conditions=Conditions.read(data),
             tokens_counted_by=source if isinstance(source, str) else None,
             highest_rate=HighestRate.read(data.get("highest_rate")),
-            client_error_ms=client_error_ms(_object(data.get("client")).get("self_test")),
         )
-
-
-def client_error_ms(self_test: object) -> tuple[float, float] | None:
-    """p50 and p99 of the error of TTFT in a self-test's result."""
-    errors = _object(_object(self_test).get("ttft_error_ms"))
-    p50, p99 = (_number(errors.get(name)) for name in ("p50", "p99"))
-    return None if p50 is None or p99 is None else (p50, p99)
 
 
 def levels_of(data: object) -> tuple[LevelResult, ...]:

@@ -25,7 +25,7 @@ from trtllm_pipeline.hub.verify import tensors
 from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
 from trtllm_pipeline.machine.speeds import sheet_bandwidth
-from trtllm_pipeline.triton_repository.engine import speculation_of
+from trtllm_pipeline.triton_repository.engine_config import speculation_of
 
 CPU_MARGIN: Final = 4.0
 """What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several

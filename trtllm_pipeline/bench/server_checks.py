@@ -25,7 +25,7 @@ from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.user_files import decode_yaml, read_mapping
 from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 from trtllm_pipeline.triton_repository.model_names import ENGINE_MODEL
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Chat templates turn a conversation into the prompt text for a model.
 
-A template comes with its model, so it is untrusted. A separate process (`worker.py`) renders it in Jinja2's sandbox, which
+A template comes with its model, so it is untrusted. A separate process (`template_worker.py`) renders it in Jinja2's sandbox, which
 keeps it from files and from Python. The process has little memory, and is killed if it takes too long.
 
     template = chat.read(folder)            # None where the model has none
@@ -39,7 +39,7 @@ _SETTINGS: Final = "tokenizer_config.json"
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ALWAYS: Final = ("bos_token", "eos_token")
 """Special tokens that templates use without checking whether the model has them."""
-_WORKER: Final = Path(__file__).with_name("worker.py")
+_WORKER: Final = Path(__file__).with_name("template_worker.py")
 _START_S: Final = 60.0
 _WAIT: Final = 6.0
 """Wall-clock time allowed per processor time, because others use the machine as well."""

@@ -269,12 +269,12 @@ def load(
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
     from trtllm_pipeline.bench.load import Load
+    from trtllm_pipeline.bench.load_run import ServerLoad
     from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
     from trtllm_pipeline.bench.prompts import BUILT_IN_PROMPTS
     from trtllm_pipeline.bench.result import LoadResult
-    from trtllm_pipeline.bench.run import ServerLoad
     from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.stopping import StopRule, parse_precisions
     from trtllm_pipeline.bench.target import Target
@@ -415,43 +415,6 @@ def analyze(
 
 
 vars(analyze)["aliases"] = options.TOKENIZER_NAMES
-
-
-def self_test(
-    protocol: options.Protocol = "grpc",
-    endpoint_type: options.EndpointType = "chat",
-    streams: Annotated[
-        int, options.option("--streams", "N", "Answers at once.", min=1, max=params.MOST_IN_FLIGHT)
-    ] = 256,
-    events: Annotated[
-        int, options.option("--events", "N", "Events of each answer.", min=1, max=params.MOST_TOKENS)
-    ] = 40,
-    processes: Annotated[
-        int | None,
-        options.option(
-            "--processes", "N", "Load processes (default: as many as needed).", min=1, max=params.MOST_PROCESSES
-        ),
-    ] = None,
-    format: options.TextOrJson = "text",
-) -> None:
-    """Measure the error of the load client on this machine.
-
-    It is measured against a scripted server that records when it really sent each byte. The test also checks that the
-    client recognises merged and cut events, stalls, errors and false counts. The exit code is 1 if it does not, or if it
-    is too late.
-
-    examples:
-      pipeline bench self-test
-      pipeline bench self-test --protocol http --streams 64
-    """
-    from trtllm_pipeline.bench import self_test
-    from trtllm_pipeline.bench.target import protocol_name
-    from trtllm_pipeline.report.load_tables import self_test_text
-
-    result = self_test.run(protocol_name(protocol, endpoint_type), self_test.Size(streams, events), processes=processes)
-    told = {"schema": 1, **result, "definitions": self_test.DEFINITIONS}
-    emit_as(format, told, text=lambda _: self_test_text(result))
-    raise typer.Exit(0 if result["pass"] and all(result["checks"].values()) else 1)
 
 
 def _new_file(option: str, path: Path) -> Path:

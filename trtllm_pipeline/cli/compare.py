@@ -27,7 +27,11 @@ def compare(
     ] = None,
     base: Annotated[
         str | None,
-        options.option("--base", "VALUE", "With --by: the value to compare with (default: the first)."),
+        options.option(
+            "--base",
+            "VALUE",
+            "With --by: the value to compare with (default: the first that needs no build, or else the first).",
+        ),
     ] = None,
     metrics: Annotated[
         str | None,
@@ -68,6 +72,7 @@ def compare(
     examples:
       pipeline compare latest latest~1
       pipeline compare --by precision --base fp16
+      pipeline compare --by toolchain
       pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1%'
       pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
     """

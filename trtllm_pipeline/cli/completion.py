@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def matrices(incomplete: str) -> list[str]:
     """Matrix files and folders."""
-    from trtllm_pipeline.config.recipes import matrices_folder
+    from trtllm_pipeline.config.recipe_files import matrices_folder
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     prefix = "" if str(folder) == "." and not incomplete.startswith("./") else f"{folder}/".replace("//", "/")
@@ -32,14 +32,14 @@ def matrices(incomplete: str) -> list[str]:
 
 def toolchains() -> list[str]:
     """Names of toolchains."""
-    from trtllm_pipeline.toolchains import base
+    from trtllm_pipeline.toolchains import catalog
 
-    return list(base.every_name())
+    return list(catalog.every_name())
 
 
 def recipes() -> list[str]:
     """Names of recipes, of the user and of the project."""
-    from trtllm_pipeline.config.recipes import list_recipes
+    from trtllm_pipeline.config.recipe_files import list_recipes
 
     return list(list_recipes(Path()))
 
@@ -83,13 +83,13 @@ def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
 def stages(ctx: typer.Context) -> list[str]:
     """Names of stages: of the latest run, or of all toolchains."""
     from trtllm_pipeline.errors import PipelineError
-    from trtllm_pipeline.toolchains import base
+    from trtllm_pipeline.toolchains import catalog
 
     try:
         found = [stage for outline in _outlines(ctx) for stage in outline.stages]
     except (OSError, PipelineError):
         found = []
-    return found or list(dict.fromkeys(stage.name for name in base.names() for stage in base.load(name).stages))
+    return found or list(dict.fromkeys(stage.name for name in catalog.names() for stage in catalog.load(name).stages))
 
 
 def _cells_of(params: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.doctor import Examination
+from trtllm_pipeline.doctor_findings import Examination
 from trtllm_pipeline.errors import UsageError
 
 
@@ -65,9 +65,9 @@ def doctor(
         raise typer.Exit(_deep(Path(workspace), assume, toolchain, family, precision, format))
     if family is not None or precision is not None:
         raise UsageError("--family and --precision are for --deep", hint="pipeline doctor --deep")
-    from trtllm_pipeline import doctor
+    from trtllm_pipeline import doctor_findings
 
-    found = doctor.run(Path(workspace), assumed=assume, toolchain=toolchain)
+    found = doctor_findings.run(Path(workspace), assumed=assume, toolchain=toolchain)
     emit_as(format, found, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
     raise typer.Exit(found.exit_code)
 

@@ -65,10 +65,10 @@ def answers(
           --input-data builtin:accuracy --format csv
     """
     from trtllm_pipeline.bench.target import Target
+    from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
     from trtllm_pipeline.evaluate.answers import score_url
-    from trtllm_pipeline.evaluate.result import AccuracyResult
     from trtllm_pipeline.hub.dataset_file import data_file
-    from trtllm_pipeline.report import scores
+    from trtllm_pipeline.report import score_tables
 
     target = Target.at(
         url,
@@ -90,7 +90,7 @@ def answers(
         folder=None if output_dir is None else options.empty_folder(output_dir),
         url=url,
     )
-    emit_as(format, found, json=AccuracyResult.to_json, table=scores.scores_text, csv=scores.scores_csv)
+    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
     found.check_least(names[0], min_score)
 
 
@@ -113,11 +113,11 @@ def drift(
     from trtllm_pipeline.bench.stats import MEAN_INTERVAL
     from trtllm_pipeline.evaluate import drift
     from trtllm_pipeline.evaluate.scores import DRIFT
-    from trtllm_pipeline.report import scores
+    from trtllm_pipeline.report import score_tables
 
     found = drift.compare(drift.read(reference), drift.read(other))
     told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
-    emit_as(format, told, csv=lambda _: scores.drift_csv(found), table=lambda _: scores.drift_text(found))
+    emit_as(format, told, csv=lambda _: score_tables.drift_csv(found), table=lambda _: score_tables.drift_text(found))
 
 
 def lm_eval(
@@ -158,8 +158,8 @@ def lm_eval(
       pipeline evaluate lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
     from trtllm_pipeline.evaluate import lm_eval
-    from trtllm_pipeline.evaluate.result import AccuracyResult
-    from trtllm_pipeline.report import scores
+    from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult
+    from trtllm_pipeline.report import score_tables
 
     evaluation = lm_eval.Evaluation(
         url=url if "://" in url else f"http://{url}",
@@ -178,7 +178,7 @@ def lm_eval(
     with tempfile.TemporaryDirectory(prefix="pipeline-lm-eval-") as scratch:
         folder = None if output_dir is None else options.empty_folder(output_dir)
         found = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
-    emit_as(format, found, json=AccuracyResult.to_json, table=scores.scores_text, csv=scores.scores_csv)
+    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
 
 
 vars(lm_eval)["aliases"] = options.TOKENIZER_NAMES

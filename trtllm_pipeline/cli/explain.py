@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as
+from trtllm_pipeline.planning.planner import plan_of
 
 
 def explain(
@@ -39,6 +39,6 @@ def explain(
 
     store = options.store_at(workspace)
     request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
-    plan = flow.plan_of(request, store)
+    plan = plan_of(request, store)
     explained = explanation(plan, forecast(plan, store), stage, store)
     emit_as(format, explained, text=lambda each: explanation_text(each, full=stage is not None))

@@ -75,9 +75,9 @@ def export(
       pipeline export 'smollm2*/int8_wo/*/bs4' --to kubernetes --openai --output-dir exported
       pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
     """
-    from trtllm_pipeline import flow, provenance
+    from trtllm_pipeline import provenance, served_cell
     from trtllm_pipeline.deploy import deployment, hub
-    from trtllm_pipeline.deploy.export import export_targets, next_steps
+    from trtllm_pipeline.deploy.cell_export import export_targets, next_steps
 
     targets = _targets(to)
     if "hub" in targets:
@@ -87,7 +87,7 @@ def export(
     if not require_keys and not openai:
         raise UsageError("--no-require-keys is for the OpenAI endpoint", hint="add --openai")
     store = options.known_store(workspace)
-    served = flow.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
+    served = served_cell.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
     folder = options.empty_folder(output_dir)  # before all bytes are read
     described = deployment.describe(
         served,
@@ -121,7 +121,7 @@ def export(
 
 
 def _targets(text: str) -> list[str]:
-    from trtllm_pipeline.deploy.export import TARGETS
+    from trtllm_pipeline.deploy.cell_export import TARGETS
 
     found = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [target for target in found if target not in TARGETS]

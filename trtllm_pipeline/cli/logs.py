@@ -11,7 +11,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files import reading
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import newest_cells
-from trtllm_pipeline.report.logs import failure_of, log_of, logs_of, measured_beside, stage_run_of
+from trtllm_pipeline.report.log_choice import failure_of, log_of, logs_of, measured_beside, stage_run_of
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_tables import aligned
 

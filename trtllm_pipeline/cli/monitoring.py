@@ -31,7 +31,7 @@ def monitoring(
       pipeline serve monitoring --output-dir monitoring
       prometheus --config.file monitoring/prometheus.yml --web.listen-address 127.0.0.1:9090
     """
-    from trtllm_pipeline.hosting.monitoring import write
+    from trtllm_pipeline.hosting.prometheus_setup import write
 
     options.positive("--ttft-p99-s", ttft_p99_s)
     folder = options.empty_folder(output_dir)

@@ -322,9 +322,9 @@ def request_or_latest(
         return request(matrix, cells, sets, until, toolchain, assume)
     if store is None:
         raise UsageError("--matrix FILE is missing", hint="pipeline matrix init writes one to start from")
-    from trtllm_pipeline import flow
+    from trtllm_pipeline import served_cell
 
-    latest = flow.latest_request(store)
+    latest = served_cell.latest_request(store)
     if latest.toolchain is not None:  # the environment says what to take where nobody said anything
         toolchain = typed(ctx, "toolchain", toolchain)
     return latest.changed(Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume))

@@ -14,8 +14,8 @@ from trtllm_pipeline import provenance as library
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.runs import find_artifacts
+from trtllm_pipeline.planning.wording import count
 
 PASSPHRASE = "PIPELINE_SIGNING_PASSPHRASE"  # noqa: S105 - the name of a variable
 

@@ -16,7 +16,7 @@ def list_(format: options.TextOrJson = "text") -> None:
     examples:
       pipeline recipes list
     """
-    from trtllm_pipeline.config.recipes import list_recipes, load_recipe
+    from trtllm_pipeline.config.recipe_files import list_recipes, load_recipe
 
     recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
     keys = {"name", "summary", "family", "license"}
@@ -34,7 +34,7 @@ def show(
       pipeline recipes show smollm2-135m-instruct
       pipeline recipes show smollm2-135m-instruct --format json
     """
-    from trtllm_pipeline.config.recipes import find_recipe, load_recipe
+    from trtllm_pipeline.config.recipe_files import find_recipe, load_recipe
 
     path = find_recipe(name, Path())
     recipe = load_recipe(path)

@@ -29,7 +29,7 @@ def recommend(
       pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%
       pipeline recommend 20261121 --slo e2e_p95=2s --objective size
     """
-    from trtllm_pipeline.report import recommend as library
+    from trtllm_pipeline.report import recommendation as library
     from trtllm_pipeline.report.measured import load
 
     slos = library.parse_slo(slo) if slo else ()

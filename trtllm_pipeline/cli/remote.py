@@ -15,12 +15,12 @@ from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.names import count, size
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.wording import count, size
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress
+    from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, Progress
 
 Url = Annotated[
     str,
@@ -88,20 +88,20 @@ def push(
       pipeline store push s3://engines/nightly build --run latest
       pipeline store push /mnt/engines --matrix my.yaml --cells 'qwen*' --until build --dry-run
     """
-    from trtllm_pipeline.store import remote
+    from trtllm_pipeline.store import remote_store
 
     store = options.known_store(workspace)
-    with closing(remote.Remote(url, jobs=jobs, thorough=verify)) as there:
+    with closing(remote_store.Remote(url, jobs=jobs, thorough=verify)) as there:
         there.check_writable()
         known = [
-            remote.ArtifactKey(each.stage, each.fingerprint)
+            remote_store.ArtifactKey(each.stage, each.fingerprint)
             for each in store.index.all_artifacts()
             if each.folder.is_dir()
         ]
         chosen = _chosen(store, known, selection, selection.request())
-        found = remote.compare_to_push(store, there, chosen)
+        found = remote_store.compare_to_push(store, there, chosen)
         pending = _begin(found, f"push to {there.url}")
-        done = {} if dry_run else _each(remote.push(store, there, pending, _progress(pending)))
+        done = {} if dry_run else _each(remote_store.push(store, there, pending, _progress(pending)))
         _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pushed")
 
 
@@ -131,23 +131,23 @@ def pull(
     """
     from trtllm_pipeline import provenance
     from trtllm_pipeline.machine.probe import this_machine
-    from trtllm_pipeline.store import remote
+    from trtllm_pipeline.store import remote_store
 
     policy = provenance.policy(trusted_keys, required=require_signed)
     request = selection.request()
-    with closing(remote.Remote(url, jobs=jobs)) as there:
+    with closing(remote_store.Remote(url, jobs=jobs)) as there:
         known = None if request is not None or selection.run is not None else there.places()
         store = Store(Path(workspace))
         store.check_writable()
         chosen = _chosen(store, known, selection, request)
         gpus = () if allow_other_gpu else {gpu.name for gpu in this_machine().gpus}
-        found = remote.compare_to_pull(store, there, chosen, gpus)
+        found = remote_store.compare_to_pull(store, there, chosen, gpus)
         pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
         done: dict[str, ArtifactTransfer] = {}
         if not dry_run:
-            remote.check_room(store, pending)
+            remote_store.check_room(store, pending)
             judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been read
-            done = _each(remote.pull(store, there, pending, judge, _progress(pending)))
+            done = _each(remote_store.pull(store, there, pending, judge, _progress(pending)))
         _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pulled")
 
 
@@ -156,13 +156,13 @@ def _chosen(
 ) -> list[ArtifactKey]:
     """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
     from trtllm_pipeline.planning.runs import find_named, find_run, read_run
-    from trtllm_pipeline.store.remote import BOUND, ArtifactKey
+    from trtllm_pipeline.store.remote_store import BOUND, ArtifactKey
 
     asked: Iterable[ArtifactKey] | None = None
     if request is not None:
-        from trtllm_pipeline import flow
+        from trtllm_pipeline.planning.planner import plan_of
 
-        runs = flow.plan_of(request, store).stage_runs.values()
+        runs = plan_of(request, store).stage_runs.values()
         asked = [
             ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
         ]
@@ -194,7 +194,7 @@ def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> lis
 
 def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
     from trtllm_pipeline.execution.pulling import paced
-    from trtllm_pipeline.store.remote import Progress
+    from trtllm_pipeline.store.remote_store import Progress
 
     return Progress(paced(sum(each.transfer_bytes for each in pending), note))
 

@@ -15,11 +15,11 @@ def report(
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: Annotated[
-        Literal["table", "json", "csv", "markdown", "html", "junit", "migration", "openmetrics"],
+        Literal["table", "json", "csv", "markdown", "html", "junit", "openmetrics"],
         options.option(
             "--format",
             None,
-            "Format of the report; junit has a test case for each stage run, migration the toolchains of each model.",
+            "Format of the report; junit has a test case for each stage run.",
         ),
     ] = "table",
     output: Annotated[
@@ -48,7 +48,6 @@ def report(
       pipeline report
       pipeline report --format html
       pipeline report --run latest~1 --format markdown --output report.md
-      pipeline report --format migration
       pipeline report --format csv | cut -d, -f1,10
       pipeline report --format openmetrics | curl -T - -X POST http://127.0.0.1:9091/metrics/job/nightly
     """

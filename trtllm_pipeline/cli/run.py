@@ -14,8 +14,10 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.collecting import uncollected
-from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.planning.planner import check_feasible
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.selection import load
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store.store import Store
 
 
@@ -70,7 +72,7 @@ def run(
     if dry_run:
         return _show_plan(request, found, Path(workspace), format, verbose=verbose)
     if found is None:
-        flow.load(request)
+        load(request)
     store = found or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()
@@ -160,12 +162,12 @@ def plan(
         return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
-    from trtllm_pipeline.report.plan_difference import PlanDifference
+    from trtllm_pipeline.report.plan_difference import PlanDifference, compare_plans
     from trtllm_pipeline.text_blocks import as_markdown, on_terminal
 
     emit_as(
         format,
-        flow.compare_plans(request, compare, store),
+        compare_plans(request, compare, store),
         json=PlanDifference.to_json,
         text=lambda found: on_terminal(found.blocks()),
         markdown=lambda found: as_markdown(found.blocks()),
@@ -175,10 +177,10 @@ def plan(
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
     """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
-    from trtllm_pipeline.report.fits import Fits
+    from trtllm_pipeline.report.fits import Fits, fits_of
     from trtllm_pipeline.text_blocks import as_markdown, on_terminal
 
-    found = flow.fits(request, store)
+    found = fits_of(request, store)
     emit_as(
         format,
         found,
@@ -192,17 +194,18 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
 @uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
+    from trtllm_pipeline.execution.plan_commands import plan_json
     from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 
     found, seen = flow.outlook(request, store, workspace)
     if format == "json":
-        for line in flow.plan_json(found, store, seen):
+        for line in plan_json(found, store, seen):
             emit(line)
     elif format == "markdown":
         emit(plan_markdown(found, seen, f"Plan of {request.matrix.name}"))
     else:
         emit(plan_text(found, seen, verbose=verbose))
-    flow.check_feasible(found)
+    check_feasible(found)
     return 0
 
 

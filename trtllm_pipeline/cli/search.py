@@ -51,17 +51,17 @@ def search(
       pipeline search -m my.yaml --dry-run
     """
     from trtllm_pipeline.progress import observer
-    from trtllm_pipeline.report import recommend
+    from trtllm_pipeline.report import recommendation
     from trtllm_pipeline.search import driver
-    from trtllm_pipeline.search.choice import Goals
+    from trtllm_pipeline.search.next_cell import Goals
     from trtllm_pipeline.text_blocks import on_terminal
 
     if budget < 1:
         raise UsageError(f"--budget: expected a positive number of cells, got {budget}")
     goals = Goals(
         objective,
-        recommend.parse_slo(slo) if slo else (),
-        None if min_accuracy is None else recommend.parse_least(min_accuracy),
+        recommendation.parse_slo(slo) if slo else (),
+        None if min_accuracy is None else recommendation.parse_least(min_accuracy),
     )
     request = pulling.of(options.request(matrix, cells, sets, None, toolchain, None))
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))

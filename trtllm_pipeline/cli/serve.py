@@ -25,7 +25,7 @@ from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.text_tables import aligned
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.hosting.target import ServeTarget
+    from trtllm_pipeline.hosting.serve_target import ServeTarget
 
 _PANELS: Final = {
     "What is served": ("sets", "toolchain", "require_signed", "trusted_keys"),
@@ -225,7 +225,7 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
-    from trtllm_pipeline.hosting import target
+    from trtllm_pipeline.hosting import serve_target as target
     from trtllm_pipeline.machine.probe import this_machine
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()

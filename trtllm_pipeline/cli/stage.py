@@ -25,7 +25,7 @@ from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains import companions
 
 if TYPE_CHECKING:
@@ -160,10 +160,10 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
     """The service's stage by the toolchain of the one cell that is selected, what was typed for it, and the last stage that it
     is started from. Raises UsageError.
     """
-    from trtllm_pipeline import flow
+    from trtllm_pipeline.planning import selection
 
-    machine = flow.machine_of(request)
-    cells = flow.select_cells(request, flow.load(request), machine)
+    machine = selection.machine_of(request)
+    cells = selection.select_cells(request, selection.load(request), machine)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
@@ -198,7 +198,7 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 
 def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     """The source of a model as people name it, its revision resolved, for the stage `name`."""
-    from trtllm_pipeline.config.recipes import sources_of
+    from trtllm_pipeline.config.recipe_files import sources_of
     from trtllm_pipeline.hub.files import MODEL
     from trtllm_pipeline.hub.sources import local_folder, resolve
 

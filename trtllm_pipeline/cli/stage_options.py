@@ -19,7 +19,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Objectives, ParamField, Precisions, StopMetric, load, table
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains import companions
 
 T = TypeVar("T")

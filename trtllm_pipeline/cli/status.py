@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trtllm_pipeline import flow, terminal
+from trtllm_pipeline import terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.planner import plan_of
+from trtllm_pipeline.report import report_file
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.progress.status import Took
+    from trtllm_pipeline.progress.cell_status import Took
 
 
 def status(
@@ -42,14 +44,14 @@ def status(
     """
     from trtllm_pipeline.planning.plan_file import outline
     from trtllm_pipeline.planning.runs import newest_cells
+    from trtllm_pipeline.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.progress.left import goes_on, read
-    from trtllm_pipeline.progress.status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.progress.watching import watch as keep_showing
 
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
     store = options.known_store(workspace)
-    plan = None if matrix is None else flow.plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
+    plan = None if matrix is None else plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
 
     def look() -> MatrixStatus:
         if plan is not None:
@@ -68,10 +70,10 @@ def status(
 
 
 def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.progress.status import Took
+    from trtllm_pipeline.progress.cell_status import Took
     from trtllm_pipeline.report.forecast_check import of_report
 
-    check = of_report(folder / flow.REPORT_FILE)
+    check = of_report(folder / report_file.NAME)
     return None if check is None else Took(check.line(), check.to_json())
 
 
@@ -82,7 +84,7 @@ def runs(workspace: options.Workspace = options.WORKSPACE, format: options.TextO
       pipeline runs
       pipeline runs --format json
     """
-    from trtllm_pipeline.report.runs import runs_json, to_text
+    from trtllm_pipeline.report.run_list import runs_json, to_text
 
     found = runs_json(options.known_store(workspace))
     emit_json(found) if format == "json" else emit(to_text(found))

@@ -1,3 +1,1 @@
-"""Matrix files and recipes in, cells out: read (`document`), checked (`validate`, by `models`) or known from before (`load`), multiplied
-out (`expand`).
-"""
+"""Matrix files and recipes in, cells out: read (`document`), checked (`validate`, by `models`), multiplied out (`expand`)."""

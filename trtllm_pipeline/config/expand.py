@@ -18,12 +18,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from types import SimpleNamespace
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from trtllm_pipeline.config.document import Document, KeyPath, nearest
-from trtllm_pipeline.config.loaded import LoadedMatrix
+from trtllm_pipeline.config.document import KeyPath, nearest
 from trtllm_pipeline.config.spelling import (
     SETTINGS_PREFIX,
     Parallelism,
@@ -36,6 +35,9 @@ from trtllm_pipeline.config.spelling import (
 from trtllm_pipeline.domain import ALONE, Cell, CellId, Exclusive, Json, in_order
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.config.validate import LoadedMatrix
 
 MAX_CELLS: Final = 100_000
 _PERF: Final = f"{SETTINGS_PREFIX}perf."
@@ -332,13 +334,8 @@ class _Grid:
                 self._fault_of_rule(("override", index, "where"), "matches no cell")
         self._raise_faults()
 
-    @cached_property
-    def document(self) -> Document:
-        """Where everything stands, for faults."""
-        return self.loaded.document()
-
     def _fault(self, at: KeyPath, message: str) -> None:
-        self.faults.append(self.document.fault(at, message))
+        self.faults.append(self.loaded.document.fault(at, message))
 
     def _fault_of_rule(self, at: KeyPath, message: str) -> None:
         """A fault, unless the command line changed an axis."""
@@ -399,7 +396,7 @@ class _Grid:
                     hits = self.matching(axis, value)
                     if not hits:
                         place = (*at, axis.name)
-                        if isinstance(self.document.get(place), list):
+                        if isinstance(self.loaded.document.get(place), list):
                             place = (*place, index)
                         near = nearest(str(value), axis.universe)
                         self._fault_of_rule(place, f"{value!r} matches no value of {axis.name}{near}")
@@ -595,7 +592,7 @@ class _SettingsByCell:
             why = f"there is nothing to halve: settings.repository.{name} is not set; set it, or list values to try"
             given = "retry" in self.last
             raise MatrixError(
-                (Fault("--set", None, ".".join(at), why) if given else self.loaded.document().fault(at, why),)
+                (Fault("--set", None, ".".join(at), why) if given else self.loaded.document.fault(at, why),)
             )
 
     def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
@@ -611,7 +608,7 @@ class _SettingsByCell:
         places += [
             ("override", index, "settings", "perf") for index in reversed(matched) if "perf" in self.overrides[index]
         ]
-        raise MatrixError((self.loaded.document().fault((*places, ("settings", "perf"))[0], why),))
+        raise MatrixError((self.loaded.document.fault((*places, ("settings", "perf"))[0], why),))
 
 
 def _merged(below: dict[str, Json], above: Mapping[str, Json]) -> dict[str, Json]:

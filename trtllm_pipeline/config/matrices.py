@@ -9,7 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.config.document import SUFFIXES, nearest, read
 from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import MatrixError, UsageError

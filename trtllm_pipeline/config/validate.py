@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.config import sets as set_arguments
 from trtllm_pipeline.config.check import check
 from trtllm_pipeline.config.document import Document, KeyPath, key_text, nearest, read
-from trtllm_pipeline.config.loaded import LoadedMatrix
 from trtllm_pipeline.config.models import Axes, Matrix, Recipe, Settings
-from trtllm_pipeline.config.recipes import check_recipe, is_folder, recipe_file, recipe_of_folder
+from trtllm_pipeline.config.recipe_files import check_recipe, is_folder, recipe_file, recipe_of_folder
 from trtllm_pipeline.config.spelling import SETTINGS_PREFIX, nested, setting_axes
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
@@ -24,6 +25,76 @@ _OPTIONAL: Final = ("toolchain", "gpu")
 _SETTINGS: Final = "settings"
 _CLUSTER: Final = "cluster"
 """The section of settings that no cell has of its own."""
+
+
+@dataclass(frozen=True)
+class LoadedMatrix:
+    """A checked matrix with the recipes it names. Its plain data is dumped on first use."""
+
+    path: Path
+    document: Document
+    """The file as `--set` changes it, with the line of every value."""
+    matrix: Matrix
+    set_settings: Settings
+    """Settings given with `--set`."""
+    models: Mapping[str, Recipe]
+    """Recipes by value of the model axis: a recipe's name, or the path of a local folder."""
+    axes_changed: bool
+    """`--set` changed an axis, so rules of the file may match nothing without being wrong."""
+
+    @cached_property
+    def written(self) -> Mapping[str, Any]:
+        """The file with `--set`, every value in its one spelling, without defaults."""
+        return self.matrix.model_dump(mode="json", exclude_unset=True)
+
+    @cached_property
+    def axes(self) -> Mapping[str, Sequence[Any] | None]:
+        """Values of all axes, those over settings last; None for an optional axis that is missing."""
+        return self.matrix.axes.model_dump(mode="json")
+
+    @cached_property
+    def added(self) -> Sequence[Mapping[str, Json]]:
+        """The cells of `add`, with a value for each axis."""
+        return [added.model_dump(mode="json") for added in self.matrix.add]
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """Default settings."""
+        return Settings().model_dump(mode="json")
+
+    @cached_property
+    def command_line(self) -> Mapping[str, Any]:
+        """Settings given with `--set`. They override all others."""
+        return self.set_settings.model_dump(mode="json", exclude_unset=True)
+
+    @cached_property
+    def recipes(self) -> Mapping[str, Mapping[str, Any]]:
+        """The recipes with every key, except notes: what a stage reads must not change with them."""
+        notes = {"sources": {"__all__": {"note"}}}
+        return {model: recipe.model_dump(mode="json", exclude=notes) for model, recipe in self.models.items()}
+
+    @cached_property
+    def written_recipes(self) -> Mapping[str, Mapping[str, Any]]:
+        """The recipes as their files have them."""
+        return {model: recipe.model_dump(mode="json", exclude_unset=True) for model, recipe in self.models.items()}
+
+    @property
+    def names_toolchains(self) -> bool:
+        """An axis names toolchains other than `auto`."""
+        named = {*(self.axes["toolchain"] or ()), *(cell.get("toolchain") for cell in self.added)}
+        return not named <= {None, "auto"}
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Types of GPU that cells are for; empty if the matrix names none."""
+        added = [str(cell["gpu"]) for cell in self.added if cell["gpu"] is not None]
+        return tuple(dict.fromkeys((*(self.axes["gpu"] or ()), *added)))
+
+    def of_cluster(self, key: str) -> Any:
+        """A setting of the cluster: the command line's, or the matrix's, or its default."""
+        layers = (self.command_line, self.written.get("settings", {}), self.defaults)
+        given = [layer["cluster"][key] for layer in layers if key in layer.get("cluster", {})]
+        return next(filter(None, given), given[-1])
 
 
 def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
@@ -42,29 +113,8 @@ def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
         faults += _repeated(document, matrix.axes)
     if faults or matrix is None or command_line is None:
         raise MatrixError(tuple(faults))
-    return LoadedMatrix(
-        path=path,
-        sets=tuple(sets),
-        written=matrix.model_dump(mode="json", exclude_unset=True),
-        axes=matrix.axes.model_dump(mode="json"),
-        added=[added.model_dump(mode="json") for added in matrix.add],
-        defaults=Settings().model_dump(mode="json"),
-        command_line=command_line.model_dump(mode="json", exclude_unset=True),
-        # Notes are for people; what a stage reads must not change with them.
-        recipes={
-            model: recipe.model_dump(mode="json", exclude={"sources": {"__all__": {"note"}}})
-            for model, recipe in recipes.items()
-        },
-        written_recipes={
-            model: recipe.model_dump(mode="json", exclude_unset=True) for model, recipe in recipes.items()
-        },
-        axes_changed=any(change.path[0] == "axes" for change in changes),
-    )
-
-
-def document_of(path: Path, sets: Sequence[str]) -> Document:
-    """What stands in a matrix file, changed by `sets`, and where. Raises MatrixError, UsageError."""
-    return _changed(path, sets)[0]
+    axes_changed = any(change.path[0] == "axes" for change in changes)
+    return LoadedMatrix(path, document, matrix, command_line, recipes, axes_changed)
 
 
 def _changed(path: Path, sets: Sequence[str]) -> tuple[Document, Document, list[set_arguments.Assignment], list[Fault]]:

@@ -37,10 +37,10 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.provenance import statement_of
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER
+from trtllm_pipeline.toolchains.catalog import DRAFTER
 from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 
 SCHEMA: Final = 1
 FILE: Final = "bundle.json"

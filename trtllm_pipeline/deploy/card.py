@@ -13,12 +13,12 @@ from trtllm_pipeline.client.triton import IMAGE_INPUT
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.planning.names import size
+from trtllm_pipeline.planning.wording import size
 from trtllm_pipeline.report.rows import UNQUANTIZED
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import EMBEDDED
+from trtllm_pipeline.toolchains.catalog import EMBEDDED
 
 _HUB_LICENCES: Final = {
     # as recipes say it -> as Hugging Face's model cards list it

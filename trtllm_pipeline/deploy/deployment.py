@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import provenance
-from trtllm_pipeline.deploy import images, names
+from trtllm_pipeline.deploy import container_images, kubernetes_names
 from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.flow import ServedCell, run_command
-from trtllm_pipeline.hosting.target import require_text
-from trtllm_pipeline.planning.names import count
-from trtllm_pipeline.planning.needs import HOST, SHARED, Corrections, of_run
+from trtllm_pipeline.hosting.serve_target import require_text
+from trtllm_pipeline.planning.estimates import HOST, SHARED, Corrections, of_run
 from trtllm_pipeline.planning.plan import StageRun
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.provenance import Policy
 from trtllm_pipeline.report.rows import CellResult
+from trtllm_pipeline.served_cell import ServedCell, run_command
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, EMBEDDED, SERVERS, VISUAL
+from trtllm_pipeline.toolchains.catalog import DRAFTER, EMBEDDED, SERVERS, VISUAL
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
 from trtllm_pipeline.toolchains.tensorrt_llm.params import SERVE_FILE
 from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, ENSEMBLE
@@ -130,15 +130,15 @@ class Deployment:
             "instance": self.name,
             "version": self.release or self.served.artifacts["repository"].fingerprint[:12],
             "component": "inference-server",
-            "part-of": names.label_value(self.served.cell.model),
+            "part-of": kubernetes_names.label_value(self.served.cell.model),
             "managed-by": "trtllm-pipeline",
         }
-        return {label(key): names.label_value(value) for key, value in found.items()}
+        return {label(key): kubernetes_names.label_value(value) for key, value in found.items()}
 
     @property
     def gpu_product(self) -> str | None:
         """The node label that chooses the GPU."""
-        return None if self.gpu is None else names.gpu_product(self.gpu)
+        return None if self.gpu is None else kubernetes_names.gpu_product(self.gpu)
 
     @property
     def storage(self) -> str:
@@ -237,7 +237,9 @@ def describe(
     return Deployment(
         served=served,
         result=result,
-        name=names.dns_label(str(cell.id)) if name is None else names.checked_name("--name", name),
+        name=kubernetes_names.dns_label(str(cell.id))
+        if name is None
+        else kubernetes_names.checked_name("--name", name),
         kind=kind,
         release=release,
         image=_image(image, kind, release),
@@ -252,15 +254,17 @@ def describe(
         cpus=machine.cpus if kind == EMBEDDED else 4 + 2 * world_size,
         openai=openai,
         api_keys=api_keys,
-        storage_class=None if storage_class is None else names.checked_storage_class(storage_class),
+        storage_class=None if storage_class is None else kubernetes_names.checked_storage_class(storage_class),
     )
 
 
 def _image(given: str | None, kind: str, release: str | None) -> str:
     if given is not None:
-        images.parts(given)  # refuses what is not one
+        container_images.parts(given)  # refuses what is not one
         return given
-    return images.CPU if release is None else images.image_for(release, triton=kind != "trtllm_serve")
+    return (
+        container_images.CPU if release is None else container_images.image_for(release, triton=kind != "trtllm_serve")
+    )
 
 
 def _kind(served: ServedCell) -> str:

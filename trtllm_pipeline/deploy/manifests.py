@@ -11,12 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.deploy import images
+from trtllm_pipeline.deploy import container_images
 from trtllm_pipeline.deploy.deployment import Deployment, label
 from trtllm_pipeline.gateway.config import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import EMBEDDED
+from trtllm_pipeline.toolchains.catalog import EMBEDDED
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -105,16 +105,18 @@ def _write_base(
     for name in resources:
         _render(name, deployment, folder / "base", **values)
     _render("kustomization.yaml", deployment, folder / "base", resources=resources)
-    used = [images.parts(deployment.image)]
-    if deployment.openai and images.parts(images.CPU).name != used[0].name:  # kustomize replaces an image by its name
-        used.append(images.parts(images.CPU))
+    used = [container_images.parts(deployment.image)]
+    if (
+        deployment.openai and container_images.parts(container_images.CPU).name != used[0].name
+    ):  # kustomize replaces an image by its name
+        used.append(container_images.parts(container_images.CPU))
     _render("overlay.yaml", deployment, folder / "overlay", target="kustomization.yaml", images=used)
     for name in ("fill-from-hub.yaml", "fill-from-bundle.yaml", FILL_SCRIPT):
         _render(name, deployment, folder / "fill")
 
 
 def _render(name: str, deployment: Deployment, folder: Path, *, target: str | None = None, **values: Any) -> None:
-    known = {"d": deployment, "models": MODELS, "embedded": EMBEDDED, "gateway_image": images.CPU, **values}
+    known = {"d": deployment, "models": MODELS, "embedded": EMBEDDED, "gateway_image": container_images.CPU, **values}
 
     def part(name: str, **more: Any) -> str:
         return _environment().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")

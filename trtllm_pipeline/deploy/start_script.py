@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, argv, script_uses_mpirun
-from trtllm_pipeline.serving.triton import CLOSED
+from trtllm_pipeline.serving.triton_server import CLOSED
 
 BUNDLE: Final = "@BUNDLE@"
 """Stands in a bundle's repository for its folder."""

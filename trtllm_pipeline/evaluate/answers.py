@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.bench.prompts import Render, chat_renderer, tokenizer_folder, unrendered
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate import accuracy_result
+from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult, AnsweredQuestion
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read_questions, scorable
-from trtllm_pipeline.evaluate.result import AccuracyResult, AnsweredQuestion
 from trtllm_pipeline.evaluate.scores import Metric, Question
 from trtllm_pipeline.files.tokenizer import tokenizer_at
 
@@ -100,7 +100,7 @@ def score_server(
     ]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        result.write_answers(folder, answers)
+        accuracy_result.write_answers(folder, answers)
     failed = [(question, answer) for question, answer in pairs if answer.error is not None]
     if failed:
         question, answer = failed[0]
@@ -109,10 +109,12 @@ def score_server(
             f"{question.prompt.id!r}, with: {answer.error}",
             failure=failure_class(str(answer.error)),
         )
-    scored = result.score(answers, metrics)
-    found = result.summary(scored, metrics, settings, asked=asked_at(target.protocol, questions), source=source)
+    scored = accuracy_result.score(answers, metrics)
+    found = accuracy_result.summary(
+        scored, metrics, settings, asked=asked_at(target.protocol, questions), source=source
+    )
     if folder is not None:
-        result.write(folder, scored, found)
+        accuracy_result.write(folder, scored, found)
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from trtllm_pipeline.bench.stats import CONFIDENCE, Interval, mean_interval
 from trtllm_pipeline.client.urls import api_url
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.evaluate.result import ACCURACY_FILE, AccuracyResult
+from trtllm_pipeline.evaluate.accuracy_result import ACCURACY_FILE, AccuracyResult
 from trtllm_pipeline.files.writing import write_json
 
 PROGRAM: Final = "lm_eval"

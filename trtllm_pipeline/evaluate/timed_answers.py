@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_pipeline.bench.events import level_of, read_records
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate.result import AnsweredQuestion, Place
+from trtllm_pipeline.evaluate.accuracy_result import AnsweredQuestion, Place
 from trtllm_pipeline.evaluate.scores import Question
 
 

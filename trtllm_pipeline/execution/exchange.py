@@ -35,7 +35,7 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Fingerprint, Json, StageRunId
 from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError
-from trtllm_pipeline.execution import agent, views
+from trtllm_pipeline.execution import agent, file_views
 from trtllm_pipeline.execution.executor import Job, Usage, read_job
 from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.digest import digest_file
@@ -45,7 +45,7 @@ from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.claims import Claim
 from trtllm_pipeline.store.manifest import FileEntry, Kind, Manifest
-from trtllm_pipeline.store.remote import NotTransferableError, Progress, Remote
+from trtllm_pipeline.store.remote_store import NotTransferableError, Progress, Remote
 from trtllm_pipeline.store.store import LOG
 
 logger = logging.getLogger(__name__)
@@ -366,7 +366,7 @@ class _Node:
             self.remote.fetch_contents(attempt / _FILES / each, _contents((), [entry]), self.progress)
             moved[job.files[each]] = str(attempt / _FILES / each / entry.path)
         for each, files in parcel["views"].items():
-            views.make(attempt, each, Path(job.viewed[each]), files)
+            file_views.make(attempt, each, Path(job.viewed[each]), files)
         job = replace(
             job,
             files={each: moved[path] for each, path in job.files.items()},
@@ -491,7 +491,7 @@ class _Node:
     def send(self, attempt: Path, *, failed: bool) -> bool:
         """Send what an attempt has left; returns whether it has failed."""
         shutil.rmtree(attempt / _FILES, ignore_errors=True)
-        views.remove(attempt)
+        file_views.remove(attempt)
         try:
             files = () if failed else manifest.scan(attempt / OUT)
         except StateError as error:

@@ -17,7 +17,7 @@ from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.order import FIRST, play
 from trtllm_pipeline.hub.sources import kept_bytes
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning.needs import (
+from trtllm_pipeline.planning.estimates import (
     HOST,
     SHARED,
     TIME,

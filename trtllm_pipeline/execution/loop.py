@@ -7,7 +7,6 @@ claim, a lease and an attempt folder are. Everything waits in one place, `_colle
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,22 +16,22 @@ from functools import partial
 from itertools import starmap
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Cell, Exclusive, Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError, StateError
+from trtllm_pipeline.execution import file_views
 from trtllm_pipeline.execution import scheduler as scheduling
-from trtllm_pipeline.execution import views
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.forecast import Durations, guess_s, section, tasks
 from trtllm_pipeline.execution.order import favourable
+from trtllm_pipeline.execution.plan_commands import command_lines
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.probe import cpus_near, made_by, maker
-from trtllm_pipeline.planning import needs
+from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run
-from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
+from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.store.index import Artifact, Peak, Published
@@ -240,7 +239,7 @@ class _Execution:
         self._durations = self._store.index.durations()
         self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
         self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
-        corrections = needs.Corrections(self._store.index.peaks(), self._plan.machine)
+        corrections = estimates.Corrections(self._store.index.peaks(), self._plan.machine)
         # A forecast knows what was to run: not what has to now that something was not pulled, or is gone.
         if untold := self._to_run - self._expected.keys():
             durations = Durations(self._durations, self._plan.machine, corrections)
@@ -527,7 +526,8 @@ class _Execution:
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
         inputs = {name: self._input(self._plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
         seen = {
-            name: str(views.make(attempt.folder, name, Path(inputs[name]), files)) for name, files in run.reads.items()
+            name: str(file_views.make(attempt.folder, name, Path(inputs[name]), files))
+            for name, files in run.reads.items()
         }
         viewed = {name: inputs[name] for name, folder in seen.items() if folder != inputs[name]}
         inputs |= seen
@@ -570,7 +570,7 @@ class _Execution:
         run, attempt = held.run, held.attempt
         self._took[run.id] = event.usage.wall_s
         if run.reads:
-            views.remove(attempt.folder)
+            file_views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
             written = self._store.written(attempt)
             held.peak = self._peak(held, event.usage, written.size_bytes)
@@ -606,8 +606,8 @@ class _Execution:
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
         """What a stage run took beside what was expected of it: kept, so that later plans know better."""
         machine, run = self._plan.machine, held.run
-        told = needs.expected(run.stage, run.first_cell, machine)
-        expected = {} if told is None else needs.expected_by_kind(told)
+        told = estimates.expected(run.stage, run.first_cell, machine)
+        expected = {} if told is None else estimates.expected_by_kind(told)
         seconds = held.ready_s if run.stage.scope is Scope.SERVICE else usage.wall_s
         taken = {
             "host": usage.peak_bytes,
@@ -617,7 +617,7 @@ class _Execution:
             "written": usage.written_bytes,
             "ms": round(1000 * (seconds or 0.0)),
         }
-        system = needs.system(machine.of(run.first_cell.gpu))
+        system = estimates.system(machine.of(run.first_cell.gpu))
         return Peak(run.label, system, {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
@@ -766,30 +766,6 @@ class _Execution:
                     services.append((*row, run.key))
         if rows or services:
             self._store.index.set_latest(rows, services)
-
-
-def command_lines(
-    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine, *, started: bool = False
-) -> tuple[tuple[str, ...], ...]:
-    """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours.
-
-    With `started`, as a plan shows them: before all, those that our own program starts.
-    """
-    machine = machine.of(run.first_cell.gpu)
-
-    def context() -> StageContext[Any]:
-        paths = {name: Path(path) for name, path in inputs.items()}
-        files = {name: Path(path) for name, path in run.files.items()}
-        return StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
-
-    lines: list[Sequence[str]] = []
-    if started and run.stage.starts is not None:
-        lines += run.stage.starts(run.first_cell, context(), machine)
-    if run.stage.commands is not None:
-        lines += run.stage.commands(context(), machine)
-    if run.stage.program is not None:
-        lines.append((sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
-    return tuple(map(tuple, lines))
 
 
 def _changes(run: StageRun) -> list[Json]:

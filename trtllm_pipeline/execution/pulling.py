@@ -17,12 +17,12 @@ from trtllm_pipeline import provenance
 from trtllm_pipeline.domain import Fingerprint, Scope, StageRunId
 from trtllm_pipeline.errors import RemoteError
 from trtllm_pipeline.execution.loop import Observer
-from trtllm_pipeline.planning.names import amount, count, size
 from trtllm_pipeline.planning.plan import Plan, to_run, wanted
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.store import remote
+from trtllm_pipeline.planning.wording import amount, count, size
+from trtllm_pipeline.store import remote_store
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.remote import BOUND, ArtifactKey, ArtifactTransfer, Progress, Remote
+from trtllm_pipeline.store.remote_store import BOUND, ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.store.store import Store
 
 _EVERY_S: Final = 5.0
@@ -64,7 +64,7 @@ class RemoteSource:
             with closing(Remote(self._url)) as there:
                 return self._offers(there, plan, present)
         except RemoteError as error:
-            return Offers(remote.shown(self._url), fault=error.message)
+            return Offers(remote_store.shown(self._url), fault=error.message)
 
     def _offers(self, there: Remote, plan: Plan, present: Collection[Fingerprint]) -> Offers:
         runs = plan.stage_runs
@@ -81,7 +81,7 @@ class RemoteSource:
                 for each in needed() - self._failed
                 if runs[each].stage.name == stage and runs[each].stage.scope is Scope.ARTIFACT and stage not in BOUND
             }
-            for key, each in remote.offered(there, keys, self._gpus).items():
+            for key, each in remote_store.offered(there, keys, self._gpus).items():
                 (refused if each.state == "refused" else found)[keys[key]] = each
         # What an early answer needed, a later one may have made needless.
         read = wanted(plan).union(*(runs[each].needs for each in needed()))
@@ -109,14 +109,14 @@ class RemoteSource:
 
     def _pull(self, offers: Offers, store: Store, here: dict[Fingerprint, Artifact], observer: Observer) -> None:
         run_of = {each.fingerprint: run for run, each in offers.pulls.items()}
-        remote.check_room(store, offers.pulls.values())
+        remote_store.check_room(store, offers.pulls.values())
         observer.pulling(f"pulling {count(len(run_of), 'artifact')} from {offers.url}, {size(offers.size_bytes)}")
         judge = partial(provenance.check, policy=self._policy, contents=False)  # every file has just been read
         progress = Progress(paced(offers.size_bytes, observer.pulling))
         elsewhere: list[ArtifactTransfer] = []
         with closing(Remote(self._url)) as there:
             try:
-                for each in remote.pull(store, there, offers.pulls.values(), judge, progress):
+                for each in remote_store.pull(store, there, offers.pulls.values(), judge, progress):
                     if each.state == "refused":
                         self._fail(run_of.pop(each.fingerprint), each, observer)
                     elif each.state == "busy":

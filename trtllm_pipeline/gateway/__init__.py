@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtllm_pipeline.gateway.config import GatewayConfig
-    from trtllm_pipeline.gateway.server import Announce
+    from trtllm_pipeline.gateway.gateway_server import Announce
 
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     """`server.run`. Raises UsageError where its packages are not installed as well."""
     require_packages()
-    from trtllm_pipeline.gateway import server
+    from trtllm_pipeline.gateway import gateway_server
 
-    server.run(config, folder, announce)
+    gateway_server.run(config, folder, announce)
 
 
 def require_packages() -> None:
     """Raises UsageError where a package that it needs is not installed."""
     try:
-        import trtllm_pipeline.gateway.server  # noqa: F401
+        import trtllm_pipeline.gateway.gateway_server  # noqa: F401
     except ImportError as error:
         raise UsageError(
             f"the gateway needs the package {error.name}", hint="pip install 'trtllm-pipeline[gateway]'"

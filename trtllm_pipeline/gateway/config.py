@@ -85,14 +85,12 @@ class GatewayParams:
     ] = 256
     queue_timeout_s: Annotated[float, Param("limit of waiting, then 429", gt=0, le=1e9, runtime=True)] = 60.0
     max_connections: Annotated[
-        int, Param("connections of clients; more are refused (503)", ge=1, le=MOST_IN_FLIGHT, runtime=True)
+        int,
+        Param("connections of clients; requests beyond them are refused (503)", ge=1, le=MOST_IN_FLIGHT, runtime=True),
     ] = 1024
     max_body_bytes: Annotated[
         int, Param("largest request in bytes; more are refused (413)", ge=1024, le=1 << 28, runtime=True)
     ] = 2 << 20
-    header_timeout_s: Annotated[
-        float, Param("limit for the header of a request, from its first byte (408)", gt=0, le=1e9, runtime=True)
-    ] = 10.0
     body_timeout_s: Annotated[float, Param("limit for the body of a request (408)", gt=0, le=1e9, runtime=True)] = 30.0
     generation_timeout_s: Annotated[float, Param("limit of one answer (504)", gt=0, le=1e9, runtime=True)] = 600.0
     write_timeout_s: Annotated[

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.gateway.answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.gateway.api_error import ApiError
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import Content
+from trtllm_pipeline.gateway.openai_answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.gateway.openai_backend import Passed
 from trtllm_pipeline.stages.params import MOST_TOKENS
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.asked import Asked
-    from trtllm_pipeline.gateway.metrics import RequestMetrics
     from trtllm_pipeline.gateway.model_texts import ModelTexts
+    from trtllm_pipeline.gateway.prometheus_metrics import RequestMetrics
     from trtllm_pipeline.gateway.triton_backend import PreparedPrompt
 
 

@@ -15,7 +15,7 @@ from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.tokenizer import added_prefix, read_tokenizer
 from trtllm_pipeline.gateway.api_error import ApiError, bad
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
 
 _SHORT: Final = 2_000
 """Characters that are tokenized in less time than a thread takes to begin."""

@@ -29,7 +29,7 @@ from trtllm_pipeline.gateway.config import OF_TRITON
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.gateway.model_texts import PromptTokens
 from trtllm_pipeline.stages.asking import draft_options, load_adapter, number_of
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.gateway import require_packages
 from trtllm_pipeline.gateway.config import AUTO, GATEWAY_FILE, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.hosting import servers, signed
-from trtllm_pipeline.hosting.monitoring import write_targets
+from trtllm_pipeline.hosting.prometheus_setup import write_targets
+from trtllm_pipeline.hosting.serve_target import ServeTarget, require_text, write_repository
 from trtllm_pipeline.hosting.servers import (
     GATEWAY_CONFIG,
     LOCK,
@@ -37,10 +38,9 @@ from trtllm_pipeline.hosting.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.hosting.target import ServeTarget, require_text, write_repository
 from trtllm_pipeline.processes.guardian import kill, process_table, with_descendants
 from trtllm_pipeline.processes.secrets import without_secrets
-from trtllm_pipeline.serving.triton import remove_stale_leftovers
+from trtllm_pipeline.serving.triton_server import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store import claims

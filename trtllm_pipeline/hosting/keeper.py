@@ -34,13 +34,13 @@ from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.gateway.config import GATEWAY_FILE
 from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.health import Health, gateway_health, server_health
-from trtllm_pipeline.hosting.monitoring import write_targets
+from trtllm_pipeline.hosting.prometheus_setup import write_targets
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_LOG, LOCK, Keeper, State
-from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText
 from trtllm_pipeline.processes.process import FIND_REASON, Exited, Guardian, Refused
-from trtllm_pipeline.serving.triton import busy_ports
+from trtllm_pipeline.serving.triton_server import busy_ports
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
 from trtllm_pipeline.stages.launch import LOG_FILE, told_to_end
 from trtllm_pipeline.store import claims

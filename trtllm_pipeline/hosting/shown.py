@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer, api_keys_file
-from trtllm_pipeline.planning.names import duration, shorten
+from trtllm_pipeline.planning.wording import duration, shorten
 from trtllm_pipeline.stages.launch import LOG_FILE
 from trtllm_pipeline.store.store import LOG
 from trtllm_pipeline.text_tables import aligned, plain_table

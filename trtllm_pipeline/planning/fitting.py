@@ -15,7 +15,7 @@ from typing import Final
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS, Cell, Json, layout_name
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
 
 _MOST_FRACTION: Final = 0.95

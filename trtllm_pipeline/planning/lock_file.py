@@ -6,16 +6,18 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.config.expand import written_out
-from trtllm_pipeline.config.loaded import LoadedMatrix
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.hub.hugging_face import COMMIT
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.toolchains import companions
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.config.validate import LoadedMatrix
 
 _MODULE: Final = "metric_module"
 _MOST_BYTES: Final = 10_000_000

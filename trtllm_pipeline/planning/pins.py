@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.config.recipes import list_recipes, numbers_of, sources_of
+from trtllm_pipeline.config.recipe_files import list_recipes, numbers_of, sources_of
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.files.digest import digest_file
@@ -20,7 +20,7 @@ from trtllm_pipeline.hub.files import CONFIGURATION, MODEL
 from trtllm_pipeline.hub.hub_errors import OfflineError, UnavailableError
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import brings_code
 
 logger = logging.getLogger(__name__)

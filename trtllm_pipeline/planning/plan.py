@@ -19,7 +19,7 @@ from trtllm_pipeline.files.model_parts import ModelPart, files_of
 from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.toolchains.base import DRAFTER, Toolchain
+from trtllm_pipeline.toolchains.catalog import DRAFTER, Toolchain
 
 _LAST_OF_DRAFTER: Final = "build"
 

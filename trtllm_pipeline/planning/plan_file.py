@@ -22,9 +22,9 @@ from trtllm_pipeline.files.collecting import uncollected
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines, write_lines
-from trtllm_pipeline.planning.names import in_flow_order
-from trtllm_pipeline.planning.needs import Estimate, Need
+from trtllm_pipeline.planning.estimates import Estimate, Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.wording import in_flow_order
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"

@@ -13,9 +13,9 @@ from typing import Final, Protocol, TypeVar
 
 from trtllm_pipeline.domain import CellId, Fingerprint, StageRunId, in_order
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
 from trtllm_pipeline.planning.request import REQUEST_FILE, Request, read_request
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 

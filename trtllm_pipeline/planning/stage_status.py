@@ -11,9 +11,9 @@ from typing import Final
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.planning.names import path_from_here
 from trtllm_pipeline.planning.plan import is_result
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun
+from trtllm_pipeline.planning.wording import path_from_here
 from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store.index import Artifact, AttemptRow

@@ -16,9 +16,9 @@ from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, read_plan
 from trtllm_pipeline.planning.runs import find_run, run_folders
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store

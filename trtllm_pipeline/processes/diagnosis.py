@@ -2,7 +2,7 @@
 
 A failure is told many times: a rank runs out of memory, the others lose it, mpirun says that one has ended, Triton that
 no model is loaded. The form of the logs tells which statement is the first cause (`statements.py`). Known words in that
-statement, and nowhere else, say what it means (`signatures.py`), the most particular of them. What only follows from a cause
+statement, and nowhere else, say what it means (`data/signatures.yaml`), the most particular of them. What only follows from a cause
 is never one. Where the words are not known, the most telling lines of all logs are shown.
 """
 
@@ -17,7 +17,8 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from trtllm_pipeline.domain import USUAL_NUM_TOKENS
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.processes.signatures import KILLED, SIGNATURES, Signature, Weight
+from trtllm_pipeline.processes.signatures import ANY_STAGE, KILLED, Signature, Weight
+from trtllm_pipeline.processes.signatures import signatures as shipped_signatures
 from trtllm_pipeline.processes.statements import Grade, Statement, first_statement, flattened, statements
 
 HEAD_BYTES: Final = 1 << 18
@@ -97,7 +98,7 @@ class Diagnosis:
     @property
     def killed(self) -> bool:
         """Its words are that a process was killed, certain or not: `out_of_memory.verdict` knows more."""
-        return self.signature is KILLED
+        return self.signature is not None and self.signature.key == KILLED
 
     @property
     def quote(self) -> str:
@@ -114,8 +115,8 @@ class Diagnosis:
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
         """What to change where `stage`, of these parameters, failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
-        known = dict(self.signature.settings) if self.signature and self.certain else {}
-        text = known.get(stage, known.get(""))
+        known = self.signature.settings if self.signature and self.certain else {}
+        text = known.get(stage, known.get(ANY_STAGE))
         if text is None or not text.endswith(_HALF):
             return None if text is None else _filled(text, self.groups)
         key = text.removesuffix(_HALF)
@@ -185,7 +186,7 @@ def _best(found: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | N
     return min(found, key=lambda each: each[:2], default=None)
 
 
-def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] = SIGNATURES) -> Diagnosis | None:
+def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None = None) -> Diagnosis | None:
     """The first cause that the logs name; of several logs, the first one's comes first. None where none names one.
 
     The form of the logs says which line it is, the signatures what its words mean. It is certain where they are particular,
@@ -197,18 +198,17 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] = SIGNA
         return None
     log, statement = logs[told[0]], told[1]
     line = log.at(statement.index)
-    found = _best(_meanings(log, statement, signatures))
+    known = shipped_signatures() if signatures is None else signatures
+    found = _best(_meanings(log, statement, known))
     if found is None:
         return Diagnosis(None, line, certain=False, words=statement.text)
     weight, place, (signature, match) = found
     groups = {name: value or "" for name, value in match.groupdict().items()}
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
-    others = [
-        _best(_meanings(logs[place], each, signatures)) for place, each in stated if each.grade <= Grade.PASSED_ON
-    ]
+    others = [_best(_meanings(logs[place], each, known)) for place, each in stated if each.grade <= Grade.PASSED_ON]
     rivals = {each[2][0].category for each in others if each and each[0] is Weight.CAUSE} - {signature.category}
     # A process that kills others for a reason writes about it first.
-    reasoned = signature is KILLED and any(
+    reasoned = signature.key == KILLED and any(
         each.grade is not Grade.WARNED and each.index < statement.index for each in log.stated
     )
     certain = weight is not Weight.CLASS and clear and place in statement.own and not rivals and not reasoned

@@ -13,9 +13,9 @@ from typing import Final, TextIO
 from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.loop import Nodes, Observer
-from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.progress import events
+from trtllm_pipeline.planning.wording import count, duration
+from trtllm_pipeline.progress import json_events
 from trtllm_pipeline.progress.left import TimeLeft
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
 from trtllm_pipeline.progress.views import REMIND_EVERY_S, failure, infeasible, node_change, retries, told, who
@@ -202,11 +202,11 @@ class JsonObserver(QuietObserver):
         self._told: dict[StageRunId, float] = {}
         self._retries: dict[StageRunId, list[str]] = {}
         """Of what waits for another process, what happened since: it tries again five times a second, mostly in vain."""
-        self._stage_runs = events.StageRuns()
+        self._stage_runs = json_events.StageRuns()
         never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
         cells: list[Json] = [cell.id for cell in plan.cells]
         amounts: dict[str, Json] = {"stage_runs": len(self._tracker.statuses), "to_do": self._tracker.to_do}
-        self._event("begin", schema=events.SCHEMA, run=self._run, cells=cells, infeasible=never, **amounts)
+        self._event("begin", schema=json_events.SCHEMA, run=self._run, cells=cells, infeasible=never, **amounts)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """The event `changed`."""
@@ -217,7 +217,7 @@ class JsonObserver(QuietObserver):
             fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
             fields["log"] = None if error.log is None else str(error.log)
             fields |= {"line": error.line, "setting": error.setting}
-        event = events.event("changed", **fields)
+        event = json_events.event("changed", **fields)
         retry = self._retries.get(run.id)
         if retry is not None and status is _S.ELSEWHERE:
             retry.clear()
@@ -243,7 +243,7 @@ class JsonObserver(QuietObserver):
                 self._told[run_id] = now
                 self._event("progress", **self._named(self._tracker.plan.stage_runs[run_id]), **values)
         if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
-            self._event("left", **events.left(*left))
+            self._event("left", **json_events.left(*left))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
         """The events `pulling`."""
@@ -270,7 +270,7 @@ class JsonObserver(QuietObserver):
             self._event("forecast", **forecast)
 
     def _event(self, event: str, **fields: Json) -> None:
-        self._say(events.event(event, **fields))
+        self._say(json_events.event(event, **fields))
 
     def _named(self, run: StageRun) -> dict[str, Json]:
         return self._stage_runs.named(run.id, run.stage.name, run.cells)

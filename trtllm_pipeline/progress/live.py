@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.planning.names import count, duration, groups, in_flow_order, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import StageRun
+from trtllm_pipeline.planning.wording import count, duration, groups, in_flow_order, shared_parts, shorten, without
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Tracker
 from trtllm_pipeline.progress.views import (

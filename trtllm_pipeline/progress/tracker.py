@@ -11,8 +11,8 @@ from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.execution.forecast import Durations, capacities, simulate
 from trtllm_pipeline.execution.loop import Nodes
 from trtllm_pipeline.execution.scheduler import overdue
-from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.progress.views import GOOD, time_left
 
 Clock = Callable[[], float]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, StageStatus, in_words
 from trtllm_pipeline.errors import StageError, in_brackets
-from trtllm_pipeline.planning.names import amount, duration, never_works, shorten
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.plan_file import OutlineCell
 from trtllm_pipeline.planning.stage_status import StageState
+from trtllm_pipeline.planning.wording import amount, duration, never_works, shorten
 from trtllm_pipeline.terminal import clean, console
 
 if TYPE_CHECKING:

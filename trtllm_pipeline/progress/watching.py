@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Json, StageStatus
-from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState
-from trtllm_pipeline.progress import events
-from trtllm_pipeline.progress.status import DONE, MatrixStatus, Took, to_text
+from trtllm_pipeline.planning.wording import count
+from trtllm_pipeline.progress import json_events
+from trtllm_pipeline.progress.cell_status import DONE, MatrixStatus, Took, to_text
 from trtllm_pipeline.progress.views import LOOKS, REMIND_EVERY_S, time_left
 
 if TYPE_CHECKING:
@@ -137,23 +137,23 @@ class _Json:
     """The same as JSON."""
 
     def __init__(self) -> None:
-        self._stage_runs = events.StageRuns()
+        self._stage_runs = json_events.StageRuns()
 
     def begin(self, status: MatrixStatus) -> str:
-        return events.event("begin", schema=events.SCHEMA, stage_runs=_counts(status))
+        return json_events.event("begin", schema=json_events.SCHEMA, stage_runs=_counts(status))
 
     def changed(self, run: OutlineRun, state: StageState) -> str:
         why = {
             name: getattr(state, name) for name in ("failure", "message", "hint") if getattr(state, name) is not None
         }
         named = self._stage_runs.named(run.id, run.stage, run.cells)
-        return events.event("changed", **named, status=state.status.value, **why)
+        return json_events.event("changed", **named, status=state.status.value, **why)
 
     def left(self, seconds: float, complete: bool) -> list[str]:
-        return [events.event("left", **events.left(seconds, complete))]
+        return [json_events.event("left", **json_events.left(seconds, complete))]
 
     def took(self, took: Took) -> str:
-        return events.event("forecast", **took.forecast)
+        return json_events.event("forecast", **took.forecast)
 
 
 def _counts(status: MatrixStatus) -> dict[str, Json]:

@@ -12,17 +12,17 @@ from trtllm_pipeline import flow
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.errors import PipelineError, PlanError, UsageError
-from trtllm_pipeline.evaluate.result import ANSWERS
+from trtllm_pipeline.evaluate.accuracy_result import ANSWERS
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.planning.names import about
 from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.proof import answers, budget, findings, installed, material
+from trtllm_pipeline.planning.wording import about
+from trtllm_pipeline.proof import budget, findings, installed, material, reference_answers
 from trtllm_pipeline.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.report.forecast_check import checked
 from trtllm_pipeline.report.rows import CellResult, rows
 from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.loop import Observer, Outcome
@@ -142,7 +142,7 @@ def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Dee
     for run in map(plan.stage_runs.__getitem__, plan.by_cell[row.id]):
         if run.stage.name == _LAST_STAGE and (artifact := outcome.artifacts.get(run.fingerprint)) is not None:
             try:
-                agreement = answers.compare(artifact.out, folder / str(row.axes["model"]))
+                agreement = reference_answers.compare(artifact.out, folder / str(row.axes["model"]))
             except PipelineError as error:
                 unread = findings.of_cell(row, None)
                 return replace(unread, detail=f"its answers cannot be read: {error.message}", hint=_DAMAGED)

@@ -6,17 +6,14 @@ join, transpose and shift the same weights is a table here, which is read in bot
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.hub.files import hex_digest
 from trtllm_pipeline.toolchains.embedded import random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import (
     EMBEDDING,
@@ -29,7 +26,6 @@ from trtllm_pipeline.toolchains.embedded.params import ARCHITECTURES
 from trtllm_pipeline.toolchains.embedded.reference import POSITIONS, Array, Reference
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
-Rows = NDArray[np.int_]
 _LAYER: Final = "model.layers.{}."
 _QKV: Final = tuple(f"self_attn.{part}_proj" for part in "qkv")
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm", "norm")
@@ -45,8 +41,6 @@ class Stored:
     """The reference's names; several where they are one matrix in the files, one below the other."""
     transposed: bool = False
     """The files have inputs along the rows."""
-    order: Callable[[ModelConfig], Rows] | None = None
-    """Which rows of the parts the files have, one after another; None for all as they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +65,6 @@ class TinyFamily:
     without: tuple[str, ...] = ()
     """Last words of the names of what there is not."""
     shared_expert: bool = False
-    by_code: bool = False
-    """No transformers has it: its folder brings code."""
     gains: Mapping[str, float] = field(default_factory=dict)
     """By the last word of their names, what random weights are multiplied by. Layers have to outweigh the embedding where
     that is the head, or a token would be followed by itself; and what differs from token to token what does not."""
@@ -98,31 +90,6 @@ def _tiny(architecture: str = "llama", **changes: Any) -> ModelConfig:
         ),
         **changes,
     )
-
-
-def by_key_head(config: ModelConfig) -> Rows:
-    """Rows of InternLM2's wqkv: of each key head the queries that it serves, itself, and its values.
-
-    Source: `get_qkv_weight` of its convert_checkpoint.py.
-    """
-    dim, keys = config.head_dim, config.num_kv_heads
-    queries = np.arange(config.num_heads * dim).reshape(keys, -1)
-    key = config.num_heads * dim + np.arange(keys * dim).reshape(keys, dim)
-    rows: Rows = np.concatenate([queries, key, key + keys * dim], axis=1).ravel()
-    return rows
-
-
-def by_pairs(config: ModelConfig) -> Rows:
-    """Rows of GLM-4's query_key_value: what is rotated together lies side by side, and not half a rotation apart.
-
-    Source: `apply_rotary_pos_emb` of GLM in transformers.
-    """
-    head, half = np.arange(config.head_dim), config.rotated // 2
-    head[: 2 * half] = np.arange(2 * half).reshape(2, half).T.ravel()
-    rotated = config.num_heads + config.num_kv_heads
-    rows = np.arange(rotated)[:, None] * config.head_dim + head
-    values = np.arange(config.num_kv_heads * config.head_dim) + rotated * config.head_dim
-    return np.concatenate([rows.ravel(), values])
 
 
 _GEMMA: Final = _tiny(
@@ -254,60 +221,8 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
             "o_proj": 5.0,
         },
     ),
-    "internlm2": TinyFamily(
-        "InternLM2ForCausalLM",
-        _tiny(),
-        {"bias": False},
-        stored=(
-            Stored("attention.wqkv", _QKV, order=by_key_head),
-            Stored("attention.wo", ("self_attn.o_proj",)),
-            Stored("feed_forward.w1", ("mlp.gate_proj",)),
-            Stored("feed_forward.w2", ("mlp.down_proj",)),
-            Stored("feed_forward.w3", ("mlp.up_proj",)),
-            Stored("attention_norm", ("input_layernorm",)),
-            Stored("ffn_norm", ("post_attention_layernorm",)),
-        ),
-        outside=(Stored("model.tok_embeddings", ("model.embed_tokens",)), Stored("output", ("lm_head",))),
-        by_code=True,
-    ),
-    "chatglm": TinyFamily(
-        "ChatGLMModel",
-        _tiny("qwen2", rotary_dim=16),
-        {
-            "num_layers": 4,
-            "multi_query_attention": True,
-            "multi_query_group_num": 2,
-            "ffn_hidden_size": 512,
-            "seq_length": 2048,
-            "padded_vocab_size": random_model.VOCAB_SIZE,
-            "kv_channels": 32,
-            "layernorm_epsilon": 1e-6,
-            "rmsnorm": True,
-            "rope_ratio": 1.0,
-            "add_bias_linear": False,
-            "add_qkv_bias": True,
-            "apply_query_key_layer_scaling": False,
-            "apply_residual_connection_post_layernorm": False,
-            **dict.fromkeys(("num_key_value_heads", "num_hidden_layers", "head_dim", "intermediate_size")),
-            **dict.fromkeys(("max_position_embeddings", "hidden_act", "rms_norm_eps", "rope_theta")),
-        },
-        layer="transformer.encoder.layers.{}.",
-        stored=(
-            Stored("self_attention.query_key_value", _QKV, order=by_pairs),
-            Stored("self_attention.dense", ("self_attn.o_proj",)),
-            Stored("mlp.dense_h_to_4h", ("mlp.gate_proj", "mlp.up_proj")),
-            Stored("mlp.dense_4h_to_h", ("mlp.down_proj",)),
-        ),
-        outside=(
-            Stored("transformer.embedding.word_embeddings", ("model.embed_tokens",)),
-            Stored("transformer.encoder.final_layernorm", ("model.norm",)),
-            Stored("transformer.output_layer", ("lm_head",)),
-        ),
-        by_code=True,
-    ),
 }
 
-_CODE: Final = Path(__file__).with_name("modeling_tiny.py")
 FAMILIES: Final = (*ARCHITECTURES.values(), *_OTHERS)
 """By `model_type` of config.json."""
 
@@ -336,21 +251,9 @@ def write_model(folder: Path, family: str) -> None:
         "tie_word_embeddings": config.tie_word_embeddings,
         **known.more,
     }
-    if known.by_code:
-        shapes = {name: list(values.shape) for name, values in _stored(known, dict(_zeros(known)))}
-        classes = {"AutoConfig": "TinyConfig", "AutoModel": "TinyModel", "AutoModelForCausalLM": "TinyModel"}
-        said |= {"weights": shapes, "auto_map": {name: f"{_CODE.stem}.{each}" for name, each in classes.items()}}
     quiet = random_model.write_texts(folder, {name: value for name, value in said.items() if value is not None})
     random = np.random.default_rng([0, len(ARCHITECTURES) + list(_OTHERS).index(family)])
     safetensors.write(folder / "model.safetensors", dict(_stored(known, _random(known, random, quiet))))
-    if known.by_code:
-        shutil.copyfile(_CODE, folder / _CODE.name)
-
-
-def code(family: str) -> dict[str, str]:
-    """SHA-256 by name of the code in the folder of a family; none of those that transformers has."""
-    known = _OTHERS.get(family)
-    return {_CODE.name: hex_digest(_CODE)} if known is not None and known.by_code else {}
 
 
 def reference(folder: Path) -> Reference:
@@ -393,10 +296,6 @@ def _shapes(family: TinyFamily) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield POSITIONS, (config.max_position_embeddings, hidden)
 
 
-def _zeros(family: TinyFamily) -> Iterator[tuple[str, Array]]:
-    yield from ((name, np.zeros(shape, np.float32)) for name, shape in _shapes(family))
-
-
 def _random(family: TinyFamily, random: np.random.Generator, quiet: list[int]) -> dict[str, Array]:
     config = family.config
     found = {name: random_model.weight(name, shape, random, comparable=True) for name, shape in _shapes(family)}
@@ -419,7 +318,6 @@ def _stored(family: TinyFamily, weights: dict[str, Array]) -> Iterator[tuple[str
         parts = [f"{part}.{suffix}" for part in stored.parts]
         if parts[0] in left:
             joined = np.concatenate([left.pop(part) for part in parts])
-            joined = joined if stored.order is None else joined[stored.order(family.config)]
             yield f"{stored.name}.{suffix}", joined.T if stored.transposed and joined.ndim == 2 else joined
     prefix, own = _LAYER.split("{}")[0], family.layer.split("{}")[0]
     for name, values in left.items():
@@ -434,7 +332,6 @@ def _canonical(family: TinyFamily, files: Mapping[str, Array]) -> dict[str, Arra
         if parts[0] in shapes:
             joined = files[f"{stored.name}.{suffix}"]
             joined = joined.T if stored.transposed and joined.ndim == 2 else joined
-            joined = joined if stored.order is None else joined[np.argsort(stored.order(family.config))]
             ends = np.cumsum([shapes[part][0] for part in parts])[:-1]
             found.update(zip(parts, np.split(joined, ends), strict=True))
     prefix, own = _LAYER.split("{}")[0], family.layer.split("{}")[0]

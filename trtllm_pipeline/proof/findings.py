@@ -12,12 +12,12 @@ from trtllm_pipeline.domain import Cell, Json, layout_name
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
 from trtllm_pipeline.proof.installed import InstalledComparison
+from trtllm_pipeline.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine
-from trtllm_pipeline.toolchains.base import EMBEDDED
+from trtllm_pipeline.toolchains.catalog import EMBEDDED
 
 SCHEMA: Final = 1
 _ONE_GPU: Final = "tp1pp1"

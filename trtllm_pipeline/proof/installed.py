@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, installation, options, releases, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, installation, program_options, releases, templates
 
 _AT_ONCE: Final = 4
 """Each imports all of TensorRT-LLM."""
@@ -82,12 +82,14 @@ def programs(
 def _program(tool: str, command: tuple[str, ...] | None, release: str) -> InstalledComparison:
     if command is None:
         return InstalledComparison(tool, (), reason="is not installed")
-    text = options.installed_help(command)
-    installed = {} if text is None else dict(options.parse_help(text))
+    text = program_options.installed_help(command)
+    installed = {} if text is None else dict(program_options.parse_help(text))
     if not installed:
         return InstalledComparison(tool, command, reason=f"{' '.join(command)} --help: no options were printed")
     spelled = {
-        spelling: form for name, form in options.known(tool, release).items() for spelling in (name, *form.aliases)
+        spelling: form
+        for name, form in program_options.known(tool, release).items()
+        for spelling in (name, *form.aliases)
     }
     changed = {
         name: words for name in spelled.keys() & installed.keys() if (words := _change(spelled[name], installed[name]))
@@ -102,7 +104,7 @@ def _program(tool: str, command: tuple[str, ...] | None, release: str) -> Instal
     )
 
 
-def _change(recorded: options.Form, installed: options.Installed) -> str | None:
+def _change(recorded: program_options.Form, installed: program_options.Installed) -> str | None:
     if recorded.takes_value != installed.takes_value:
         return "takes a value" if installed.takes_value else "takes no value any more"
     # argparse lists Python's None as well, which is no word to type.

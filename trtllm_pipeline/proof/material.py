@@ -15,9 +15,8 @@ from trtllm_pipeline.files.tokenizer import read_tokenizer
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.proof.families import FAMILIES, code, reference, write_model
-from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
+from trtllm_pipeline.proof.families import FAMILIES, reference, write_model
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import BACKEND
 
 MATRIX: Final = "matrix.yaml"
@@ -29,7 +28,6 @@ _OSL: Final = 32
 _BATCH_SIZE: Final = 4
 _LAYOUTS: Final = ("tp1pp1", "tp2pp1", "tp1pp2")
 """What is tried where there are two GPUs."""
-_CALIBRATED: Final = tuple(name for name, known in PRECISIONS.items() if known.calibrated)
 _IN_GROUPS: Final = ("int4_awq", "w4a8_awq")
 """A rank's part of these models' attention is narrower than a group of 128."""
 
@@ -98,7 +96,7 @@ def _matrix(
             "lengths": [f"{_ISL},{_OSL}"],
             "toolchain": [*toolchain_names],
         },
-        "exclude": [*_excluded(machine, families, precisions, toolchain_names)],
+        "exclude": [*_excluded(machine, precisions, toolchain_names)],
         "override": [
             *(
                 {"where": {"model": f"./{family}"}, "settings": {"accuracy": {"input_data": f"{family}.jsonl"}}}
@@ -111,7 +109,6 @@ def _matrix(
             ),
         ],
         "settings": {
-            "download": {"trust_remote_code": {family: found for family in families if (found := code(family))}},
             "quantize": {"calibration": {"samples": 16}},
             "perf": {"exclusive": "none"},  # nothing is measured: servers side by side, on GPUs of their own
             "accuracy": {"metrics": ["exact"], "max_tokens": MAX_TOKENS},
@@ -119,16 +116,8 @@ def _matrix(
     }
 
 
-def _excluded(
-    machine: Machine, families: Sequence[str], precisions: Sequence[str], toolchain_names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Layouts over GPUs where they say nothing: without GPUs, and with weights in groups as wide as a part of these models.
-    Precisions that take the answers of a model which is only weights.
-    """
-    by_code = [f"./{family}" for family in families if code(family)]
-    calibrated = [each for each in precisions if each in _CALIBRATED]
-    if by_code and calibrated:
-        yield {"model": by_code, "precision": calibrated}
+def _excluded(machine: Machine, precisions: Sequence[str], toolchain_names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Unusable layouts: the embedded toolchain has one rank, and a rank's part is narrower than a group of AWQ."""
     if len(machine.gpus) < 2:
         return
     if toolchains.EMBEDDED in toolchain_names:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from trtllm_pipeline.bench.conditions import UNKNOWN
-from trtllm_pipeline.planning.names import shared_parts, without
-from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback
+from trtllm_pipeline.planning.wording import about, shared_parts, without
+from trtllm_pipeline.report.comparison import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.report.gate import Break, Judgement
 from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, Value, as_markdown, on_terminal
 from trtllm_pipeline.text_tables import csv_table, number
@@ -178,7 +178,7 @@ def _paid_back(each: Payback, parts: Sequence[str]) -> str:
     if each.tokens is None:
         return f"{place}: {made} never pay back: a token takes as long as with the baseline, or longer{doubt}"
     return (
-        f"{place}: {made} pay back after {each.tokens:,.0f} output tokens "
+        f"{place}: {made} pay back after {each.tokens:,.0f} output tokens, {about(each.load_s or 0.0)} at that load "
         f"({each.saved_s_per_token * 1e3:.3g} ms saved per token{doubt})"
     )
 

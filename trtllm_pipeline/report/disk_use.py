@@ -8,7 +8,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.disk import folder_bytes
-from trtllm_pipeline.planning.names import size
+from trtllm_pipeline.planning.wording import size
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_blocks import Block, Grid

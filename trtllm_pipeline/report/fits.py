@@ -6,13 +6,22 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from trtllm_pipeline.config.expand import segment
 from trtllm_pipeline.config.spelling import SETTINGS_PREFIX
 from trtllm_pipeline.domain import Cell, CellId, Json, layout_name
-from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.errors import MatrixError
+from trtllm_pipeline.planning import estimates, fitting
+from trtllm_pipeline.planning.pins import Pins
+from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.selection import expanded, infeasible, lacks_gpu, load, machine_of
+from trtllm_pipeline.planning.wording import count
+from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_blocks import Block, Items, TextLine, ToPaste
+from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.toolchains import companions
 
 SCHEMA = 1
 _AXIS: Final = "axes."
@@ -127,6 +136,49 @@ class Fits:
         ):  # the change is of an axis or of settings, and so of all cells
             words += [word for cell in dict.fromkeys(fit.changed_id for fit in found) for word in ("--cells", cell)]
         return [*blocks, ToPaste(shlex.join(words))] if words else blocks
+
+
+def fits_of(request: Request, store: Store | None) -> Fits:
+    """Which cells of the request need more memory than the machine has, and with which change they fit. Raises as `plan_of`."""
+    machine, loaded = machine_of(request), load(request)
+    corrections = estimates.Corrections(() if store is None else store.index.peaks(), machine)
+    pins = Pins(store, guess=True)
+    cells = [
+        pins.pin(cell) if cell.reason is None and companions.asked_for(cell) else cell
+        for cell in expanded(request, loaded, machine)
+    ]
+    roomy = estimates.without_limits(machine)
+    found = []
+
+    @lru_cache
+    def with_(axes: tuple[str, ...]) -> frozenset[CellId]:
+        changed = replace(request, sets=(*request.sets, *axes), cells=())
+        try:
+            return frozenset(cell.id for cell in expanded(changed, load(changed), machine))
+        except MatrixError:  # its rules leave no cell
+            return frozenset()
+
+    able = [cell for cell in cells if not (cell.reason or lacks_gpu(cell, machine) or infeasible(cell, roomy))]
+    for cell in able:  # what cannot work for another reason is the plan's to tell
+        toolchain = toolchains.load(cell.toolchain)
+        need, reason = estimates.lacking(cell, toolchain.stages, machine, corrections), infeasible(cell, machine)
+        if need is not None or reason is not None:
+            works = reason is None and need is not None and need.verdict == estimates.LESS
+            fit = Fit(cell, str(reason) if need is None else estimates.in_words(need), works, tuple(loaded.axes))
+
+            def wrong(changed: Cell, fit: Fit = fit) -> bool:
+                """Whether it lacks memory, cannot work, or is nothing that the matrix can be made to have."""
+                stages = toolchains.load(changed.toolchain).stages
+                if estimates.lacking(changed, stages, machine, corrections) or infeasible(changed, machine):
+                    return True
+                as_asked = fit.with_change((), changed)
+                cells = with_(as_asked.axes)
+                return not {as_asked.changed_id, fit.cell.id} & cells
+
+            proposal = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works)
+            fit = fit if proposal is None else fit.with_change(*proposal)
+            found.append(replace(fit, added=fit.changed_id not in with_(fit.axes)))
+    return Fits(len(able), tuple(found), selected=bool(request.cells))
 
 
 def _setting(cell: Cell, name: str) -> str:

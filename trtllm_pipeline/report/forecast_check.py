@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.files.writing import first_parts
-from trtllm_pipeline.planning.names import duration, size
-from trtllm_pipeline.planning.needs import KINDS, TIME, of_run
+from trtllm_pipeline.planning.estimates import KINDS, TIME, of_run
 from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.wording import duration, size
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.forecast import Forecast

@@ -13,8 +13,8 @@ from typing import Final
 from trtllm_pipeline.bench.metric_names import LEVEL_METRICS
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import NOT_COMPARABLE, ComparisonError, UsageError
-from trtllm_pipeline.planning.names import count
-from trtllm_pipeline.report.compare import (
+from trtllm_pipeline.planning.wording import count
+from trtllm_pipeline.report.comparison import (
     DEFAULT,
     ChangeVerdict,
     Comparison,

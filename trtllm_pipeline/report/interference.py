@@ -7,7 +7,7 @@ from typing import Final
 
 from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import ALONE
-from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.planning.wording import count
 from trtllm_pipeline.report.rows import CellResult
 
 _MOST: Final = 0.5

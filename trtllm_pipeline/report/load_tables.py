@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from trtllm_pipeline.bench import self_test
 from trtllm_pipeline.bench.conditions import system_words, workload_words
 from trtllm_pipeline.bench.engine_report import Beside
 from trtllm_pipeline.bench.metric_names import RATES
@@ -55,19 +54,6 @@ def overview(levels: Iterable[LevelResult]) -> str:
     return plain_table([{name: row[name] for name in shown} for row in rows])
 
 
-def self_test_text(result: _Summary) -> str:
-    """The result of a self-test: errors of the client's times, and what it recognised."""
-    names = ("ttft_error_ms", "event_error_ms", "gap_error_ms", "read_late_ms", "server_late_ms")
-    return "\n".join(
-        [
-            self_test.line(result),
-            plain_table([_statistics(name, result[name]) for name in names], digits=4),
-            *(f"{'seen  ' if seen else 'MISSED'}  {name}" for name, seen in result["checks"].items()),
-            *(f"{name}: {definition}" for name, definition in self_test.DEFINITIONS.items()),
-        ]
-    )
-
-
 def _lines(result: LoadResult) -> Iterator[str]:
     details = result.details
     assert details is not None
@@ -84,8 +70,6 @@ def _lines(result: LoadResult) -> Iterator[str]:
         yield from _level(level)
     yield ""
     yield from map(str, result.findings)
-    if details.self_test is not None:
-        yield self_test.line(details.self_test)
     yield "formulas: --format json, `definitions`"
 
 

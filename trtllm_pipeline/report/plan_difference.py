@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.domain import Json, StageRunId
+from trtllm_pipeline.execution.plan_commands import commands_of
 from trtllm_pipeline.fingerprint import changes
-from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.planner import plan_of
 from trtllm_pipeline.planning.reasons import in_words
+from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.wording import count
+from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]
@@ -112,6 +116,17 @@ def _command_line(each: CommandChange) -> TextLine:
 
 def _keys_of_inputs(run: StageRun, plan: Plan) -> dict[str, str]:
     return {name: plan.stage_runs[upstream].key for name, upstream in run.inputs.items()}
+
+
+def compare_plans(request: Request, base: str, store: Store | None) -> PlanDifference:
+    """The plan of `request` against that for the machine `base`, as `--assume` describes one. Raises as `plan_of`."""
+    new, old = (plan_of(each, store, guess=True) for each in (request, replace(request, assume=base)))
+    commands = commands_of(new, _input), commands_of(old, _input)
+    return difference(new, old, names=(request.assume or "this machine", base), commands=commands)
+
+
+def _input(run: StageRun) -> str:
+    return f"{{{run.stage.name}}}"
 
 
 def difference(new: Plan, base: Plan, *, names: tuple[str, str], commands: tuple[Commands, Commands]) -> PlanDifference:

@@ -12,13 +12,13 @@ from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.execution.forecast import Forecast, durations
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine.probe import code_digest
-from trtllm_pipeline.planning.names import about, count, never_works, size
-from trtllm_pipeline.planning.needs import TIME, Need, tightest
+from trtllm_pipeline.planning.estimates import TIME, Need, tightest
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.wording import about, count, never_works, size
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """What becomes of a stage run, as in a plan's JSON, in words."""

@@ -18,9 +18,9 @@ from trtllm_pipeline.domain import CellId, Exclusive, Fingerprint, Json, Scope
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files import reading
 from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.planning.names import shared_parts
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun, read_plan
+from trtllm_pipeline.planning.wording import shared_parts
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import Artifact, AttemptRow, RunRow

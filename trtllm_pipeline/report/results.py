@@ -7,20 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
-from trtllm_pipeline.domain import CellId, Scope
+from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.planning.runs import NewestCells, newest_cells
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
 from trtllm_pipeline.report.report_file import NAME, read_report
 from trtllm_pipeline.report.rows import CellResult, rows_of
-from trtllm_pipeline.report.writers import print_blocks, print_report
+from trtllm_pipeline.report.writers import print_report
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.report.compare import Comparison
-    from trtllm_pipeline.report.migration import Memory
+    from trtllm_pipeline.report.comparison import Comparison
 
 
 _EARLIER: Final = 20
@@ -72,17 +71,11 @@ def write_results(
     limits: Mapping[str, float | str],
     verbose: bool = False,
 ) -> None:
-    """Write them as "table", "json", "csv", "markdown", "html", "junit", "migration" or "openmetrics"."""
+    """Write them as "table", "json", "csv", "markdown", "html", "junit" or "openmetrics"."""
     if form == "junit":
         from trtllm_pipeline.report.junit import to_junit
 
         stream.write(clean(to_junit(results.rows, _record(results.runs, store), results.matrix)))
-    elif form == "migration":
-        from trtllm_pipeline.report import migration
-        from trtllm_pipeline.report.measured import with_files
-
-        side = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
-        print_blocks(list(migration.blocks(migration.migrations(side, _memory(results, store)))), stream)
     elif form == "openmetrics":
         from trtllm_pipeline.report.openmetrics import to_openmetrics
 
@@ -116,29 +109,13 @@ def write_results(
         )
 
 
-def _memory(results: Results, store: Store) -> dict[CellId, Memory]:
-    """What the server of each cell took at its peak, in whichever run that was."""
-    from trtllm_pipeline.report.migration import Memory
-
-    runs = results.runs.outline.stage_runs
-    servers = {
-        cell.id: runs[run].fingerprint
-        for cell in results.runs.outline.cells
-        for run in cell.stage_runs
-        if runs[run].scope is Scope.SERVICE
-    }
-    taken = store.index.taken_by(servers.values())
-    known = {cell: taken[fingerprint] for cell, fingerprint in servers.items() if fingerprint in taken}
-    return {cell: Memory(each.get("host") or None, each.get("gpu") or None) for cell, each in known.items()}
-
-
 def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
     that can be compared, or else of one that cannot.
     """
     from trtllm_pipeline.planning.request import REQUEST_FILE, read_request
     from trtllm_pipeline.planning.runs import run_folders
-    from trtllm_pipeline.report.compare import DEFAULT, compare
+    from trtllm_pipeline.report.comparison import DEFAULT, compare
     from trtllm_pipeline.report.measured import load, with_files
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
@@ -178,7 +155,7 @@ def page_limits(text: str) -> dict[str, float | str]:
     from trtllm_pipeline.bench.metric_names import HIGHER_IS_BETTER
     from trtllm_pipeline.bench.result import latency_of
     from trtllm_pipeline.report.html.page import LIMITED
-    from trtllm_pipeline.report.recommend import parse_slo
+    from trtllm_pipeline.report.recommendation import parse_slo
 
     found: dict[str, float | str] = {}
     for slo in parse_slo(text):

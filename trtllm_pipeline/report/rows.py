@@ -21,7 +21,7 @@ from trtllm_pipeline.bench.engine_report import ENGINE_REPORT_FILE, Beside, Engi
 from trtllm_pipeline.bench.result import PERF_FILE, HighestRate, LevelResult, LoadResult, levels_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
 from trtllm_pipeline.errors import MatrixError, StageError, UsageError
-from trtllm_pipeline.evaluate.result import ACCURACY_FILE, AccuracyResult
+from trtllm_pipeline.evaluate.accuracy_result import ACCURACY_FILE, AccuracyResult
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline

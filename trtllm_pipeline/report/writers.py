@@ -24,17 +24,17 @@ from trtllm_pipeline.bench.conditions import (
     workload_words,
 )
 from trtllm_pipeline.bench.metric_names import LATENCIES
-from trtllm_pipeline.bench.result import CLIENT_ERROR, LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
+from trtllm_pipeline.bench.result import LENGTHS, TRITON_GAUGES, LevelResult, TritonUse, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import in_brackets
 from trtllm_pipeline.files.quantization import AS_IS
-from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
+from trtllm_pipeline.planning.wording import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import Column, columns
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.interference import interference
 from trtllm_pipeline.report.report_file import report_json
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.text_blocks import Block, Grid, Heading, Items, TextLine, as_markdown, on_terminal
+from trtllm_pipeline.text_blocks import Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.text_tables import csv_table
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def to_markdown(
         f"{what}, {count(len(ids), 'cell')} ({', '.join(ids[:4])}{', …' if len(ids) > 4 else ''}): {'; '.join(details)}"
         for what, ids, details in failures_of(rows)
     ]
-    notes, conditions, tested, definitions = _below(rows, shown)
+    notes, conditions, definitions = _below(rows, shown)
     status = [place for place, column in enumerate(shown, 1) if column.head == "status"]
     return as_markdown(
         [
@@ -187,7 +187,6 @@ def to_markdown(
             ),
             Items("failed and infeasible cells", list(map(TextLine, failures))),
             Items("notes", notes),
-            *tested,
             Items("definitions", definitions, folded=True),
             *([] if forecast is None else [Items(forecast.line(), _checked(forecast), folded=True)]),
         ]
@@ -242,12 +241,10 @@ def to_table(
 
 
 def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[TextLine]]:
-    """What there is to know of the table: notes, conditions, the load client's own error, definitions."""
-    tested = client_error_of(rows)
+    """What there is to know of the table: notes, conditions, definitions."""
     return [
         [TextLine(_note(*note), "yellow") for note in notes_of(rows)],
         [TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
-        [] if tested is None else [TextLine(tested, "dim")],
         [TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
@@ -423,13 +420,6 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     return [(first[kind], number) for kind, number in cells.most_common()]
 
 
-def client_error_of(rows: Sequence[CellResult]) -> str | None:
-    """The largest error of the load client by its self-tests; None where it was not tested."""
-    found = {text for row in rows for text in row.findings if text.startswith(CLIENT_ERROR)}
-    worst = max(found, key=lambda text: float(text.rpartition("p99 ")[2].split()[0]), default=None)
-    return None if worst is None else worst.replace("info: e", "E", 1)
-
-
 _CONDITIONS: Final = (("system", system_words), ("load", workload_words))
 CONDITIONS_IN_FULL: Final = (("machine", machine_words), ("versions", version_words), ("workload", workload_words))
 """Label -> its words, for `conditions_of`."""
@@ -519,14 +509,6 @@ def print_report(
         return
     width = _width_of(stream)
     _print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast), stream, width)
-
-
-def print_blocks(blocks: Sequence[Block], stream: TextIO) -> None:
-    """Write blocks as a terminal shows them, to a file or pipe as Markdown."""
-    if stream.isatty():
-        _print(on_terminal(blocks), stream, _width_of(stream))
-    else:
-        stream.write(terminal.clean(as_markdown(blocks)))
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:

@@ -19,15 +19,16 @@ from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.files.writing import read_object, write_json
-from trtllm_pipeline.planning.names import count, shared_parts, without
 from trtllm_pipeline.planning.plan import Plan, part, to_run
 from trtllm_pipeline.planning.plan_file import axes, outline
+from trtllm_pipeline.planning.planner import check_feasible
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.wording import count, shared_parts, without
 from trtllm_pipeline.report.measured import Measured, Side, with_files
-from trtllm_pipeline.report.recommend import Recommendation, advise
-from trtllm_pipeline.report.recommend import blocks as blocks_of_advice
+from trtllm_pipeline.report.recommendation import Recommendation, advise
+from trtllm_pipeline.report.recommendation import blocks as blocks_of_advice
 from trtllm_pipeline.report.rows import CellStatus, rows
-from trtllm_pipeline.search.choice import Decision, Goals, Option, decide
+from trtllm_pipeline.search.next_cell import Decision, Goals, Option, decide
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_blocks import Block, Heading, Items, TextLine
 
@@ -170,7 +171,7 @@ def search(
 def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
     """What a workspace knows of the cells, and what to do next. Raises as `flow.outlook`, and PlanError."""
     plan, seen = flow.outlook(request, store, Path() if store is None else store.workspace)
-    flow.check_feasible(plan)
+    check_feasible(plan)
     measured = () if store is None else with_files("", rows(plan, store), outline(plan), store).cells
     tried = {cell.id: cell for cell in measured if _was_tried(cell.status, cell.failure)}
     groups: dict[str, list[Cell]] = {}

@@ -20,7 +20,7 @@ from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.model import Gpu, Machine
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 
 FILE: Final = "engine.json"
 _ENGINE: Final = re.compile(r"rank(\d+)\.engine")

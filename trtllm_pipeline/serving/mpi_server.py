@@ -20,7 +20,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes.guardian import Process, kill, look_up, proc_file, process_table
 from trtllm_pipeline.processes.process import Group, running_since
-from trtllm_pipeline.serving import links, triton
+from trtllm_pipeline.serving import links, triton_server
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, argv, nested
 from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
 
@@ -90,7 +90,7 @@ def _rank(pid: int) -> int | None:
 
 
 @dataclass(kw_only=True)
-class World(triton.RunningTriton):
+class World(triton_server.RunningTriton):
     """Running ranks. `output` is that of mpirun, or of the only rank without mpirun."""
 
     process: Ranks
@@ -125,7 +125,7 @@ class World(triton.RunningTriton):
         else:
             who, log = f"rank {rank} of {self.process.world_size}", self.rank_log(rank)
         others = [path for path in (*sorted(self.folder.glob("*/rank.*/stdout")), self.output) if path != log]
-        return triton.diagnose(status, log, who, before=self.before, beside=others)
+        return triton_server.diagnose(status, log, who, before=self.before, beside=others)
 
     def _first_dead(self) -> tuple[int | None, int | None]:
         """The rank that ended first, None if it was none of them, and its exit status if it is known."""
@@ -152,7 +152,7 @@ class World(triton.RunningTriton):
         """Interrupt the ranks, terminate and then kill all processes, and remove their shared memory."""
         self._mark_folders()
         status = self.process.stop(timeout_s)
-        triton.remove_leftovers(self.prefix)
+        triton_server.remove_leftovers(self.prefix)
         return status
 
 
@@ -172,11 +172,11 @@ def start(
     """
     if mpirun is not None:
         check_mpirun(mpirun)
-    triton.remove_stale_leftovers()
+    triton_server.remove_stale_leftovers()
     started = time.time()
-    prefix = triton.new_prefix()
+    prefix = triton_server.new_prefix()
     loaded = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
-    linked, backends = triton.link(triton_, repository, log.parent / "links")
+    linked, backends = triton_server.link(triton_, repository, log.parent / "links")
     folder = log.parent / RANKS_FOLDER
     command = argv(
         str(triton_.binary),
@@ -191,23 +191,23 @@ def start(
         host=host,
         options=(
             *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),
-            *triton.closing_options(triton_)[0],
-            f"--exit-timeout-secs={triton.EXIT_TIMEOUT_S}",
+            *triton_server.closing_options(triton_)[0],
+            f"--exit-timeout-secs={triton_server.EXIT_TIMEOUT_S}",
         ),
         images=ENCODERS_MODEL in loaded,
     )
     shutil.rmtree(folder, ignore_errors=True)  # of a start before this one
     log.write_bytes(b"")
     # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
-    environment = {"OMPI_MCA_plm_rsh_agent": "", **triton.environment(triton_)}
+    environment = {"OMPI_MCA_plm_rsh_agent": "", **triton_server.environment(triton_)}
     process = Ranks(
-        triton.private(command), world_size, mpirun=mpirun is not None, env=environment, cwd=log.parent, log=log
+        triton_server.private(command), world_size, mpirun=mpirun is not None, env=environment, cwd=log.parent, log=log
     )
     return World(
         process=process,
         ports=ports,
         output=log,
-        host=triton.reached_at(host),
+        host=triton_server.reached_at(host),
         prefix=prefix,
         models=_asked(loaded),
         loaded=loaded,

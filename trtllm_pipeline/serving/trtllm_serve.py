@@ -15,8 +15,8 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes.process import Group
 from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.serving.command_lines import LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
-from trtllm_pipeline.serving.server import Server
-from trtllm_pipeline.serving.triton import reached_at
+from trtllm_pipeline.serving.server_process import Server
+from trtllm_pipeline.serving.triton_server import reached_at
 from trtllm_pipeline.triton_repository.model_names import ENSEMBLE
 
 

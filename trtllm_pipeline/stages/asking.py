@@ -12,7 +12,7 @@ from trtllm_pipeline.client.images import ImagesAsked
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.lora import ADAPTERS, NO_ADAPTER
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 from trtllm_pipeline.triton_repository.model_config import FLOAT_TYPES
 from trtllm_pipeline.triton_repository.model_names import BLS_MODEL
 

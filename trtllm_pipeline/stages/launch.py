@@ -28,9 +28,9 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
+from trtllm_pipeline.serving import engine_requirements, mpi_server, triton_server, trtllm_serve
 from trtllm_pipeline.serving.command_lines import THREADS_VARIABLE, TRTLLM_SERVE, OpenAiWays, Ports, launcher, reachable
-from trtllm_pipeline.serving.server import Server, quoted
+from trtllm_pipeline.serving.server_process import Server, quoted
 from trtllm_pipeline.stages.base import REPAIR_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, LaunchParams
 from trtllm_pipeline.triton_repository import referenced_paths
@@ -52,9 +52,9 @@ def ports(asked: LaunchParams) -> Ports:
         told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
         raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
     try:
-        found = triton.free_ports(host)
+        found = triton_server.free_ports(host)
         while set(found) & set(fixed.values()):
-            found = triton.free_ports(host)
+            found = triton_server.free_ports(host)
     except OSError as error:
         raise ServerError(
             f"host {host!r} cannot be listened on: {error.strerror or error}",
@@ -62,7 +62,7 @@ def ports(asked: LaunchParams) -> Ports:
             hint="127.0.0.1 for this machine alone, 0.0.0.0 for everyone who reaches it",
         ) from error
     found = found._replace(**fixed)
-    if busy := sorted(set(triton.busy_ports(found, host)) & set(fixed.values())):
+    if busy := sorted(set(triton_server.busy_ports(found, host)) & set(fixed.values())):
         raise ServerError(
             f"port {', '.join(map(str, busy))} of {host} is taken by another program",
             failure=FailureClass.TRANSIENT,
@@ -85,7 +85,7 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
 
     def begin(asked: LaunchParams) -> Server:
         threads = str(context.params.threads)
-        return triton.start(
+        return triton_server.start(
             installed,
             repository,
             (ENSEMBLE, BLS_MODEL),
@@ -135,8 +135,8 @@ def run_openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiW
 def _triton(repository: Path) -> triton_installation.TritonInstallation:
     """The installed server, in an environment in which the repository's Python models can work."""
     installed = triton_installation.find()
-    triton.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
-    if missing := triton.closing_options(installed)[1]:
+    triton_server.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
+    if missing := triton_server.closing_options(installed)[1]:
         print(  # noqa: T201
             f"warning: {installed.source} has no {', '.join(missing)}: whoever reaches its ports can make it read and "
             "write files of this user; docs/security.md",

@@ -32,7 +32,7 @@ from trtllm_pipeline.stages.asking import (
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.model_inputs import model_folder
 from trtllm_pipeline.stages.params import PerfParams, to_json
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -87,7 +87,7 @@ def _record(
 ) -> None:
     """Ask the server, and write what is observed. What talks to one is not needed before there is something to ask."""
     from trtllm_pipeline.bench.load import Load
-    from trtllm_pipeline.bench.run import record
+    from trtllm_pipeline.bench.load_run import record
     from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.stopping import Rounds, StopRule
     from trtllm_pipeline.bench.target import Target

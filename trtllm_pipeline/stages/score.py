@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate import accuracy_result
 from trtllm_pipeline.evaluate.answers import asked_at
 from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read_questions, scorable
@@ -46,14 +46,14 @@ def run(context: StageContext[ScoreParams]) -> None:
             failure=FailureClass.USER,
             hint="--input-data must be the file that perf was given",
         )
-    scored = result.score(found.answers, metrics, context.progress)
+    scored = accuracy_result.score(found.answers, metrics, context.progress)
     not_scored = {
         "rows": len(everything) - len(questions),
         "failed_requests": found.failed,
         "not_asked": list(found.not_asked),
     }
     greedy = not found.settings.get("temperature")
-    means = result.summary(
+    means = accuracy_result.summary(
         scored,
         metrics,
         to_json(asked),
@@ -62,7 +62,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         not_scored=not_scored,
         greedy=greedy,
     )
-    result.write(context.out, scored, means)
+    accuracy_result.write(context.out, scored, means)
     print(means, f"({len(scored)} answers)")  # noqa: T201 - the stage's log
     for fault in faults:
         print(f"not scored: {fault}")  # noqa: T201

@@ -30,7 +30,7 @@ from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.model_inputs import model_folder
 from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -496,12 +496,6 @@ class Index(Database):
         query = "SELECT fingerprint, taken FROM peaks JOIN attempts ON id = attempt WHERE run = ? ORDER BY attempt"
         return dict(self._read(query, (run,), lambda row: (row[0], _decoded(row[1], dict))))
 
-    def taken_by(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, Mapping[str, int]]:
-        """What the latest of these stage runs that succeeded took, as `Peak.taken`."""
-        query = f"SELECT fingerprint, taken FROM peaks JOIN attempts ON id = attempt WHERE {_AMONG} ORDER BY attempt"  # noqa: S608 - our own words
-        values = (json.dumps(list(fingerprints)),)
-        return dict(self._read(query, values, lambda row: (row[0], _decoded(row[1], dict))))
-
     # attempts
 
     def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: str | Path) -> int:

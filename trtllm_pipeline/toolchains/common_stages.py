@@ -40,8 +40,8 @@ from trtllm_pipeline.stages.params import (
     load,
 )
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
-from trtllm_pipeline.toolchains import companions, durations
-from trtllm_pipeline.toolchains.base import EMBEDDED, PYTORCH
+from trtllm_pipeline.toolchains import companions, time_estimates
+from trtllm_pipeline.toolchains.catalog import EMBEDDED, PYTORCH
 from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import longest_prompt
 
@@ -81,7 +81,7 @@ def _downloading(cell: Cell, _machine: Machine) -> Needs:
 
     Its memory is not worth a row: what it maps of files to digest them, the kernel takes back when it wants.
     """
-    weights, source = durations.source_bytes(cell), cell.recipe.get("source")
+    weights, source = time_estimates.source_bytes(cell), cell.recipe.get("source")
     unpacks = isinstance(source, dict) and "package_index" in source
     return Needs(leaves=weights, scratch=weights if unpacks else 0)
 
@@ -97,7 +97,7 @@ DOWNLOAD = Stage(
     contents=_contents,
     resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     expected_s=2.0,
-    takes=durations.downloading,
+    takes=time_estimates.downloading,
     needs=_downloading,
     timeout_s=24 * 3600.0,
     retries=4,
@@ -331,7 +331,7 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), asked.max_tokens or cell.osl
 
     def answering_s(requests: float, at_once: int) -> float:
-        return durations.answering_s(cell, machine, requests, at_once, prompt=prompt, answer=answer)
+        return time_estimates.answering_s(cell, machine, requests, at_once, prompt=prompt, answer=answer)
 
     def warm_up(usually: int) -> int:
         return usually if asked.warmup_requests is None else asked.warmup_requests
@@ -462,7 +462,7 @@ def _accuracy_s(cell: Cell, machine: Machine) -> float:
     """Seconds that the built-in questions take, whose answers are short."""
     asked = _accuracy(cell)
     prompt, answer = min(_PROMPT_TOKENS, cell.isl), min(asked.max_tokens, _ANSWER_TOKENS)
-    return durations.answering_s(cell, machine, _QUESTIONS, asked.concurrency, prompt=prompt, answer=answer)
+    return time_estimates.answering_s(cell, machine, _QUESTIONS, asked.concurrency, prompt=prompt, answer=answer)
 
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:

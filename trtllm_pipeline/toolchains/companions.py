@@ -16,9 +16,9 @@ from trtllm_pipeline.files.model_files import Fields, rotary
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.lora import ADAPTERS, MODULES
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.companion_sizes import adapter_bytes, draft_bytes
-from trtllm_pipeline.toolchains.durations import fetching_s
+from trtllm_pipeline.toolchains.time_estimates import fetching_s
 
 DRAFT: Final = "draft"
 ADAPTER: Final = "adapter"

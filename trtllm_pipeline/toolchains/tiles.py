@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

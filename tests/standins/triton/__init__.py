@@ -17,7 +17,7 @@ from typing import Final
 
 from tests.standins import refusals
 from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 
 MODEL: Final = Path(__file__).with_name("model.py")
 _WRAPPER: Final = """\
@@ -52,7 +52,7 @@ def install_server(
     python = home / "backends" / "python"
     python.mkdir(parents=True)
     # Copies: Triton refuses a Python-based backend when the Python backend's library is a link out of its folder.
-    stub = () if found.stubs is None else (triton.stub_binary(found.stubs),)
+    stub = () if found.stubs is None else (triton_server.stub_binary(found.stubs),)
     for source in (*(path for path in (found.backends / "python").iterdir() if path.is_file()), *stub):
         shutil.copy(source, python)
     (home / "backends" / "tensorrtllm").mkdir()
@@ -60,7 +60,7 @@ def install_server(
     shutil.copy(MODEL, backend)
     shutil.copy(str(refusals.__file__), backend)
     (backend / "refusals.json").write_text(json.dumps(refusals.recorded()["tensorrtllm"]), encoding="utf-8")
-    library = triton.python_library()
+    library = triton_server.python_library()
     folders = [str(each) for each in (found.libraries, library and library.parent) if each is not None]
     server = home / "bin" / "tritonserver"
     server.parent.mkdir()

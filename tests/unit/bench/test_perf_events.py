@@ -58,8 +58,6 @@ def request(sent_ns: int, slot: int, **changes: Any) -> dict[str, Any]:
 def good() -> Rows:
     """One record of everything there is, two levels."""
     alive = {"type": "server", "pid": 5, "since": 9, "ready": True}
-    spread = {"p50": 0.1, "p99": 0.2}
-    tested = {"protocol": "grpc", "streams": 8, "events_per_s": 20, "ttft_error_ms": spread, "cpu_us_per_event": 9.5}
     return [
         {
             "type": "header",
@@ -69,7 +67,6 @@ def good() -> Rows:
             "model": "m",
             "tls": False,
             "settings": {"extra_inputs": ["ignore_eos:true"]},
-            "self_test": {**tested, "checks": {"stall": True}},
         },
         {"type": "prompt", "id": "p", "text": "three words here"},
         {"type": "prompt", "id": "p (warm-up)", "text": " words here"},
@@ -202,7 +199,6 @@ def twice(kind: str) -> Callable[[Rows], object]:
         (changed("probe", ttft_ms=-1.0), 17, "ttft_ms"),
         (changed("settings", checks=[{}]), 16, "checks.0.setting: field required"),
         (changed("server", at="middle"), 4, "at: input should be 'start' or 'end'"),
-        (changed("header", self_test={}), 1, "self_test.protocol: field required"),
     ],
 )
 def test_what_cannot_have_happened_is_refused_with_its_line(

@@ -13,7 +13,7 @@ from trtllm_pipeline.bench.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.bench.requests import tokens_by_event
 from trtllm_pipeline.errors import StageError, UsageError
 from trtllm_pipeline.report.load_tables import overview, to_text
-from trtllm_pipeline.report.logs import measured_beside
+from trtllm_pipeline.report.log_choice import measured_beside
 
 MS = 1_000_000
 

@@ -20,7 +20,7 @@ from trtllm_pipeline.bench.stats import (
     summary,
     unpaired_change,
 )
-from trtllm_pipeline.report.compare import alternate
+from trtllm_pipeline.report.comparison import alternate
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))

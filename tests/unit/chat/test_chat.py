@@ -19,7 +19,7 @@ import pytest
 from trtllm_pipeline import chat
 from trtllm_pipeline.chat import Chat, LimitError, RefusedError, Renderer, RenderLimits, Template, TemplateError
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
-from trtllm_pipeline.toolchains.model_optimizer import calibration
+from trtllm_pipeline.toolchains.model_optimizer import calibration_batches
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ASK = [{"role": "user", "content": "Why?"}]
@@ -329,7 +329,7 @@ def test_calibration_remembers_what_the_template_did_and_no_more(
 
     monkeypatch.setattr(Renderer, "render", render)
     with pytest.raises(StageError) as caught:
-        calibration._chats(Path("m"), Tokenizer(), [ASK])
+        calibration_batches._chats(Path("m"), Tokenizer(), [ASK])
     assert caught.value.failure is failure
     assert (caught.value.hint or "").startswith(hint)
 

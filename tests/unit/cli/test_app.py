@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from trtllm_pipeline import __main__, flow
+from trtllm_pipeline import __main__, served_cell
 from trtllm_pipeline.cli import app, options
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.planning import plan_file, request
@@ -142,7 +142,7 @@ def test_a_folder_that_is_no_workspace_is_left_alone(
 
 def test_the_environment_s_toolchain_does_not_replace_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Request(Path("m.yaml"), toolchain="tensorrt_llm")
-    monkeypatch.setattr(flow, "latest_request", lambda _store: asked)
+    monkeypatch.setattr(served_cell, "latest_request", lambda _store: asked)
     found: list[str | None] = []
 
     def command(ctx: typer.Context, toolchain: options.Toolchain = None) -> None:

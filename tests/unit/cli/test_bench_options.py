@@ -132,9 +132,7 @@ def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: 
         ("bench load", "--concurrency", 65_536),
         ("bench load", "--request-rate", 1_000_000),
         ("bench load", "--repeats", 1_000),
-        *((f"bench {name}", "--processes", 1_024) for name in ("load", "self-test")),
-        ("bench self-test", "--streams", 65_536),
-        ("bench self-test", "--events", 10_000_000),
+        ("bench load", "--processes", 1_024),
         *((f"evaluate {name}", "--concurrency", 65_536) for name in ("answers", "lm-eval")),
         ("evaluate answers", "--max-tokens", 10_000_000),
     ],
@@ -146,8 +144,7 @@ def test_counts_have_a_limit_that_is_told(
     def runs(*_given: object, **_named: object) -> None:
         raise AssertionError("what was asked for was about to begin")
 
-    monkeypatch.setattr("trtllm_pipeline.bench.self_test.run", runs)
-    monkeypatch.setattr("trtllm_pipeline.bench.run.ServerLoad.record_until_interrupted", runs)
+    monkeypatch.setattr("trtllm_pipeline.bench.load_run.ServerLoad.record_until_interrupted", runs)
     needed = {
         "evaluate answers": (*SERVER, "--input-data", "builtin:accuracy"),
         "evaluate lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),

@@ -21,10 +21,11 @@ from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning import planner
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import PerfParams, Selection
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 
 def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
@@ -161,7 +162,7 @@ def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
 
     def made(request: Any, store: Store, _observer: object) -> tuple[object, object]:
         assert request.until == "repository"
-        plan = flow.plan_of(request, store)
+        plan = planner.plan_of(request, store)
         for run in plan.stage_runs.values():
             (store.folder(run.stage.name, run.fingerprint) / "out").mkdir(parents=True)
         return plan, SimpleNamespace(exit_code=0)
@@ -297,7 +298,7 @@ def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.M
 
 def test_rows_to_calibrate_on_have_options_of_their_own(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(
-        monkeypatch, "convert", "--toolchain", "embedded", "--model", "d", "--precision", "int4_awq",
+        monkeypatch, "quantize", "--toolchain", "tensorrt_llm_pytorch", "--model", "d", "--precision", "int4_awq", "--family", "llama",
         "--calibration-samples", "8", "--calibration-chat-template",
     )  # fmt: skip
     assert found.calibration == Selection(samples=8, chat_template=True)
@@ -386,7 +387,7 @@ def test_pairs_that_say_nothing_sensible_are_refused_in_words(
             ),
             "--draft",
         ),
-        (("convert", "--toolchain", "tensorrt_llm", "--model", "d", "--calibration-data", "d"), "--calibration-data"),
+        (("convert", "--toolchain", "embedded", "--model", "d", "--kv-cache-precision", "fp8"), "--kv-cache-precision"),
         (("build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.hosting.servers import KeptRecord, State, folder_of
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.store.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.gateway import server
+from trtllm_pipeline.gateway import gateway_server
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 
 
@@ -25,7 +25,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GatewayConf
         found.append(config)
         announce({"url": "http://127.0.0.1:1", "models": [model.name for model in config.models]})
 
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(gateway_server, "run", run)
     return found
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.execution import location
+from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.request import Request
 
 AXES = "model: [tiny]\n  precision: [fp16]\n  max_batch_size: [4]\n  lengths: ['192,16']\n"
@@ -39,5 +40,5 @@ def test_the_cluster_is_the_same_for_all_cells(tmp_path: Path) -> None:
 )
 def test_options_that_do_not_go_together(tmp_path: Path, asked: dict[str, str], message: str) -> None:
     request = Request(matrix(tmp_path), **asked)
-    with pytest.raises(UsageError, match=message), flow.place_of(request, flow.load(request)):
+    with pytest.raises(UsageError, match=message), location.place_of(request, selection.load(request)):
         pass

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from trtllm_pipeline import flow
 from trtllm_pipeline.errors import MatrixError
-from trtllm_pipeline.flow import Request
+from trtllm_pipeline.planning import planner, selection
 from trtllm_pipeline.planning.lock_file import write_lock
+from trtllm_pipeline.planning.request import Request
 
 AXES = {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [4], "lengths": ["64,16"]}
 
@@ -39,15 +39,15 @@ def metrics(*names: str, **more: Any) -> dict[str, Any]:
 )
 def test_names_are_checked(tmp_path: Path, names: list[str], message: str) -> None:
     with pytest.raises(MatrixError) as error:
-        flow.load(Request(write(tmp_path, settings=metrics(*names))))
+        selection.load(Request(write(tmp_path, settings=metrics(*names))))
     assert message in error.value.message
     assert "matrix.yaml:" in error.value.message
 
 
 def planned(path: Path) -> Any:
     request = Request(path, toolchain="embedded")
-    loaded = flow.load(request)
-    return request, loaded, flow.plan_of(request, None)
+    loaded = selection.load(request)
+    return request, loaded, planner.plan_of(request, None)
 
 
 def scoring_of(path: Path) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.config.matrices import TEMPLATE
 from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.config.recipes import find_recipe, load_recipe
+from trtllm_pipeline.config.recipe_files import find_recipe, load_recipe
 from trtllm_pipeline.config.spelling import canonical_parallel, parse_lengths, parse_parallel
 from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.errors import MatrixError, UsageError

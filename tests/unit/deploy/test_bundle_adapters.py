@@ -15,7 +15,7 @@ from tests.helpers.broken_repositories import write_engine
 from tests.helpers.deployments import deployment
 from trtllm_pipeline.deploy import bundle, card, manifests
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.flow import ServedCell
+from trtllm_pipeline.served_cell import ServedCell
 
 NAMED = {"sql": "./sql", "chat": "./chat"}
 

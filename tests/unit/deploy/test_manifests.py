@@ -20,9 +20,9 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from tests.helpers import needed
 from tests.helpers.deployments import KINDS, deployment
-from trtllm_pipeline.deploy import images, manifests
+from trtllm_pipeline.deploy import container_images, manifests
+from trtllm_pipeline.deploy.cell_export import check_targets
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.deploy.export import check_targets
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import GatewayConfig
 
@@ -375,8 +375,8 @@ def test_the_overlay_names_the_image_of_the_gateway_too(tmp_path: Path) -> None:
         text = (tmp_path / folder / "overlay" / "kustomization.yaml").read_text(encoding="utf-8")
         return list(yaml.safe_load(text)["images"])
 
-    cpu = images.parts(images.CPU)
-    assert [each["name"] for each in named("both", openai=True)] == [images.TRITON, cpu.name]
+    cpu = container_images.parts(container_images.CPU)
+    assert [each["name"] for each in named("both", openai=True)] == [container_images.TRITON, cpu.name]
     assert [each["name"] for each in named("one", kind="embedded", openai=True)] == [cpu.name]
     pinned = named("pinned", image=f"registry:5000/x@{DIGEST}")
     assert pinned == [{"name": "registry:5000/x", "newName": "registry:5000/x", "digest": DIGEST}]
@@ -431,7 +431,7 @@ def test_the_overlay_is_what_kustomize_takes(target: str, of: Deployment, tmp_pa
     found = written(target, of, tmp_path)
     overlay = tmp_path / "overlay" / "kustomization.yaml"
     text = overlay.read_text(encoding="utf-8").replace("namespace: default", "namespace: serving")
-    image = images.parts(of.image)
+    image = container_images.parts(of.image)
     text = text.replace(f'newTag: "{image.tag}"', 'newTag: "mine"')
     head, _, patches = text.partition("# patches:")
     text = head + "\n".join(line.removeprefix("# ") for line in f"# patches:{patches}".splitlines())

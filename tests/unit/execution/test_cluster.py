@@ -19,18 +19,18 @@ import pytest
 
 from tests.helpers.jobs import end, job, submit
 from tests.helpers.trtllm_runs import eventually
-from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Resources, Scope
 from trtllm_pipeline.errors import FailureClass, RemoteError, StageError, StateError, UsageError
-from trtllm_pipeline.execution import agent, cluster, exchange
+from trtllm_pipeline.execution import agent, cluster, exchange, location
 from trtllm_pipeline.execution.cluster import ClusterExecutor, ClusterNode, KnownNodes, chosen, in_common, machine_of
 from trtllm_pipeline.execution.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, from_json
+from trtllm_pipeline.planning import selection
 from trtllm_pipeline.planning.request import SLURM, Request
 from trtllm_pipeline.stages import failure
-from trtllm_pipeline.store.remote import Remote
+from trtllm_pipeline.store.remote_store import Remote
 
 LOST = StageError("lost with its node: gone", failure=FailureClass.LOST)
 USAGE = Usage(2.0, 1.0, 1000)
@@ -541,5 +541,8 @@ def test_the_executor_passes_on_what_becomes_of_nodes(pretend: PretendCluster, e
 def test_nodes_of_slurm_need_the_workspace_itself() -> None:
     matrix = Path(__file__).parents[3] / "matrices" / "tiny.yaml"
     request = Request(matrix, sets=("settings.cluster.exchange=s3://b/x",), executor=SLURM)
-    with pytest.raises(UsageError, match="exchange is for --executor ray"), flow.place_of(request, flow.load(request)):
+    with (
+        pytest.raises(UsageError, match="exchange is for --executor ray"),
+        location.place_of(request, selection.load(request)),
+    ):
         pass

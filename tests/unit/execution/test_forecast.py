@@ -9,18 +9,18 @@ import pytest
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.conftest import MACHINE
-from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s
 from trtllm_pipeline.execution.forecast import durations as durations_of
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.speeds import speeds
-from trtllm_pipeline.planning import needs
-from trtllm_pipeline.planning.names import about, size
+from trtllm_pipeline.planning import estimates
 from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.wording import about, size
 from trtllm_pipeline.store.index import Peak
-from trtllm_pipeline.toolchains import durations
+from trtllm_pipeline.toolchains import time_estimates as durations
 
 SMALL: dict[str, Json] = {
     "num_hidden_layers": 30,
@@ -99,7 +99,7 @@ def test_what_one_took_corrects_the_guesses_of_what_is_like_it_most() -> None:
 
 
 def measured(label: str, expected_ms: int, taken_ms: int, machine: Machine = MACHINE) -> Peak:
-    return Peak(label, needs.system(machine), {"ms": expected_ms}, {"ms": taken_ms})
+    return Peak(label, estimates.system(machine), {"ms": expected_ms}, {"ms": taken_ms})
 
 
 def test_what_ran_on_such_a_system_corrects_the_formula() -> None:
@@ -107,8 +107,8 @@ def test_what_ran_on_such_a_system_corrects_the_formula() -> None:
     run = fabricated.stage_run(plan, plan.cells[0], "convert")
     formula_ms = round(1000 * guess_s(run, MACHINE))
 
-    def estimate(*peaks: Peak, learnt: dict[str, float] | None = None) -> needs.Estimate:
-        return Durations(learnt or {}, MACHINE, needs.Corrections(peaks, MACHINE)).estimate(run)
+    def estimate(*peaks: Peak, learnt: dict[str, float] | None = None) -> estimates.Estimate:
+        return Durations(learnt or {}, MACHINE, estimates.Corrections(peaks, MACHINE)).estimate(run)
 
     assert (estimate().value, estimate().measured) == (formula_ms, 0)
     twice = [measured(run.label, 1000, 2000)] * 3

@@ -14,19 +14,20 @@ import pytest
 from tests.helpers import fabricated
 from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
-from trtllm_pipeline import flow
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.execution import plan_commands
 from trtllm_pipeline.execution.forecast import forecast
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.execution.pulling import RemoteSource
+from trtllm_pipeline.planning import planner
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
-from trtllm_pipeline.store import remote
+from trtllm_pipeline.store import remote_store
 from trtllm_pipeline.store.claims import Claim
-from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, Progress, Remote
+from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote
 from trtllm_pipeline.store.store import Store
 
 FP16, INT8 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo"))
@@ -68,7 +69,7 @@ def url(tmp_path: Path) -> str:
 def push(store: Store, url: str, *stages: str) -> None:
     chosen = [ArtifactKey(each.stage, each.fingerprint) for each in store.index.all_artifacts() if each.stage in stages]
     with closing(Remote(url)) as there:
-        list(remote.push(store, there, remote.compare_to_push(store, there, chosen), Progress()))
+        list(remote_store.push(store, there, remote_store.compare_to_push(store, there, chosen), Progress()))
 
 
 def source(url: str, gpus: tuple[str, ...] = (), **asked: Any) -> RemoteSource:
@@ -113,7 +114,7 @@ def test_a_plan_shows_what_is_pulled(made: Store, url: str) -> None:
     assert ": not needed" in plan_text(PLAN, seen, verbose=True), "what is not made has no expected time"
     assert f"pull: 2 artifacts from {url}, 0.0 MB, instead of making them" in text
     assert "| to pull |" in plan_markdown(PLAN, seen, "Plan")
-    data = json.loads("\n".join(flow.plan_json(PLAN, None, seen)))
+    data = json.loads("\n".join(plan_commands.plan_json(PLAN, None, seen)))
     actions = {(run["stage"], run["action"], "pull_bytes" in run) for run in data["stage_runs"]}
     assert ("build", "pull", True) in actions
     assert ("convert", "skip", False) in actions
@@ -258,7 +259,7 @@ def trtllm_plan(tmp_path: Path) -> Plan:
     matrix = "name: test\naxes: {model: [small], precision: [fp16], max_batch_size: [4], lengths: ['128,32']}\n"
     (tmp_path / "matrix.yaml").write_text(matrix)
     assume = "tensorrt_llm==0.16.0,sm=90,gpus=1,gpu_memory_gib=80"
-    return flow.plan_of(Request(tmp_path / "matrix.yaml", assume=assume), None, guess=True)
+    return planner.plan_of(Request(tmp_path / "matrix.yaml", assume=assume), None, guess=True)
 
 
 def test_a_policy_needs_keys(url: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.gateway.answers import Answers, TokenUsage
 from trtllm_pipeline.gateway.asked import Asked
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import CallArguments, CallStart, Content, Reasoning
+from trtllm_pipeline.gateway.openai_answers import Answers, TokenUsage
 from trtllm_pipeline.gateway.stops import StopWords
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from trtllm_pipeline import gateway
 from trtllm_pipeline.errors import PipelineError, UsageError
-from trtllm_pipeline.gateway import server
+from trtllm_pipeline.gateway import gateway_server as server
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.served import ModelServer
@@ -133,7 +133,7 @@ def test_keys_that_change_are_read_again(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "trtllm_pipeline.gateway.server", raising=False)
+    monkeypatch.delitem(sys.modules, "trtllm_pipeline.gateway.gateway_server", raising=False)
     monkeypatch.delattr(gateway, "server", raising=False)
     config = GatewayConfig(models=(OfferedModel(name="a", url="grpc://127.0.0.1:1"),))
     with pytest.raises(UsageError, match="needs the package uvicorn") as caught:

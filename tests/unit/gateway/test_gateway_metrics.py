@@ -9,9 +9,9 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from trtllm_pipeline.gateway import metrics as gateway_metrics
+from trtllm_pipeline.gateway import prometheus_metrics as gateway_metrics
 from trtllm_pipeline.gateway.feed import PassedFeed
-from trtllm_pipeline.gateway.metrics import GatewayMetrics
+from trtllm_pipeline.gateway.prometheus_metrics import GatewayMetrics
 
 CHAT = "/v1/chat/completions"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"

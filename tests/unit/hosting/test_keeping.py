@@ -22,8 +22,8 @@ from trtllm_pipeline.errors import ServerError, StateError, UsageError
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.hosting import control, keeper, servers, shown, systemd
 from trtllm_pipeline.hosting.health import Health, server_health
+from trtllm_pipeline.hosting.serve_target import of_folder, require_text
 from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, find, folder_of, look
-from trtllm_pipeline.hosting.target import of_folder, require_text
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.store import Store
@@ -433,7 +433,7 @@ def test_a_server_that_ended_is_cleaned_up_and_forgotten(tmp_path: Path) -> None
 def test_without_the_packages_of_the_gateway_nothing_is_begun_or_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "trtllm_pipeline.gateway.server", None)
+    monkeypatch.setitem(sys.modules, "trtllm_pipeline.gateway.gateway_server", None)
     what: Any = None  # not looked at
     with pytest.raises(UsageError, match="the gateway needs the package") as found:
         control.start(what, control.Wish(name="one", gateway=True), tmp_path)

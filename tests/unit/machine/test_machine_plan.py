@@ -20,6 +20,7 @@ from trtllm_pipeline.files.quantization import QuantizedWeights
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine.model import Gpu, Machine
+from trtllm_pipeline.planning import planner, request
 from trtllm_pipeline.planning.plan import Plan, make_plan
 from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.stages.base import Stage
@@ -126,7 +127,7 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_cells_are_judged_by_the_assumed_machine(matrix: Path) -> None:
-    plan = flow.plan_of(Request(matrix, assume=LINE), None, guess=True)
+    plan = planner.plan_of(Request(matrix, assume=LINE), None, guess=True)
     assert plan.machine.assumed
     assert {cell.toolchain for cell in plan.cells} == {"tensorrt_llm"}
     (fits, too_wide) = plan.cells
@@ -150,7 +151,7 @@ def test_a_model_that_is_quantized_already_is_refused_before_it_is_fetched(
     monkeypatch.setattr(peek, "quantized", quantized)
     store = Store(tmp_path / "w")
     for _ in range(2):
-        plan = flow.plan_of(Request(matrix, assume=LINE), store)
+        plan = planner.plan_of(Request(matrix, assume=LINE), store)
         assert not plan.stage_runs
         assert "are quantized already, FP8 by its hf_quant_config.json" in str(plan.cells[0].reason)
         assert "use precision as_is" in str(plan.cells[0].reason)
@@ -179,14 +180,14 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
     matrix: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path / "w")
-    plan = flow.plan_of(Request(matrix, assume=LINE), store, guess=True)
+    plan = planner.plan_of(Request(matrix, assume=LINE), store, guess=True)
     (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
     source = download.params.source
     assert isinstance(source, dict)
     assert source["hugging_face"] == "Qwen/Qwen2-7B-Instruct"
     assert "no hub can be reached; models are planned as their recipes list them" in caplog.text
     caplog.clear()
-    flow.plan_of(Request(matrix, assume=LINE), store, guess=True)
+    planner.plan_of(Request(matrix, assume=LINE), store, guess=True)
     assert "no hub can be reached" in caplog.text, "a guess is not remembered"
 
 
@@ -195,7 +196,7 @@ def test_a_plan_without_a_hub_shows_the_code_that_it_trusts(matrix: Path) -> Non
     for trusted in ("qwen2-7b-instruct", "another"):
         value = f"{{{trusted}: {{modeling.py: '{digest}'}}}}"
         request = Request(matrix, sets=(f"settings.download.trust_remote_code={value}",), assume=LINE)
-        plan = flow.plan_of(request, None, guess=True)
+        plan = planner.plan_of(request, None, guess=True)
         (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
         assert isinstance(source := download.params.source, dict)
         assert source.get("code") == ({"modeling.py": digest} if trusted == "qwen2-7b-instruct" else None)
@@ -205,19 +206,19 @@ def test_nothing_is_guessed_for_a_run_or_where_the_user_has_something_to_do(
     matrix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DownloadError, match="no source is reached"):
-        flow.plan_of(Request(matrix, assume=LINE), None)
+        planner.plan_of(Request(matrix, assume=LINE), None)
 
     def gated(*_args: object, **_options: object) -> dict[str, object]:
         raise DownloadError("accept the licence first", failure=FailureClass.USER)
 
     monkeypatch.setattr(hub, "resolve", gated)
     with pytest.raises(DownloadError, match="accept the licence first"):
-        flow.plan_of(Request(matrix, assume=LINE), None, guess=True)
+        planner.plan_of(Request(matrix, assume=LINE), None, guess=True)
 
 
 def test_only_the_kind_of_source_that_was_asked_for_is_guessed(matrix: Path) -> None:
     request = Request(matrix, sets=("settings.download.source=modelscope",), assume=LINE)
-    plan = flow.plan_of(request, None, guess=True)
+    plan = planner.plan_of(request, None, guess=True)
     (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
     source = download.params.source
     assert isinstance(source, dict)
@@ -248,10 +249,10 @@ def test_a_dry_run_on_an_assumed_machine_is_its_plan(
 
 def test_a_machine_without_the_toolchain_can_be_planned_for_but_runs_nothing(matrix: Path, tmp_path: Path) -> None:
     request = Request(matrix, toolchain="tensorrt_llm", assume="gpus=0")
-    plan = flow.plan_of(request, Store(tmp_path / "w"), guess=True)
+    plan = planner.plan_of(request, Store(tmp_path / "w"), guess=True)
     assert plan.cells
     with pytest.raises(PlanError, match="TensorRT-LLM is not installed") as refused:
-        flow.check_feasible(plan)
+        planner.check_feasible(plan)
     assert "--fit" not in str(refused.value.hint), "memory is not the reason"
 
 
@@ -259,13 +260,13 @@ def test_what_would_fit_is_pointed_to_where_memory_is_the_reason(matrix: Path, t
     small = "tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=0.1"
     request = Request(matrix, toolchain="tensorrt_llm", assume=small)
     with pytest.raises(PlanError, match="GiB on each GPU") as refused:
-        flow.check_feasible(flow.plan_of(request, Store(tmp_path / "w"), guess=True))
+        planner.check_feasible(planner.plan_of(request, Store(tmp_path / "w"), guess=True))
     assert "pipeline plan --fit" in str(refused.value.hint)
 
 
 def test_a_request_survives_its_file_with_the_machine_it_was_for(tmp_path: Path) -> None:
     asked = Request(tmp_path / "m.yaml", ("a=1",), ("x/*",), "build", "tensorrt_llm", LINE)
-    path = tmp_path / flow.REQUEST_FILE
+    path = tmp_path / request.FILE
     path.write_text(json.dumps(asked.to_json()))
     assert read_request(path) == asked
     known = asked.to_json()

@@ -26,7 +26,7 @@ from tests.standins.programs.checkpoint import safetensors
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.config.recipes import numbers_of
+from trtllm_pipeline.config.recipe_files import numbers_of
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.errors import DownloadError, StageError, UsageError
 from trtllm_pipeline.hub.hub_errors import UnavailableError

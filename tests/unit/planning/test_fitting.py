@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import trtllm_cells
-from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning import fitting, needs
+from trtllm_pipeline.planning import estimates, fitting, planner
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.report import fits
 from trtllm_pipeline.report.fits import Fits
 from trtllm_pipeline.text_blocks import as_markdown
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 MACHINES = {
     "H100": "sm=90,gpus=8,gpu_memory_gib=80,memory_gib=1024",
@@ -43,7 +43,7 @@ def with_setting(cell: Cell, section: str, **values: Json) -> Cell:
 def fitted(cell: Cell, machine: Machine, *, same_batch: bool = False) -> tuple[str, ...] | None:
     def wrong(changed: Cell) -> bool:
         toolchain = toolchains.load(changed.toolchain)
-        lacks = needs.lacking(changed, toolchain.stages, machine, needs.Corrections((), machine))
+        lacks = estimates.lacking(changed, toolchain.stages, machine, estimates.Corrections((), machine))
         return lacks is not None or toolchain.infeasible(changed, machine) is not None
 
     assert wrong(cell)
@@ -123,7 +123,7 @@ def test_cells_of_another_toolchain_than_the_usual_one_are_looked_at_too(tmp_pat
 def proposed(folder: Path, axes: str, machine: str, *sets: str, cells: tuple[CellId, ...] = ()) -> Fits:
     matrix = folder / "matrix.yaml"
     matrix.write_text(f"name: other\naxes: {{{axes}}}\n", encoding="utf-8")
-    return flow.fits(Request(matrix, assume=machine, sets=sets, cells=cells), None)
+    return fits.fits_of(Request(matrix, assume=machine, sets=sets, cells=cells), None)
 
 
 def test_an_added_cell_is_changed_where_it_is_added(tmp_path: Path) -> None:
@@ -171,13 +171,13 @@ def test_what_a_draft_model_takes_counts(tmp_path: Path, monkeypatch: pytest.Mon
         machine = f"tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib={gib},memory_gib=256"
         return Request(matrix, assume=machine, toolchain="tensorrt_llm")
 
-    (reason,) = (cell.reason for cell in flow.plan_of(asked(24), None, guess=True).cells)
+    (reason,) = (cell.reason for cell in planner.plan_of(asked(24), None, guess=True).cells)
     assert reason is not None
     assert "of memory on each GPU, there are 26 GB" in reason
-    (lacking,) = flow.fits(asked(24), None).fits
+    (lacking,) = fits.fits_of(asked(24), None).fits
     assert lacking.proposal is None, "the one fits, both do not"
-    assert flow.plan_of(asked(80), None, guess=True).feasible
-    assert flow.fits(asked(80), None).fits == ()
+    assert planner.plan_of(asked(80), None, guess=True).feasible
+    assert fits.fits_of(asked(80), None).fits == ()
 
 
 TOO_LARGE = "model: [llama-3.1-8b-instruct], max_batch_size: [8], lengths: ['8192,1024'], toolchain: [tensorrt_llm]"

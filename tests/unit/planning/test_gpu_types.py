@@ -9,10 +9,11 @@ import pytest
 
 from trtllm_pipeline import flow
 from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.execution import plan_commands
 from trtllm_pipeline.execution.forecast import capacities, forecast
 from trtllm_pipeline.machine.assume import describe, parse
 from trtllm_pipeline.machine.model import Gpu, Machine
-from trtllm_pipeline.planning import needs
+from trtllm_pipeline.planning import estimates, planner, selection
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.index import Peak
@@ -40,7 +41,7 @@ def matrix(tmp_path: Path) -> Path:
 
 
 def plan_of(matrix: Path, assume: str, *sets: str) -> Plan:
-    return flow.plan_of(Request(matrix, sets=sets, assume=assume), None, guess=True)
+    return planner.plan_of(Request(matrix, sets=sets, assume=assume), None, guess=True)
 
 
 def stage_runs(plan: Plan, cell: str) -> dict[str, str]:
@@ -106,8 +107,10 @@ def test_a_type_is_a_part_of_the_name(names: list[str], asked: str, right: bool)
 
 
 def test_what_takes_no_gpu_is_for_none(matrix: Path) -> None:
-    cells = flow.select_cells(
-        Request(matrix, sets=("axes.precision=[fp16]",), toolchain="embedded"), flow.load(Request(matrix)), parse(H100)
+    cells = selection.select_cells(
+        Request(matrix, sets=("axes.precision=[fp16]",), toolchain="embedded"),
+        selection.load(Request(matrix)),
+        parse(H100),
     )
     assert {cell.reason for cell in cells if cell.gpu == "H100"} == {
         "it is for GPUs of type H100, and its server takes none"
@@ -118,7 +121,7 @@ def test_settings_and_rules_by_type(matrix: Path) -> None:
     more = "override: [{where: {gpu: L40S}, settings: {build: {max_num_tokens: 2048}}}]\nexclude: [{gpu: L40S, precision: fp8}]\n"
     added = "add: [{model: qwen2-7b-instruct, precision: int8_wo, max_batch_size: 1, lengths: '1,1', gpu: H100}]\n"
     matrix.write_text(MATRIX + more + added)
-    cells = flow.select_cells(Request(matrix), flow.load(Request(matrix)), parse(f"{H100};{L40S}"))
+    cells = selection.select_cells(Request(matrix), selection.load(Request(matrix)), parse(f"{H100};{L40S}"))
     told = {cell.id.partition("/")[2]: cell.settings["build"]["max_num_tokens"] for cell in cells}
     assert told == {
         "fp16/tp1pp1/bs4/isl128-osl64/H100": None,
@@ -172,15 +175,15 @@ def test_several_machines_are_assumed_in_one_line() -> None:
 
 def test_what_was_measured_on_a_type_corrects_what_is_expected_there_alone() -> None:
     machine = parse(f"{H100}; {L40S}")
-    label, system = "build/tensorrt_llm/m/fp16", needs.system(machine.of("L40S"))
-    known = needs.Corrections(iter([Peak(f"{label}/L40S", system, {"host": 100}, {"host": 300})]), machine)
-    assert known.on("L40S").of(f"{label}/L40S", needs.HOST, 10, 0.5).value == 30
-    assert known.on("H100").of(f"{label}/H100", needs.HOST, 10, 0.5).value == 10
+    label, system = "build/tensorrt_llm/m/fp16", estimates.system(machine.of("L40S"))
+    known = estimates.Corrections(iter([Peak(f"{label}/L40S", system, {"host": 100}, {"host": 300})]), machine)
+    assert known.on("L40S").of(f"{label}/L40S", estimates.HOST, 10, 0.5).value == 30
+    assert known.on("H100").of(f"{label}/H100", estimates.HOST, 10, 0.5).value == 10
 
 
 def test_the_plan_shows_the_type(matrix: Path) -> None:
     plan, seen = flow.outlook(Request(matrix, assume=f"{H100}; {L40S}"), None, matrix.parent)
-    told = json.loads("".join(flow.plan_json(plan, None, seen)))
+    told = json.loads("".join(plan_commands.plan_json(plan, None, seen)))
     assert [cell["axes"]["gpu"] for cell in told["cells"]] == ["H100", "L40S"] * 2
     types = {run["resources"]["accelerator"] for run in told["stage_runs"] if run["stage"] == "build"}
     assert types == {"h100", "l40s"}

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from tests.helpers.matrix_files import RECIPE
-from trtllm_pipeline import flow
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
+from trtllm_pipeline.planning import planner, selection
 from trtllm_pipeline.planning.lock_file import _pinned, write_lock
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
@@ -27,9 +27,9 @@ PROMPTS = [{"input": "Say it.", "output": "it"}]
 
 def locked(request: Request, folder: Path, store: Store | None = None) -> Plan:
     """What is planned, and its lock in `folder`."""
-    loaded, machine = flow.load(request), flow.machine_of(request)
-    plan = flow.plan_of(request, store, guess=True)
-    write_lock(request, loaded, plan, folder, default_toolchain=flow.default_toolchain(request, loaded, machine))
+    loaded, machine = selection.load(request), selection.machine_of(request)
+    plan = planner.plan_of(request, store, guess=True)
+    write_lock(request, loaded, plan, folder, default_toolchain=selection.default_toolchain(request, loaded, machine))
     return plan
 
 
@@ -43,7 +43,7 @@ def again(folder: Path, machine: str, workspace: Path) -> Plan:
     store = Store(workspace)
     try:
         asked = Request(folder / "matrix.yaml", cells=cells, until=given.get("--until"), assume=machine)
-        return flow.plan_of(asked, store, guess=True)
+        return planner.plan_of(asked, store, guess=True)
     finally:
         store.close()
 

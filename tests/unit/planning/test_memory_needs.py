@@ -17,13 +17,13 @@ from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.hub import sources
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning import needs
-from trtllm_pipeline.planning.needs import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
+from trtllm_pipeline.planning import estimates
+from trtllm_pipeline.planning.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.index import Peak
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 
 H100 = parse("tensorrt_llm==1.0.0,sm=90,gpus=8,memory_gib=512")
 NO_GPU = "no GPU; no TensorRT-LLM"
@@ -39,7 +39,7 @@ def stages(made: Cell) -> tuple[object, ...]:
 
 
 def needs_of(made: Cell, stage: str, machine: Machine = H100) -> Needs:
-    found = needs.expected(toolchains.load(made.toolchain).stage(stage), made, machine)
+    found = estimates.expected(toolchains.load(made.toolchain).stage(stage), made, machine)
     assert found is not None
     return found
 
@@ -104,11 +104,11 @@ def test_nothing_is_refused_for_an_assumption() -> None:
     guess = dataclasses.replace(need(100, 10), assumed=True)
     assert (guess.verdict, guess.impossible) == ("tight", False)
     little = dataclasses.replace(H100, shared_bytes=64 << 20)
-    assert needs.infeasible(llama(tp=4), stages(llama()), little, no_measurements(little)) is None
+    assert estimates.infeasible(llama(tp=4), stages(llama()), little, no_measurements(little)) is None
     launch, four = toolchains.load("tensorrt_llm").stage("launch"), llama(tp=4)
-    expected = needs.expected(launch, four, little)
-    shown = needs.of_stage(expected, launch, four, little, no_measurements(little), "launch/x/y/z")
-    assert {each.resource: each.verdict for each in shown}[needs.SHARED] == "tight"
+    expected = estimates.expected(launch, four, little)
+    shown = estimates.of_stage(expected, launch, four, little, no_measurements(little), "launch/x/y/z")
+    assert {each.resource: each.verdict for each in shown}[estimates.SHARED] == "tight"
 
 
 def test_headroom_is_what_is_left() -> None:
@@ -213,21 +213,21 @@ def no_measurements(machine: Machine) -> Corrections:
 def test_what_needs_more_host_memory_than_there_is_cannot_work() -> None:
     made = llama()
     little = dataclasses.replace(H100, memory_bytes=8 << 30)
-    why = needs.infeasible(made, stages(made), little, no_measurements(little))
+    why = estimates.infeasible(made, stages(made), little, no_measurements(little))
     assert why is not None
     assert "of host memory" in why
-    assert needs.infeasible(made, stages(made), H100, no_measurements(H100)) is None
+    assert estimates.infeasible(made, stages(made), H100, no_measurements(H100)) is None
     unknown = dataclasses.replace(H100, memory_bytes=None)
-    assert needs.infeasible(made, stages(made), unknown, no_measurements(unknown)) is None
+    assert estimates.infeasible(made, stages(made), unknown, no_measurements(unknown)) is None
 
 
 def test_a_measurement_that_fitted_makes_it_possible_again() -> None:
     made = llama()
     little = dataclasses.replace(H100, memory_bytes=10 << 30)
     label = f"build/{made.toolchain}/{made.model}/{made.precision}"
-    system = needs.system(little)
+    system = estimates.system(little)
     took = [Peak(label.replace("build", stage), system, {"host": 100}, {"host": 10}) for stage in ("build", "convert")]
-    assert needs.infeasible(made, stages(made), little, Corrections(took, little)) is None
+    assert estimates.infeasible(made, stages(made), little, Corrections(took, little)) is None
 
 
 def test_what_was_measured_is_kept_and_found_again(tmp_path: Path) -> None:
@@ -244,15 +244,15 @@ def test_what_was_measured_is_kept_and_found_again(tmp_path: Path) -> None:
 
 def test_of_each_stage_the_run_that_needs_most_is_shown() -> None:
     small, large = (dataclasses.replace(need(value, 200), cell=str(value)) for value in (10, 20))
-    assert needs.tightest([small, large]) == [large]
+    assert estimates.tightest([small, large]) == [large]
     # Of GPUs of several types, the smaller may be the tighter.
     crowded = dataclasses.replace(small, has=small.estimate.value)
-    assert needs.tightest([crowded, dataclasses.replace(large, has=1 << 60)]) == [crowded]
+    assert estimates.tightest([crowded, dataclasses.replace(large, has=1 << 60)]) == [crowded]
 
 
 def test_a_full_disk_is_known_before() -> None:
     plan = fabricated.plan(cell())
-    found = needs.of_plan(plan, plan.stage_runs.values(), no_measurements(plan.machine), 1000)
+    found = estimates.of_plan(plan, plan.stage_runs.values(), no_measurements(plan.machine), 1000)
     (disk,) = (each for each in found if each.resource == DISK)
     assert disk.impossible
 
@@ -312,8 +312,8 @@ def test_shared_memory_is_that_of_triton_and_of_ranks(tp: int, frontend: str, mi
     )
     little = parse("tensorrt_llm==1.0.0,sm=90,gpus=2,shm_gib=0.1")
     launch = toolchains.load(made.toolchain).stage("launch")
-    found = needs.of_stage(needs_of(made, "launch"), launch, made, little, no_measurements(little), "x")
-    (shared,) = (each for each in found if each.resource == needs.SHARED)
+    found = estimates.of_stage(needs_of(made, "launch"), launch, made, little, no_measurements(little), "x")
+    (shared,) = (each for each in found if each.resource == estimates.SHARED)
     assert (shared.estimate.value, shared.has) == (mib << 20, little.shared_bytes)
     assert shared.verdict == ("fits" if mib == 64 else "tight"), "an assumption refuses nothing"
 
@@ -350,7 +350,9 @@ def test_rows_that_nobody_asked_for_are_as_many_as_fit() -> None:
     quantize = toolchains.load(made.toolchain).stage("quantize")
 
     def verdict(cell: Cell) -> str:
-        shown = needs.of_stage(needs_of(cell, "quantize", little), quantize, cell, little, no_measurements(little), "x")
+        shown = estimates.of_stage(
+            needs_of(cell, "quantize", little), quantize, cell, little, no_measurements(little), "x"
+        )
         return next(each.verdict for each in shown if each.resource == GPU)
 
     assert verdict(made) == "tight"

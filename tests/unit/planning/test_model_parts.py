@@ -17,7 +17,7 @@ from trtllm_pipeline.files.model_parts import ModelPart, files_of, part_of
 from trtllm_pipeline.hub.files import description_files, is_licence
 from trtllm_pipeline.planning.plan import Plan, part
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import EMBEDDED
+from trtllm_pipeline.toolchains.catalog import EMBEDDED
 
 FILES: Final = {
     ModelPart.WEIGHTS: ("model.safetensors.index.json", "model-00001-of-00002.safetensors"),
@@ -52,8 +52,6 @@ CASES: Final[list[tuple[Cell, Mapping[str, Any]]]] = [
     # A checkpoint of Hugging Face has the tokenizer and its template in it, since it is served as a folder.
     (cell("fp8", toolchain=PYTORCH), {"quantize": ALL}),
     (cell("fp16", toolchain=EMBEDDED), {"convert": TOKENIZED, "build": TOKENIZED}),
-    (cell("int4_awq", toolchain=EMBEDDED), {"convert": TOKENIZED, "build": TOKENIZED}),
-    (cell("int4_awq", toolchain=EMBEDDED, settings=CHATS), {"convert": IN_CHATS, "build": IN_CHATS}),
     (cell("fp16", toolchain=EMBEDDED, settings=CHATS), {"convert": TOKENIZED, "build": TOKENIZED}),
 ]
 

@@ -9,9 +9,9 @@ from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Cell, CellId, Json, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
-from trtllm_pipeline.flow import exposed
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan, make_plan, to_run, wanted
+from trtllm_pipeline.planning.planner import exposed
 from trtllm_pipeline.stages.params import Param
 
 

@@ -11,7 +11,7 @@ from trtllm_pipeline.config.validate import load_matrix
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.processes import diagnosis
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.processes.signatures import SIGNATURES
+from trtllm_pipeline.processes.signatures import signatures
 
 DEVELOPMENT = tuple(failure_logs("development"))
 HELD_OUT = tuple(failure_logs("held-out"))
@@ -19,8 +19,8 @@ HELD_OUT = tuple(failure_logs("held-out"))
 
 def diagnosed(failure: FailureLog, folder: Path, *, but: str = "") -> tuple[str, str, bool]:
     """Key of the signature, the line as the corpus names it, and whether it is certain; `but`: a key that is not known."""
-    signatures = [each for each in SIGNATURES if each.key != but]
-    cause = first_cause([LogText(path) for path in failure.lay_out(folder)], signatures)
+    known = [each for each in signatures() if each.key != but]
+    cause = first_cause([LogText(path) for path in failure.lay_out(folder)], known)
     if cause is None:
         return UNKNOWN, "", False
     key = UNKNOWN if cause.signature is None else cause.signature.key
@@ -107,7 +107,7 @@ def test_the_corpus_is_what_it_says() -> None:
     assert len(every) >= 160
     assert len(HELD_OUT) >= 35
     assert all(each.source.startswith("https://") for each in every)
-    known = {each.key: each.category for each in SIGNATURES}
+    known = {each.key: each.category for each in signatures()}
     assert {each.path.stem for each in every if each.cause not in {*known, UNKNOWN}} == set()
     assert {each.path.stem for each in every if known.get(each.cause, each.category) != each.category} == set()
     names = [each.path.stem for each in every]
@@ -325,8 +325,8 @@ def test_settings_can_be_pasted(tmp_path: Path) -> None:
     assert memory.setting("build", {"max_num_tokens": 1}) is None
     assert memory.setting("convert", {}) is None
     matrix = Path(__file__).parents[3] / "matrices" / "qwen2.yaml"
-    for signature in SIGNATURES:
-        for _, setting in signature.settings:
+    for signature in signatures():
+        for setting in signature.settings.values():
             load_matrix(matrix, (setting.replace("=half", "=8"),))
 
 

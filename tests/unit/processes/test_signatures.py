@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from tests.helpers.failure_logs import failure_logs
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause
-from trtllm_pipeline.processes.signatures import SIGNATURES, Signature
+from trtllm_pipeline.processes.signatures import Signature, read_signatures, signatures
 
 INFEASIBLE, USER = FailureClass.INFEASIBLE, FailureClass.USER
 MEMORY, TRANSIENT = FailureClass.OUT_OF_MEMORY, FailureClass.TRANSIENT
@@ -237,7 +239,7 @@ INNOCENT = (
 
 def classify(text: str) -> Signature | None:
     """The signature that says most about `text` by its words alone: of the most particular, the first in it."""
-    found = [(each, match) for each in SIGNATURES if (match := re.search(each.pattern, text, re.MULTILINE))]
+    found = [(each, match) for each in signatures() if (match := re.search(each.pattern, text, re.MULTILINE))]
     return min(found, key=lambda each: (each[0].weight, text.count("\n", 0, each[1].end())), default=(None, None))[0]
 
 
@@ -261,39 +263,58 @@ def test_innocent_words(log: str) -> None:
 
 
 def test_every_signature_has_words_of_its_own_and_a_source() -> None:
-    for signature in SIGNATURES:
+    for signature in signatures():
         assert [classify(words) for words in signature.met] == [signature] * len(signature.met), signature.key
         assert all(signature.source), signature.key
-    assert len({each.key for each in SIGNATURES}) == len(SIGNATURES) >= 40
+    assert len({each.key for each in signatures()}) == len(signatures()) >= 40
 
 
-def test_no_part_of_a_pattern_is_beyond_reach() -> None:
-    """Each alternative at the top level is what finds some of the recorded words, so none can be misspelt unseen."""
+def test_hints_and_settings_name_groups_of_their_patterns() -> None:
+    for signature in signatures():
+        groups = re.compile(signature.pattern).groupindex
+        for text in (signature.hint, *signature.settings.values()):
+            assert set(re.findall(r"\{(\w+)\}", text)) <= set(groups), signature.key
+
+
+ROW = "- {key: a, category: options, failure: user, patterns: x, hint: h, met: x, source: [s]"
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        (f"{ROW}}}\n{ROW}}}", "a: the key is not unique"),
+        (f"{ROW}, setings: {{}}}}", "a: .*unexpected keyword argument 'setings'"),
+        (ROW.replace("failure: user, ", "") + "}", "a: 'failure'"),
+        (ROW.replace("category: options, ", "") + "}", "a: .*missing 1 required .*'category'"),
+        (ROW.replace("user", "users") + "}", "a: 'users' is not a valid FailureClass"),
+        (f"{ROW}, weight: heavy}}", "a: 'HEAVY'"),
+    ],
+)
+def test_a_faulty_row_is_named(tmp_path: Path, rows: str, fault: str) -> None:
+    path = tmp_path / "signatures.yaml"
+    path.write_text(f"phrases: {{}}\nsignatures:\n{rows}\n")
+    with pytest.raises(ValueError, match=rf"signatures\.yaml: {fault}"):
+        read_signatures(path)
+
+
+def test_the_table_is_read_by_the_first_diagnosis_alone() -> None:
+    """Commands that diagnose nothing do not pay for it."""
+    code = (
+        "import sys; from trtllm_pipeline.processes import diagnosis, signatures; "
+        "assert not signatures.signatures.cache_info().currsize and 'yaml' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_each_pattern_finds_recorded_words() -> None:
+    """Each pattern finds some of the recorded words, so a misspelled one shows."""
     texts = [log for log, _, _ in MET]
-    texts += [words for signature in SIGNATURES for words in signature.met]
+    texts += [words for signature in signatures() for words in signature.met]
     texts += [words for _, words in WORDINGS]
     texts += [each.text for each in failure_logs("development")]
-    for signature in SIGNATURES:
-        for part in alternatives(signature.pattern):
+    for signature in signatures():
+        for part in signature.patterns:
             assert any(re.search(part, text, re.MULTILINE) for text in texts), f"{signature.key} never met: {part}"
-
-
-def alternatives(pattern: str) -> list[str]:
-    """What `|` stands between at the top level of a regular expression."""
-    parts, depth, place = [""], 0, 0
-    while place < len(pattern):
-        token = pattern[place]
-        if token == "\\":
-            token = pattern[place : place + 2]
-        elif token == "[":
-            token = pattern[place : pattern.index("]", place + 2) + 1]
-        depth += (token == "(") - (token == ")")
-        place += len(token)
-        if token == "|" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += token
-    return parts
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
 from trtllm_pipeline.execution.order import play
 from trtllm_pipeline.execution.scheduler import Capacity, Event, Instruction, Scheduler
-from trtllm_pipeline.planning.names import duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.wording import duration
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
 from trtllm_pipeline.progress.live import LiveObserver, Picture

@@ -14,7 +14,7 @@ from trtllm_pipeline.domain import CellId, Fingerprint, Scope, StageRunId, Stage
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState
 from trtllm_pipeline.progress import watching
-from trtllm_pipeline.progress.status import MatrixStatus, Took, to_text
+from trtllm_pipeline.progress.cell_status import MatrixStatus, Took, to_text
 
 S = StageStatus
 STAGES = ("build", "perf")

@@ -78,7 +78,7 @@ def test_what_is_there_takes_no_time_so_the_next_time_goes_on(tmp_path: Path) ->
 
 
 def test_precisions_that_no_toolchain_has_are_no_rows() -> None:
-    assert examination.had(["embedded"]) == ["fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq"]
+    assert examination.had(["embedded"]) == ["fp32", "fp16", "bf16", "int8_wo", "int4_wo"]
     assert examination.had(BOTH) == list(PRECISIONS)
     assert set(examination.had(BOTH[1:])) < {*PRECISIONS}
 

@@ -10,12 +10,12 @@ import pytest
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.proof import findings, installed
-from trtllm_pipeline.proof.answers import Agreement
 from trtllm_pipeline.proof.findings import DeepExamination, FindingStatus
 from trtllm_pipeline.proof.installed import InstalledComparison
+from trtllm_pipeline.proof.reference_answers import Agreement
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.text_blocks import as_markdown
-from trtllm_pipeline.toolchains.tensorrt_llm import options
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options
 
 AXES: dict[str, Any] = {"model": "./llama", "toolchain": "tensorrt_llm", "precision": "fp8", "tp": 1, "pp": 1}
 DONE = CellResult(CellId("llama/fp8"), AXES, CellStatus.DONE, log="store/a/log")
@@ -108,8 +108,8 @@ def test_text_and_json() -> None:
     assert data["counts"] == {"verified": 1, "differs": 0, "cannot": 1}
 
 
-def form(**changes: Any) -> options.Form:
-    known = options.load()["trtllm-build"].at("--gemm_plugin", "1.0.0")
+def form(**changes: Any) -> program_options.Form:
+    known = program_options.load()["trtllm-build"].at("--gemm_plugin", "1.0.0")
     assert known is not None
     return replace(known, **changes)
 
@@ -117,10 +117,10 @@ def form(**changes: Any) -> options.Form:
 def test_what_is_another_in_help() -> None:
     recorded = form(kind="str", choices=("a", "b"))
     change = installed._change
-    assert change(recorded, options.Installed(takes_value=True, choices=("b", "a", "None"))) is None
-    assert change(recorded, options.Installed(takes_value=True, choices=None)) is None
-    assert change(recorded, options.Installed(takes_value=False, choices=None)) == "takes no value any more"
-    told = change(recorded, options.Installed(takes_value=True, choices=("a",)))
+    assert change(recorded, program_options.Installed(takes_value=True, choices=("b", "a", "None"))) is None
+    assert change(recorded, program_options.Installed(takes_value=True, choices=None)) is None
+    assert change(recorded, program_options.Installed(takes_value=False, choices=None)) == "takes no value any more"
+    told = change(recorded, program_options.Installed(takes_value=True, choices=("a",)))
     assert told == "takes one of a; recorded: a, b"
 
 

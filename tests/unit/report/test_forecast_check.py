@@ -14,7 +14,7 @@ from tests.unit.execution.test_forecast import cell
 from tests.unit.report.test_writers import row
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.execution.forecast import forecast
-from trtllm_pipeline.planning.needs import GPU, HOST, TIME
+from trtllm_pipeline.planning.estimates import GPU, HOST, TIME
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast, checked
 from trtllm_pipeline.report.report_file import read_report, report_json
 from trtllm_pipeline.report.writers import print_report, to_markdown

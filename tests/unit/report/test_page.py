@@ -16,10 +16,10 @@ from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import HighestRate
-from trtllm_pipeline.planning.names import shared_parts, without
-from trtllm_pipeline.planning.needs import HOST, TIME
+from trtllm_pipeline.planning.estimates import HOST, TIME
+from trtllm_pipeline.planning.wording import shared_parts, without
 from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.compare import compare
+from trtllm_pipeline.report.comparison import compare
 from trtllm_pipeline.report.forecast_check import ForecastCheck, StageForecast
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.measured import Measured, Side

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.helpers import trtllm_cells
-from trtllm_pipeline import flow
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.config.recipe_files import matrices_folder
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.report import plan_difference
 from trtllm_pipeline.report.plan_difference import PlanDifference, StageCount
 from trtllm_pipeline.text_blocks import as_markdown
 
@@ -22,7 +22,7 @@ def machine(release: str, more: str = "") -> str:
 
 
 def compared(new: str, base: str, *sets: str) -> PlanDifference:
-    return flow.compare_plans(Request(MATRIX, sets=sets, assume=machine(new)), machine(base), None)
+    return plan_difference.compare_plans(Request(MATRIX, sets=sets, assume=machine(new)), machine(base), None)
 
 
 def test_the_same_machine_changes_nothing() -> None:
@@ -59,11 +59,11 @@ def test_a_release_without_engines_takes_the_other_backend() -> None:
 def test_cells_that_can_no_longer_work_are_told_with_their_reason() -> None:
     fp8 = "axes.precision=[fp16,fp8]"
     new, base = (f"tensorrt_llm==1.0.0,sm={sm},gpus=1" for sm in (80, 90))
-    lost = flow.compare_plans(Request(MATRIX, sets=(fp8,), assume=new), base, None)
+    lost = plan_difference.compare_plans(Request(MATRIX, sets=(fp8,), assume=new), base, None)
     assert lost.feasible[0] < lost.feasible[1]
     assert {each.change for each in lost.cells} == {"lost"}
     assert all("fp8" in each.cell and each.reason for each in lost.cells)
-    gained = flow.compare_plans(Request(MATRIX, sets=(fp8,), assume=base), new, None)
+    gained = plan_difference.compare_plans(Request(MATRIX, sets=(fp8,), assume=base), new, None)
     assert [(each.cell, each.change) for each in gained.cells] == [(each.cell, "gained") for each in lost.cells]
     assert gained.cells[0].reason == f"before: {lost.cells[0].reason}"
 

@@ -13,12 +13,11 @@ from trtllm_pipeline.bench.result import Goodput, levels_of
 from trtllm_pipeline.domain import CellId, SettingChange, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.loop import Outcome
-from trtllm_pipeline.planning.needs import Estimate
+from trtllm_pipeline.planning.estimates import Estimate
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan, write_plan
 from trtllm_pipeline.planning.stage_status import stage_states
 from trtllm_pipeline.report.rows import CellResult, CellStatus, rows, rows_of
-from trtllm_pipeline.report.writers import client_error_of, to_markdown
 from trtllm_pipeline.store.store import Store
 
 FP16 = fabricated.cell("fp16")
@@ -74,18 +73,6 @@ def test_request_rates_and_goodput() -> None:
     assert levels[2].goodput == Goodput({"ttft": 300}, share=0.75, requests_per_s=1.9)
     row = CellResult(CellId("a"), {}, CellStatus.DONE, levels=levels)
     assert CellResult.from_json(json.loads(json.dumps(row.to_json()))) == row
-
-
-def test_the_clients_own_error_goes_with_its_figures(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = fabricated.plan(FP16)
-    tested = {"ttft_error_ms": {"p50": 0.0094, "p99": 0.019}}
-    monkeypatch.setitem(fabricated.PERF, "client", {"self_test": tested})
-    fabricated.publish_all(store, plan, FP16)
-    made = rows(plan, store)
-    line = "Error of the load client by its self-test: TTFT p50 0.009 ms, p99 0.019 ms"
-    assert client_error_of(made) == line
-    assert line in to_markdown(made)
-    assert client_error_of(()) is None
 
 
 def test_nothing_done_means_none_and_not_zero(store: Store) -> None:

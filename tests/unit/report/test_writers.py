@@ -16,7 +16,7 @@ from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import Goodput, LevelResult
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.planning.names import amount, duration, groups, merged, shared_parts, shorten, without
+from trtllm_pipeline.planning.wording import amount, duration, groups, merged, shared_parts, shorten, without
 from trtllm_pipeline.progress.views import LOOKS, grid
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.report_file import read_report, report_json

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.unit.search.test_search_choice import failed, measured, option
+from tests.unit.search.test_next_cell import failed, measured, option
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.report.measured import Measured
 from trtllm_pipeline.report.rows import CellStatus
 from trtllm_pipeline.search import driver
-from trtllm_pipeline.search.choice import Goals, Option, decide
 from trtllm_pipeline.search.driver import Search, SearchState, WorkloadState
+from trtllm_pipeline.search.next_cell import Goals, Option, decide
 from trtllm_pipeline.text_blocks import as_markdown
 
 OPTIONS = [option(precision, batch) for precision in ("fp16", "fp8") for batch in (1, 2, 4, 8)]

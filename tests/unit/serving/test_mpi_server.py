@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import command_lines, mpi_server
-from trtllm_pipeline.serving.server import Ports
+from trtllm_pipeline.serving.server_process import Ports
 
 PORTS = Ports(8000, 8001, 8002)
 

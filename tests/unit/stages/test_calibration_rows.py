@@ -16,14 +16,14 @@ from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.calibration_rows import MOST, Row, choose, default_set, read_rows, with_true_samples
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
+from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint
 
 BUILT_IN = 64
 
 
-def calibrated(samples: int | None) -> ConvertEmbedded:
-    return ConvertEmbedded(precision="int4_awq", calibration=Selection(samples=samples))
+def calibrated(samples: int | None) -> HuggingFaceCheckpoint:
+    return HuggingFaceCheckpoint(precision="int4_awq", family="llama", calibration=Selection(samples=samples))
 
 
 def rows_file(folder: Path, count: int) -> Path:
@@ -76,7 +76,7 @@ def test_first_rows_that_cannot_be_read_are_found_by_the_plan(
     """Rows behind the first MiB are left to the stage: all of a large file would have to be read for each plan."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     files = {"calibration_data": str(tmp_path / name)}
-    asked = ConvertEmbedded(precision="int4_awq", calibration=Selection(column=column))
+    asked = HuggingFaceCheckpoint(precision="int4_awq", family="llama", calibration=Selection(column=column))
     if said is None:
         assert with_true_samples(asked, files).calibration is not None
         return
@@ -99,7 +99,8 @@ def test_too_few_rows_are_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_a_file_that_is_not_here_yet_is_left_to_the_stage() -> None:
     given = calibrated(8)
     assert with_true_samples(given, {"calibration_data": "hub:some/set/rows.jsonl"}) == given
-    assert with_true_samples(ConvertEmbedded(precision="fp16"), {}) == ConvertEmbedded(precision="fp16")
+    plain = HuggingFaceCheckpoint(precision="fp16", family="llama")
+    assert with_true_samples(plain, {}) == plain
 
 
 def quantizing(toolchain: str, samples: int, release: str) -> tuple[StageRun, list[list[str]]]:

@@ -17,7 +17,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import triton_server
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.params import LaunchEmbedded
 
@@ -43,7 +43,7 @@ class FakeServer:
 
 
 def watch(server: FakeServer) -> set[str]:
-    return launch.watch(cast("triton.TritonProcess", cast("Any", server)), server.ended, os.getppid())
+    return launch.watch(cast("triton_server.TritonProcess", cast("Any", server)), server.ended, os.getppid())
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_signals_set_the_event_and_handlers_come_back() -> None:
 
 def test_fixed_ports_are_kept_and_the_rest_is_free() -> None:
     with socket.socket() as probe:
-        probe.bind((triton.LOOPBACK, 0))
+        probe.bind((triton_server.LOOPBACK, 0))
         port = probe.getsockname()[1]
     ports = launch.ports(LaunchEmbedded(grpc_port=port))
     assert ports.grpc == port
@@ -89,7 +89,7 @@ def test_fixed_ports_are_kept_and_the_rest_is_free() -> None:
 
 def test_a_taken_port_is_named_and_passing() -> None:
     with socket.socket() as other:
-        other.bind((triton.LOOPBACK, 0))
+        other.bind((triton_server.LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 is taken") as error:
@@ -114,8 +114,8 @@ class Dying:
         self.lives = lives
         self.model = model
         monkeypatch.setattr(triton_installation, "find", lambda: None)
-        monkeypatch.setattr(triton, "check", lambda *_args, **_options: None)
-        monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], []))
+        monkeypatch.setattr(triton_server, "check", lambda *_args, **_options: None)
+        monkeypatch.setattr(triton_server, "closing_options", lambda _triton: ([], []))
         monkeypatch.setattr(launch, "start", self.start)
 
     def start(self, _begin: launch.Begin, settings: LaunchEmbedded, ended: threading.Event) -> SimpleNamespace:
@@ -131,7 +131,7 @@ class Dying:
 
         return SimpleNamespace(
             process=SimpleNamespace(poll=lambda: status),
-            ports=triton.Ports(1001, 1002, 1003),
+            ports=triton_server.Ports(1001, 1002, 1003),
             log=Path("server.log"),
             before=out_of_memory.counts(),
             died=lambda: ServerError("ended by SIGSEGV"),
@@ -196,7 +196,7 @@ def test_options_that_this_triton_lacks_are_named(
     dying = Dying(0, monkeypatch)
     found = SimpleNamespace(source="tritonserver 2.30")
     monkeypatch.setattr(triton_installation, "find", lambda: found)
-    monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], ["--http-restricted-api"]))
+    monkeypatch.setattr(triton_server, "closing_options", lambda _triton: ([], ["--http-restricted-api"]))
     dying.run(tmp_path)
     assert "warning: tritonserver 2.30 has no --http-restricted-api" in capsys.readouterr().err
 

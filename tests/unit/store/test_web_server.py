@@ -13,9 +13,9 @@ import pytest
 
 from tests.helpers.signed import publish
 from trtllm_pipeline.errors import RemoteError
-from trtllm_pipeline.store import remote
+from trtllm_pipeline.store import remote_store
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.remote import ArtifactKey, ArtifactTransfer, NotTransferableError, Progress, Remote
+from trtllm_pipeline.store.remote_store import ArtifactKey, ArtifactTransfer, NotTransferableError, Progress, Remote
 from trtllm_pipeline.store.store import Store
 
 FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000}
@@ -96,16 +96,18 @@ def made(tmp_path: Path) -> tuple[Artifact, Artifact]:
     store = Store(tmp_path / "w")
     found = publish(store, "a", FILES), publish(store, "b", {"rank0.engine": "unlike others"})
     with closing(Remote(str(tmp_path / "site"))) as there:
-        pending = remote.compare_to_push(store, there, [ArtifactKey(each.stage, each.fingerprint) for each in found])
-        assert [each.state for each in remote.push(store, there, pending, Progress())] == ["done", "done"]
+        pending = remote_store.compare_to_push(
+            store, there, [ArtifactKey(each.stage, each.fingerprint) for each in found]
+        )
+        assert [each.state for each in remote_store.push(store, there, pending, Progress())] == ["done", "done"]
     return found
 
 
 def pull(store: Store, site: _Site) -> dict[str, ArtifactTransfer]:
     with closing(Remote(f"http://127.0.0.1:{site.server_port}")) as there:
-        found = remote.compare_to_pull(store, there, there.places())
+        found = remote_store.compare_to_pull(store, there, there.places())
         pending = [each for each in found if each.state == "pending"]
-        done = remote.pull(store, there, pending, lambda _: (), Progress())
+        done = remote_store.pull(store, there, pending, lambda _: (), Progress())
         return {each.fingerprint: each for each in (*found, *done) if each.state != "pending"}
 
 
@@ -145,8 +147,8 @@ def test_a_file_that_is_a_lie_is_refused_alone(
 def test_a_server_that_drips_is_given_up(
     site: _Site, made: tuple[Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_SLOW_AFTER_S", 0.0)
-    monkeypatch.setattr(remote, "_SLOWEST_BYTES_S", 10**15)
+    monkeypatch.setattr(remote_store, "_SLOW_AFTER_S", 0.0)
+    monkeypatch.setattr(remote_store, "_SLOWEST_BYTES_S", 10**15)
     with (
         closing(Remote(f"http://127.0.0.1:{site.server_port}")) as there,
         pytest.raises(NotTransferableError, match="bytes per second"),

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
-from trtllm_pipeline.config.recipes import load_recipe, recipe_of_folder, recipes_folder
+from trtllm_pipeline.config.recipe_files import load_recipe, recipe_of_folder, recipes_folder
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.toolchains import companions
 from trtllm_pipeline.toolchains.common_stages import DOWNLOAD
 from trtllm_pipeline.toolchains.tensorrt_llm import needs, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.engine_backend import REPOSITORY
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 
 ADAPTER: dict[str, Any] = {"max_lora_rank": 8, "lora_target_modules": ["attn_q", "attn_v"]}
 

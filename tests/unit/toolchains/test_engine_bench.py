@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, machine
 from tests.standins import releases
 from tests.standins.programs.arguments import parse_group
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBench
 

@@ -41,7 +41,7 @@ def write(folder: Path, release: str, engine: Path, *adapters: Path, **asked: An
         installed,
         engine=engine,
         model=model,
-        asked=EngineRepository(max_batch_size=4, **asked),
+        params=EngineRepository(max_batch_size=4, **asked),
         adapters=adapters,
     )
     return out

@@ -16,8 +16,14 @@ from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import FAILURE_FILE, Stage
 from trtllm_pipeline.stages.calibration_rows import Row, choose, read_rows
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, job, worker
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
+from trtllm_pipeline.toolchains.model_optimizer import (
+    calibration_batches,
+    checkpoint_writer,
+    formats,
+    job,
+    quantization_worker,
+)
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import Layout
 from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, pytorch_backend
 from trtllm_pipeline.toolchains.tensorrt_llm.checkpoint import run_hugging_face
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
@@ -81,20 +87,24 @@ def test_rows_are_drawn_by_seed_and_keep_their_order() -> None:
 
 def test_tokenized_rows_need_no_tokenizer(tmp_path: Path) -> None:
     rows = [Row(tokens=[1, 2, 3]), Row(tokens=[4])]
-    found = calibration.tokenize(tmp_path, rows, Selection(max_length=2))
+    found = calibration_batches.tokenize(tmp_path, rows, Selection(max_length=2))
     assert found == [[1, 2], [4]]
 
 
 def test_the_digest_is_that_of_the_tokens_row_by_row() -> None:
-    digests = {calibration.digest(rows) for rows in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3]], [[12], [3]])}
+    digests = {calibration_batches.digest(rows) for rows in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3]], [[12], [3]])}
     assert len(digests) == 4
-    assert calibration.digest([[1, 2]]) == calibration.digest([(1, 2)])
+    assert calibration_batches.digest([[1, 2]]) == calibration_batches.digest([(1, 2)])
 
 
 def test_batches_hold_neighbours_in_length_the_longest_first() -> None:
     rows = [[0] * length for length in (1, 7, 3, 7, 5)]
-    assert [[len(row) for row in batch] for batch in calibration.batches(rows, 2, padded=True)] == [[7, 7], [5, 3], [1]]
-    alone = [[len(row) for row in batch] for batch in calibration.batches(rows, 3, padded=False)]
+    assert [[len(row) for row in batch] for batch in calibration_batches.batches(rows, 2, padded=True)] == [
+        [7, 7],
+        [5, 3],
+        [1],
+    ]
+    alone = [[len(row) for row in batch] for batch in calibration_batches.batches(rows, 3, padded=False)]
     assert alone == [[7, 7], [5], [3], [1]]
 
 
@@ -108,43 +118,45 @@ def test_batches_hold_neighbours_in_length_the_longest_first() -> None:
 )
 def test_layouts_that_cannot_be_are_refused(layout: Layout, precision: str, said: str) -> None:
     with pytest.raises(StageError, match=said) as caught:
-        checkpoint.check_layout(QWEN2_7B, layout, formats.PRECISIONS[precision])
+        checkpoint_writer.check_layout(QWEN2_7B, layout, formats.PRECISIONS[precision])
     assert caught.value.failure is FailureClass.INFEASIBLE
 
 
 def test_layouts_that_can_be_are_taken() -> None:
     for tp, pp in ((1, 1), (2, 2), (4, 1), (4, 7)):
-        checkpoint.check_layout(QWEN2_7B, Layout(tp, pp), formats.PRECISIONS["int4_awq"])
+        checkpoint_writer.check_layout(QWEN2_7B, Layout(tp, pp), formats.PRECISIONS["int4_awq"])
 
 
 def test_groups_of_scales_are_not_cut() -> None:
     small = {**QWEN2_7B, "num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8}
-    checkpoint.check_layout(small, Layout(8, 1), formats.PRECISIONS["fp8"])
+    checkpoint_writer.check_layout(small, Layout(8, 1), formats.PRECISIONS["fp8"])
     with pytest.raises(
         StageError, match="18944 gives each GPU 2368, which must be a multiple of 128 for int4_awq; tp4 fits"
     ):
-        checkpoint.check_layout(small, Layout(8, 1), formats.PRECISIONS["int4_awq"])
+        checkpoint_writer.check_layout(small, Layout(8, 1), formats.PRECISIONS["int4_awq"])
 
 
 def test_an_architecture_that_would_lose_parts_is_refused() -> None:
     with pytest.raises(StageError, match="FalconForCausalLM") as caught:
-        checkpoint.check_layout({"architectures": ["FalconForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"])
+        checkpoint_writer.check_layout(
+            {"architectures": ["FalconForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"]
+        )
     assert "hugging_face" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("layers", [{"decoder_sparse_step": 2}, {"mlp_only_layers": [0]}])
 def test_a_mixture_with_layers_without_experts_is_refused(layers: dict[str, object]) -> None:
     mixture = {**QWEN2_7B, "architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "mlp_only_layers": []}
-    checkpoint.check_layout(mixture, Layout(1, 1), formats.PRECISIONS["fp8"])
+    checkpoint_writer.check_layout(mixture, Layout(1, 1), formats.PRECISIONS["fp8"])
     with pytest.raises(StageError, match="qwen2_moe with layers that have no experts"):
-        checkpoint.check_layout({**mixture, **layers}, Layout(1, 1), formats.PRECISIONS["fp8"])
+        checkpoint_writer.check_layout({**mixture, **layers}, Layout(1, 1), formats.PRECISIONS["fp8"])
 
 
 def test_awq_of_a_mixture_is_refused_before_it_is_measured() -> None:
-    checkpoint.check_experts({"num_local_experts": 8}, formats.PRECISIONS["fp8"])
-    checkpoint.check_experts({"num_experts": None}, formats.PRECISIONS["int4_awq"])
+    checkpoint_writer.check_experts({"num_local_experts": 8}, formats.PRECISIONS["fp8"])
+    checkpoint_writer.check_experts({"num_experts": None}, formats.PRECISIONS["int4_awq"])
     with pytest.raises(StageError, match="W4A16_AWQ of a mixture of experts"):
-        checkpoint.check_experts({"num_local_experts": 8}, formats.PRECISIONS["int4_awq"])
+        checkpoint_writer.check_experts({"num_local_experts": 8}, formats.PRECISIONS["int4_awq"])
 
 
 @pytest.mark.parametrize(
@@ -152,19 +164,19 @@ def test_awq_of_a_mixture_is_refused_before_it_is_measured() -> None:
 )
 def test_what_would_be_written_wrongly_is_refused(architecture: str, model_type: str) -> None:
     config = {**QWEN2_7B, "architectures": [architecture]}
-    checkpoint.check_layout(config, Layout(1, 1), formats.PRECISIONS["fp8"])
+    checkpoint_writer.check_layout(config, Layout(1, 1), formats.PRECISIONS["fp8"])
     with pytest.raises(StageError, match=f"{model_type} .* fp16, bf16, fp8") as caught:
-        checkpoint.check_layout(config, Layout(1, 1), formats.PRECISIONS["int4_awq"])
+        checkpoint_writer.check_layout(config, Layout(1, 1), formats.PRECISIONS["int4_awq"])
     assert caught.value.failure is FailureClass.INFEASIBLE
-    assert checkpoint.unwritten(model_type, "fp8") is None
-    assert checkpoint.unwritten(model_type, "int4_awq") is not None
+    assert checkpoint_writer.unwritten(model_type, "fp8") is None
+    assert checkpoint_writer.unwritten(model_type, "int4_awq") is not None
 
 
 def test_gpt2_is_read_by_its_own_keys() -> None:
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768}
-    checkpoint.check_layout(config, Layout(4, 2), formats.PRECISIONS["fp8"])
+    checkpoint_writer.check_layout(config, Layout(4, 2), formats.PRECISIONS["fp8"])
     with pytest.raises(StageError, match="12 attention heads"):
-        checkpoint.check_layout(config, Layout(8, 1), formats.PRECISIONS["fp8"])
+        checkpoint_writer.check_layout(config, Layout(8, 1), formats.PRECISIONS["fp8"])
 
 
 def test_cache_precisions() -> None:
@@ -183,7 +195,7 @@ def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     work = context(Checkpoint, {"precision": "fp8", "family": "llama"}, {"model": tmp_path}, {}, tmp_path, tmp_path)
     with pytest.raises(StageError) as caught:
-        worker.run(work)
+        quantization_worker.run(work)
     assert caught.value.failure is FailureClass.USER
     assert caught.value.hint == "pip install 'trtllm-pipeline[quantize]'"
 

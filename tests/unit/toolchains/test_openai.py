@@ -17,7 +17,7 @@ from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.params import LaunchOpenAi
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.openai import command
 from trtllm_pipeline.toolchains.openai.server import argv, settled
 

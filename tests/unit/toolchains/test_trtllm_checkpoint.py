@@ -21,7 +21,7 @@ from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains import files
+from trtllm_pipeline.toolchains import passed_files as files
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, dataset, engine
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, EngineCheck

@@ -9,8 +9,8 @@ from tests.helpers.trtllm_cells import settings_of
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.toolchains.tensorrt_llm import memory
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import infeasible
 
 GIB = 1 << 30
@@ -239,17 +239,17 @@ def test_the_installed_builder_decides_on_options() -> None:
 
 def test_cache_of_a_token() -> None:
     shape = Shape.of(QWEN2_7B)
-    assert memory.kv_bytes_per_token(shape, 2.0, 1, 1) == 2 * 28 * 4 * 128 * 2
-    assert memory.kv_bytes_per_token(shape, 1.0, 2, 2) == 2 * 14 * 2 * 128
-    assert memory.kv_bytes_per_token(shape, 2.0, 4, 1) == memory.kv_bytes_per_token(shape, 2.0, 28, 1)
+    assert model_shape.kv_bytes_per_token(shape, 2.0, 1, 1) == 2 * 28 * 4 * 128 * 2
+    assert model_shape.kv_bytes_per_token(shape, 1.0, 2, 2) == 2 * 14 * 2 * 128
+    assert model_shape.kv_bytes_per_token(shape, 2.0, 4, 1) == model_shape.kv_bytes_per_token(shape, 2.0, 28, 1)
 
 
 def test_weights_of_a_gpu() -> None:
     shape = Shape.of(QWEN2_7B)
-    assert memory.weights_bytes(shape, "fp16", 1, 1) == 7_615_616_512 * 2
-    assert memory.weights_bytes(shape, "fp16", 4, 2) == 7_615_616_512 * 2 // 8
+    assert model_shape.weights_bytes(shape, "fp16", 1, 1) == 7_615_616_512 * 2
+    assert model_shape.weights_bytes(shape, "fp16", 4, 2) == 7_615_616_512 * 2 // 8
     embeddings = 152064 * 3584
-    assert memory.weights_bytes(shape, "fp8", 1, 1) == 7_615_616_512 - embeddings + 2 * embeddings
+    assert model_shape.weights_bytes(shape, "fp8", 1, 1) == 7_615_616_512 - embeddings + 2 * embeddings
 
 
 def test_weights_that_a_recipe_does_not_count_are_estimated() -> None:

@@ -39,7 +39,7 @@ class Installed:
         config.write_text(config.read_text().replace(RELEASE, release))
         installed = TensorRTLLM(release, templates=str(standin.install(self.folder, release)))
         asked = load(EngineRepository, {"max_batch_size": 4, **params})
-        frontends.write_engine(out, installed, engine=self.engine, model=self.model, asked=asked)
+        frontends.write_engine(out, installed, engine=self.engine, model=self.model, params=asked)
         return {path.parent.name: model_config.read(path) for path in out.glob("*/config.pbtxt")}
 
     def fill_llmapi(self, **params: Any) -> tuple[dict[str, Any], Any]:
@@ -47,7 +47,7 @@ class Installed:
         out.mkdir()
         installed = TensorRTLLM("1.2.0", templates=str(standin.install(self.folder, "1.2.0")))
         asked = load(WeightsRepository, {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512, **params})
-        frontends.write_llmapi(out, installed, model=self.model, asked=asked)
+        frontends.write_llmapi(out, installed, model=self.model, params=asked)
         model = out / "tensorrt_llm"
         return yaml.safe_load((model / "1" / "model.yaml").read_text()), model_config.read(model / "config.pbtxt")
 
@@ -239,7 +239,7 @@ def test_without_templates(installed: Installed, tmp_path: Path) -> None:
     asked = EngineRepository(max_batch_size=4)
     with pytest.raises(StageError, match=r"all_models\) of TensorRT-LLM 0.16.0 were not found") as error:
         frontends.write_engine(
-            tmp_path, TensorRTLLM(RELEASE), engine=installed.engine, model=installed.model, asked=asked
+            tmp_path, TensorRTLLM(RELEASE), engine=installed.engine, model=installed.model, params=asked
         )
     assert "TENSORRT_LLM_TEMPLATES" in str(error.value.hint)
     with pytest.raises(StageError, match="has no templates for preprocessing, tensorrt_llm"):
@@ -249,7 +249,7 @@ def test_without_templates(installed: Installed, tmp_path: Path) -> None:
             tmp_path,
             tmp_path / "out",
             model=tmp_path,
-            asked=WeightsRepository(max_batch_size=1, max_seq_len=2, max_num_tokens=2),
+            params=WeightsRepository(max_batch_size=1, max_seq_len=2, max_num_tokens=2),
             release="0.12.0",
         )
 
@@ -261,7 +261,7 @@ def test_a_folder_that_is_no_engine(installed: Installed, tmp_path: Path) -> Non
             TensorRTLLM(RELEASE),
             engine=installed.model,
             model=installed.model,
-            asked=EngineRepository(max_batch_size=4),
+            params=EngineRepository(max_batch_size=4),
         )
 
 
@@ -390,5 +390,5 @@ def test_an_engine_of_another_release_fails_the_stage(installed: Installed) -> N
     newer = TensorRTLLM("0.18.0", templates=str(standin.install(installed.folder, "0.18.0")))
     with pytest.raises(StageError, match=r"TRT407 engine-release: .* was built by 0.16.0, but 0.18.0 will serve it"):
         frontends.write_engine(
-            out, newer, engine=installed.engine, model=installed.model, asked=EngineRepository(max_batch_size=4)
+            out, newer, engine=installed.engine, model=installed.model, params=EngineRepository(max_batch_size=4)
         )

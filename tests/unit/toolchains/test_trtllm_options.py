@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.toolchains.tensorrt_llm import options
-from trtllm_pipeline.toolchains.tensorrt_llm.options import Installed, check_extra, known, parse_help, render
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options
+from trtllm_pipeline.toolchains.tensorrt_llm.program_options import Installed, check_extra, known, parse_help, render
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, convert_script, parse
 
 BUILD = "trtllm-build"
@@ -70,8 +70,8 @@ def test_options_are_dated_by_candidates(name: str) -> None:
     (problem,) = check_extra("trtllm-serve", "1.3.0rc6", {name: "auto"})
     assert "it exists from 1.3.0rc7 on" in problem
     assert check_extra("trtllm-serve", "1.3.0rc7", {name: "auto"}) == ()
-    assert options.accepts("trtllm-serve", "1.3.0rc20", "--backend", "tensorrt")
-    assert not options.accepts("trtllm-serve", "1.3.0rc21", "--backend", "tensorrt")
+    assert program_options.accepts("trtllm-serve", "1.3.0rc20", "--backend", "tensorrt")
+    assert not program_options.accepts("trtllm-serve", "1.3.0rc21", "--backend", "tensorrt")
 
 
 def test_scripts_moved_in_0_20() -> None:
@@ -206,7 +206,7 @@ def test_several_values_where_one_is_taken(tool: str, extra: dict[str, Any], pro
 
 
 def test_the_table_is_read_once() -> None:
-    assert options.load() is options.load()
+    assert program_options.load() is program_options.load()
 
 
 # ------------------------------------------------------------------------------------------------------------- --help

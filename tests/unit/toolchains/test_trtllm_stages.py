@@ -31,9 +31,10 @@ from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.stages.params import key
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.common_stages import PERF
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, options
+from trtllm_pipeline.toolchains.tensorrt_llm import backends
+from trtllm_pipeline.toolchains.tensorrt_llm import program_options as options
 
 SERVED = ["launch", "smoke", "perf", "accuracy"]
 FP8_CACHE = {"quantize.kv_cache_precision": "fp8"}
@@ -470,12 +471,12 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
         (
             cell("fp8"),
             machine(more=",examples=no,model_optimizer=no"),
-            "there are no example scripts of TensorRT-LLM, and Model Optimizer is not installed",
+            "the example scripts of TensorRT-LLM are missing, and Model Optimizer is not installed",
         ),
         (
             cell("int4_awq", recipe={"family": "mixtral", "num_experts": 8}),
             machine(more=",examples=no"),
-            "mixtral in int4_awq: there are no example scripts of TensorRT-LLM, and Model Optimizer writes mixtral in fp16",
+            "mixtral in int4_awq: the example scripts of TensorRT-LLM are missing, and Model Optimizer writes mixtral in fp16",
         ),
         (
             cell(tp=2),

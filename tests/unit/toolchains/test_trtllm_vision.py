@@ -66,7 +66,7 @@ def test_a_repository_with_images_has_the_release_s_ensemble_for_them(tmp_path: 
     out = tmp_path / "out"
     out.mkdir()
     frontends.write_engine(
-        out, installed, engine=engine, model=model, asked=EngineRepository(max_batch_size=2), visual=visual
+        out, installed, engine=engine, model=model, params=EngineRepository(max_batch_size=2), visual=visual
     )
     configs = {path.parent.name: model_config.read(path) for path in out.glob("*/config.pbtxt")}
     assert sorted(configs) == sorted(vision.MODELS)
@@ -87,6 +87,6 @@ def test_a_release_without_templates_for_images_is_refused(tmp_path: Path) -> No
             installed,
             engine=engine,
             model=model,
-            asked=EngineRepository(max_batch_size=2),
+            params=EngineRepository(max_batch_size=2),
             visual=tmp_path / "v",
         )

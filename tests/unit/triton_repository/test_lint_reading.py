@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
 from trtllm_pipeline.triton_repository.model_config import ModelConfigError, Placeholder
 
 

@@ -12,12 +12,12 @@ import pytest
 from tests.contexts import context
 from tests.helpers.trtllm_cells import machine
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.hosting.target import ServeTarget
+from trtllm_pipeline.hosting.serve_target import ServeTarget
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchParams
-from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains import catalog as toolchains
 from trtllm_pipeline.toolchains.embedded import repository as embedded
 from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, launching, llmapi

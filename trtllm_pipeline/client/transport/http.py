@@ -1,19 +1,19 @@
 """HTTP/1.1 for measurements: one keep-alive connection that passes on every part of a body with its time of arrival.
 
 httpx took 250 µs of processor time per streamed event: above about 60 streams of 20 events a second, the client was
-slower than the server. This module implements only what generate and chat endpoints need. Whatever a peer sends results
-in a response or an HttpError, within the limits below.
-Source of the framing: RFC 9112, sections 4 to 7.
+slower than the server. Here httptools parses, and this module adds limits. Whatever a peer sends results in a response or
+an HttpError.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpResponseParser
 
 from trtllm_pipeline.client.transport import ProtocolError
 from trtllm_pipeline.client.transport.timestamped_socket import (
@@ -23,14 +23,8 @@ from trtllm_pipeline.client.transport.timestamped_socket import (
 )
 
 MAX_HEAD_BYTES: Final = 1 << 16
-"""Limit for the header of a response with the interim responses before it, and for its trailer."""
+"""Limit for everything but the body: the header with the interim responses before it, chunk sizes, and the trailer."""
 MAX_FIELDS: Final = 256
-MAX_LINE_BYTES: Final = 1 << 12
-"""Limit for a chunk size line."""
-
-_STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?", re.ASCII)
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)
 
 
 class HttpError(ProtocolError):
@@ -57,156 +51,101 @@ class Parser:
         """Whether another request may follow on this connection."""
         self._sink = sink
         self._max_bytes = max_bytes
-        self._rest = b""
-        self._take: Callable[[int, bytes, int], int] = self._head
-        self._head_bytes = 0
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._fields: dict[bytes, list[bytes]] = {}
+        self._count = 0
+        self._idle_bytes = 0
         self._body_bytes = 0
-        self._left = 0
         self._to_the_end = False
 
     def feed(self, now_ns: int, data: bytes) -> None:
-        """One read."""
+        """Parse one read."""
+        if self._parser is None:  # complete, and no further response was requested
+            self.keep_alive = False
+            return
         self.began, self.latest_ns = True, now_ns
-        buffer = self._rest + data if self._rest else data
-        at = 0
-        while not self.complete and at < len(buffer) and (taken := self._take(now_ns, buffer, at)):
-            at += taken
-        self._rest = buffer[at:]
-        if self.complete and self._rest:  # nobody asked for more
-            self.keep_alive, self._rest = False, b""
+        before = self._body_bytes
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            if error.__context__ is not None:  # raised by a callback
+                raise error.__context__ from None
+            if not self.complete:
+                what = "invalid" if self._parser.get_status_code() else "not an"
+                raise HttpError(f"{what} HTTP response: {error}: {data[:40]!r}") from None
+            self.keep_alive = False
+        if self.complete:
+            self._parser = None  # they refer to each other
+        elif self._body_bytes > before:
+            self._idle_bytes = 0
+        else:
+            self._idle_bytes += len(data)
+            if self._idle_bytes > MAX_HEAD_BYTES:
+                place = "trailer or a chunk size" if self.status else "header"
+                raise HttpError(f"the response {place} exceeds {MAX_HEAD_BYTES} bytes")
 
     def end(self, reason: str) -> None:
         """The connection is closed."""
         if self._to_the_end:
             self.complete = True
         elif not self.complete:
-            where = f"after {self._body_bytes - self._left} bytes of the body" if self.status else "in the header"
+            where = f"after {self._body_bytes} bytes of the body" if self.status else "in the header"
             raise HttpError(f"the connection closed in the middle of the response: {where}" if self.began else reason)
 
-    # Each of these parses one piece of `buffer` at `at` and returns its length; 0 means that more bytes are needed.
+    # Called by httptools. An HttpError raised here is the context of the HttpParserError of `feed_data`.
 
-    def _head(self, now_ns: int, buffer: bytes, at: int) -> int:
-        if not b"HTTP/1.".startswith(buffer[at : at + 7]):
-            raise HttpError(f"not an HTTP response: {buffer[at : at + 40]!r}")
-        end = buffer.find(b"\r\n\r\n", at)
-        if self._head_bytes + (len(buffer) if end < 0 else end) - at > MAX_HEAD_BYTES:
-            raise HttpError(f"the response header exceeds {MAX_HEAD_BYTES} bytes")
-        if end < 0:
-            return 0
-        first, *lines = buffer[at:end].decode("latin-1").split("\r\n")
-        match = _STATUS_LINE.fullmatch(first)
-        if match is None:
-            raise HttpError(f"not an HTTP response: {first[:40]!r}")
-        fields, status = _fields(lines), int(match[2])
-        taken = end + 4 - at
-        self._head_bytes += taken
+    def on_message_begin(self) -> None:
+        """A message starts. After the response, it is one that was not requested."""
+        self.keep_alive = self.keep_alive and not self.complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One field of the header or the trailer."""
+        self._count += 1
+        if self._count > MAX_FIELDS:
+            raise HttpError(f"the response has more than {MAX_FIELDS} header fields")
+        self._fields.setdefault(name.lower(), []).append(value)
+
+    def on_headers_complete(self) -> None:
+        """The header is complete. Interim responses are skipped."""
+        if self.complete:
+            return
+        assert self._parser is not None
+        fields, status = self._fields, self._parser.get_status_code()
+        self._fields = {}
         if status == 101:
             raise HttpError("the server switches to another protocol without being asked to")
         if status < 200:
-            return taken
-        self.status, self.headers_ns = status, now_ns
-        self.keep_alive = match[1] == "1" and "close" not in _listed(fields, "connection")
-        self._expect_body(fields)
-        return taken
-
-    def _expect_body(self, fields: Mapping[str, list[str]]) -> None:
-        encodings, codings = _listed(fields, "content-encoding"), _listed(fields, "transfer-encoding")
+            return
+        self.status, self.headers_ns, self.keep_alive = status, self.latest_ns, self._parser.should_keep_alive()
+        encodings, codings = _listed(fields, b"content-encoding"), _listed(fields, b"transfer-encoding")
         if encodings - {"identity"}:
             raise HttpError(f"the body is encoded as {', '.join(sorted(encodings))}, which was not requested")
         if codings - {"chunked"}:
             raise HttpError(f"the transfer-encoding is {', '.join(sorted(codings))}, expected chunked")
-        if codings:
-            self._take = self._size
-        elif self.status in {204, 304}:
-            self.complete = True
-        elif lengths := _listed(fields, "content-length"):
-            (length,) = lengths if len(lengths) == 1 else ("",)
-            if not (length.isascii() and length.isdigit()) or len(length) > 18:
-                raise HttpError(
-                    f"the content-length is {', '.join(sorted(lengths))[:40]!r}, expected a number of bytes"
-                )
-            self._expect(int(length))
-            self._take, self.complete = self._length, not self._left
-        else:
-            self._to_the_end, self.keep_alive, self._take = True, False, self._everything
+        lengths = fields.get(b"content-length")
+        if lengths is not None:
+            self._check_size(int(lengths[0]))
+        self._to_the_end = lengths is None and not codings and status not in {204, 304}
 
-    def _expect(self, count: int) -> None:
-        """Expect `count` more bytes of the body."""
-        self._left = count
-        self._body_bytes += count
-        if self._body_bytes > self._max_bytes:
-            raise HttpError(f"the body has {self._body_bytes} bytes; the limit is {self._max_bytes}")
+    def on_body(self, part: bytes) -> None:
+        """One part of the body."""
+        self._body_bytes += len(part)
+        self._check_size(self._body_bytes)
+        self._sink(self.latest_ns, part)
 
-    def _size(self, _now_ns: int, buffer: bytes, at: int) -> int:
-        end = _line_end(buffer, at, MAX_LINE_BYTES, "the chunk size line")
-        if end < 0:
-            return 0
-        match = _SIZE.fullmatch(buffer, at, end)
-        if match is None:
-            raise HttpError(f"the chunk size is {buffer[at : min(end, at + 40)]!r}, expected hexadecimal digits")
-        self._expect(int(match[1], 16))
-        self._take = self._chunk if self._left else self._trailer
-        return end + 2 - at
+    def on_message_complete(self) -> None:
+        """The response is complete, unless it was an interim one."""
+        self.complete = self.status > 0
 
-    def _chunk(self, now_ns: int, buffer: bytes, at: int) -> int:
-        if self._left:
-            return self._part(now_ns, buffer, at)
-        if not b"\r\n".startswith(buffer[at : at + 2]):
-            raise HttpError("a chunk is longer than its size")
-        if len(buffer) < at + 2:
-            return 0
-        self._take = self._size
-        return 2
-
-    def _trailer(self, _now_ns: int, buffer: bytes, at: int) -> int:
-        end = _line_end(buffer, at, MAX_HEAD_BYTES - self._head_bytes, "the trailer")
-        if end < 0:
-            return 0
-        self._head_bytes += end + 2 - at
-        self.complete = end == at
-        return end + 2 - at
-
-    def _length(self, now_ns: int, buffer: bytes, at: int) -> int:
-        taken = self._part(now_ns, buffer, at)
-        self.complete = not self._left
-        return taken
-
-    def _everything(self, now_ns: int, buffer: bytes, at: int) -> int:
-        self._expect(len(buffer) - at)
-        return self._part(now_ns, buffer, at)
-
-    def _part(self, now_ns: int, buffer: bytes, at: int) -> int:
-        """Pass on the available part of the expected bytes."""
-        part = buffer[at : at + self._left]
-        self._left -= len(part)
-        self._sink(now_ns, part)
-        return len(part)
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise HttpError(f"the body has {size} bytes; the limit is {self._max_bytes}")
 
 
-def _fields(lines: list[str]) -> dict[str, list[str]]:
-    """Values of each header field by its lower-case name."""
-    if len(lines) > MAX_FIELDS:
-        raise HttpError(f"the answer has {len(lines)} header fields; the limit is {MAX_FIELDS}")
-    fields: dict[str, list[str]] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not _NAME.fullmatch(name) or any(each in value for each in "\r\n\0"):
-            raise HttpError(f"invalid header line: {line[:40]!r}")
-        fields.setdefault(name.lower(), []).append(value.strip(" \t"))
-    return fields
-
-
-def _listed(fields: Mapping[str, list[str]], name: str) -> set[str]:
-    """The members of a list-valued field, in lower case."""
-    return {part for value in fields.get(name, ()) for each in value.split(",") if (part := each.strip(" \t").lower())}
-
-
-def _line_end(buffer: bytes, at: int, limit: int, what: str) -> int:
-    """End of the line at `at`; -1 if it is not complete yet."""
-    end = buffer.find(b"\r\n", at)
-    if (len(buffer) if end < 0 else end) - at > limit:
-        raise HttpError(f"{what} exceeds {limit} bytes")
-    return end
+def _listed(fields: Mapping[bytes, list[bytes]], name: bytes) -> set[str]:
+    """Return the members of a list-valued field, in lower case."""
+    values = b",".join(fields.get(name, ())).decode("latin-1").lower().split(",")
+    return {part for each in values if (part := each.strip(" \t"))}
 
 
 def request_head(method: str, path: str, authority: str, size: int, headers: Mapping[str, str] | None = None) -> bytes:

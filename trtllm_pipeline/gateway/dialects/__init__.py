@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.gateway.dialects.base import (
+from trtllm_pipeline.gateway.dialects.deepseek import DeepSeek, DeepSeekV31
+from trtllm_pipeline.gateway.dialects.dialect import (
     PLAIN,
     Dialect,
     DialectError,
@@ -26,7 +27,6 @@ from trtllm_pipeline.gateway.dialects.base import (
     Turn,
     special_markers,
 )
-from trtllm_pipeline.gateway.dialects.deepseek import DeepSeek, DeepSeekV31
 from trtllm_pipeline.gateway.dialects.harmony import Harmony
 from trtllm_pipeline.gateway.dialects.json_calls import Granite, Hermes, Phi
 from trtllm_pipeline.gateway.dialects.llama import Llama, Llama4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.gateway.dialects.base import Dialect, Object
+from trtllm_pipeline.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Emit, Reader, Steps
 
 _CALLS: Final = "<｜tool▁calls▁begin｜>"

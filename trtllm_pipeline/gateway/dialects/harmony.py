@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from trtllm_pipeline.chat import Chat
-from trtllm_pipeline.gateway.dialects.base import Dialect, Object
+from trtllm_pipeline.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Content, Reader, Reasoning, Steps
 
 _BODY: Final = "<|message|>"

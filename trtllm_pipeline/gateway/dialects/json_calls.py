@@ -6,7 +6,7 @@ import json
 from typing import Any, ClassVar
 
 from trtllm_pipeline.chat import Chat
-from trtllm_pipeline.gateway.dialects.base import Dialect, Object
+from trtllm_pipeline.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.gateway.dialects.parsing import Reader, Steps
 
 

@@ -8,7 +8,7 @@ import string
 from typing import Any, Final
 
 from trtllm_pipeline.chat import Chat
-from trtllm_pipeline.gateway.dialects.base import Object
+from trtllm_pipeline.gateway.dialects.dialect import Object
 from trtllm_pipeline.gateway.dialects.json_calls import JsonCalls
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Reader, Steps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar, Final
 
-from trtllm_pipeline.gateway.dialects.base import Dialect, Object
+from trtllm_pipeline.gateway.dialects.dialect import Dialect, Object
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Emit, Reader, Steps
 
 _TYPES: Final[dict[str, tuple[type, ...]]] = {

@@ -29,18 +29,17 @@ from trtllm_pipeline.bench.result import TRITON_GAUGES, LevelResult, MetricDefin
 from trtllm_pipeline.domain import CellId, Scope
 from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.fingerprint import fingerprint
-from trtllm_pipeline.planning.names import count, duration, shared_parts, without
+from trtllm_pipeline.planning.wording import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.compare import Comparison
+from trtllm_pipeline.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.report.compare_writers import of_page
+from trtllm_pipeline.report.comparison import Comparison
 from trtllm_pipeline.report.forecast_check import ForecastCheck
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.report_file import METRICS
 from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.report.workloads import label_of, shortened, words, workloads
 from trtllm_pipeline.report.writers import (
     CONDITIONS_IN_FULL,
-    client_error_of,
     conditions_of,
     failures_of,
     lengths_of,
@@ -124,7 +123,6 @@ def to_html(
         rows=rows,
         symbols=_SYMBOLS,
         failures=failures_of(rows),
-        tested=client_error_of(rows),
         conditions=[*_models(rows), *conditions_of(rows, CONDITIONS_IN_FULL)],
         compared=None if comparison is None else Markup(as_html(of_page(comparison))),  # noqa: S704 - escaped there
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],

@@ -22,7 +22,7 @@ from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
-from trtllm_pipeline.toolchains.files import link
+from trtllm_pipeline.toolchains.passed_files import link
 
 SCHEMA: Final = 1
 PROOF_FILE: Final = "build.json"

@@ -1,4 +1,4 @@
-"""How long the embedded toolchain's stages take of a model's size, in seconds: see `toolchains/durations.py`."""
+"""How long the embedded toolchain's stages take of a model's size, in seconds: see `toolchains/time_estimates.py`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.toolchains.durations import READ, token_s
 from trtllm_pipeline.toolchains.embedded.needs import weights_bytes
-from trtllm_pipeline.toolchains.embedded.params import CALIBRATED
-from trtllm_pipeline.toolchains.tensorrt_llm import memory
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
+from trtllm_pipeline.toolchains.time_estimates import READ, token_s
 
 _CONVERT_PER_GB: Final = 7.0
-_CALIBRATE_PER_GB: Final = 300.0
 """Of 16-bit weights, on one CPU."""
 _PROOF_TOKENS: Final = 8
 
 
-def converting(cell: Cell, machine: Machine) -> float:
-    """Reading, encoding and writing; calibration computes on all CPUs."""
-    weights = memory.weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) / 1e9
-    calibrating = _CALIBRATE_PER_GB / max(1, machine.cpus) if cell.precision in CALIBRATED else 0.0
-    return weights * (_CONVERT_PER_GB + calibrating)
+def converting(cell: Cell, _machine: Machine) -> float:
+    """Reading, encoding and writing."""
+    return _CONVERT_PER_GB * model_shape.weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) / 1e9
 
 
 def building(cell: Cell, machine: Machine) -> float:

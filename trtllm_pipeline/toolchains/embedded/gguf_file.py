@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,9 +24,6 @@ from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.tokenizer import read_tokenizer as load_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.calibration_rows import default_set
-from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.embedded import calibration
 from trtllm_pipeline.toolchains.embedded.architecture import (
     EMBEDDING,
     HEAD,
@@ -36,7 +33,7 @@ from trtllm_pipeline.toolchains.embedded.architecture import (
     tensors,
 )
 from trtllm_pipeline.toolchains.embedded.models.text import BYTE_TOKEN, byte_level_alphabet
-from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, ConvertEmbedded
+from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, GgufPrecision, blocks_do_not_fit, encode
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
@@ -65,14 +62,6 @@ def convert(context: StageContext[ConvertEmbedded], config: ModelConfig, weights
     plans = plan_tensors(folder, config, weights, precision)
     tokenizer = read_tokenizer(folder, config)
 
-    importance, calibrated = None, None
-    if name in CALIBRATED:
-        importance = _calibrate(context, folder, config, weights)
-        calibrated = {"samples": importance.samples, "tokens": importance.tokens}
-        print(  # noqa: T201 - the stage's log
-            f"calibrated on {importance.tokens} tokens after {time.monotonic() - started:.1f} s", flush=True
-        )
-
     target = context.out / MODEL_FILE
     writer = gguf.GGUFWriter(str(target), config.architecture)
     _add_metadata(writer, config, tokenizer, precision)
@@ -88,8 +77,7 @@ def convert(context: StageContext[ConvertEmbedded], config: ModelConfig, weights
     total = sum(math.prod(plan.shape) for plan in plans)
     done = 0
     for plan in plans:
-        found = None if importance is None else importance.mean_square.get(plan.source)
-        writer.write_tensor_data(_load(plan, weights, found))
+        writer.write_tensor_data(_load(plan, weights))
         done += math.prod(plan.shape)
         context.progress(done, total, "parameters")
     writer.close()
@@ -103,7 +91,7 @@ def convert(context: StageContext[ConvertEmbedded], config: ModelConfig, weights
             "embedding": precision.embedding.name,
             "group_size": precision.group_size,
             "bits_per_weight": round(8 * target.stat().st_size / total, 3),
-            "calibration": calibrated,
+            "calibration": None,
         },
         "kv_cache_precision": "fp16",
         "parameters": total,
@@ -177,28 +165,18 @@ def _declare(writer: gguf.GGUFWriter, plan: TensorPlan) -> None:
     writer.add_tensor_info(plan.name, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=plan.kind)
 
 
-def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | None) -> NDArray[Any]:
+def _load(plan: TensorPlan, weights: Weights) -> NDArray[Any]:
     values = weights[plan.source]
     if plan.rotated_heads:
         values = permute(values, plan.rotated_heads)
     try:
-        return encode(values, plan.kind, importance)
+        return encode(values, plan.kind)
     except StageError as error:
         raise _named(plan, error) from error
 
 
 def _named(plan: TensorPlan, error: StageError) -> StageError:
     return StageError(f"{plan.source}: {error.message}", failure=error.failure, hint=error.hint)
-
-
-def _calibrate(
-    context: StageContext[ConvertEmbedded], folder: Path, config: ModelConfig, weights: Weights
-) -> calibration.Importance:
-    selection = context.params.calibration or Selection()
-    selection = replace(selection, max_length=min(selection.max_length, config.max_position_embeddings))
-    texts = calibration.read_texts(context.files.get("calibration_data") or default_set(), selection.column)
-    samples = calibration.tokenize(folder, texts, selection)
-    return calibration.calibrate(config, weights, samples, lambda done, total: context.progress(done, total, "layers"))
 
 
 @dataclass(frozen=True, slots=True)

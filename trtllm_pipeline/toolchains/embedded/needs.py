@@ -9,8 +9,8 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Needs
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, CONTEXT_STEP
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token
+from trtllm_pipeline.toolchains.embedded.params import CONTEXT_STEP
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token
 
 _BITS: Final = {"fp32": (32.0, 32.0), "fp16": (16.0, 16.0), "bf16": (16.0, 16.0), "int8_wo": (8.5, 8.5)}
 _FOUR_BITS: Final = (4.5, 8.5)
@@ -23,9 +23,6 @@ _LOADED: Final = 6
 """Bytes of each weight of the tensor that is converted: as it is stored, and as float32."""
 _ENCODED: Final = {"fp16": 2, "bf16": 6}
 """What is added to that by what it becomes; blocks are encoded a few rows at a time."""
-_CALIBRATED_TOKENS: Final = 2048
-_ROWS, _ROW_TOKENS = 64, 100
-"""Of the built-in calibration set."""
 _RUNTIME: Final = 41_000_000
 """Python with llama.cpp, before weights."""
 _VOCABULARY: Final = 114
@@ -61,27 +58,13 @@ def runtime_bytes(cell: Cell) -> int:
 
 
 def converting(cell: Cell, _machine: Machine) -> Needs:
-    """The largest tensor twice or three times, the vocabulary, and for calibration a layer and its activations."""
+    """The largest tensor two or three times, and the vocabulary."""
     shape = Shape.of(cell.recipe)
     hidden, inner = shape.hidden_size, shape.intermediate_size
     table = shape.vocab_size * hidden
     work = max(table, hidden * inner) * (_LOADED + _ENCODED.get(cell.precision, 0))
-    if cell.precision in CALIBRATED:
-        states = _calibration_tokens(cell) * hidden * 4
-        layer = 4 * shape.layer_weights // shape.num_hidden_layers
-        work = states + max(work, layer + 4 * _CALIBRATED_TOKENS * (5 * inner + 8 * hidden))
     host = _CONVERTER + _CONVERTED_TOKEN * shape.vocab_size + work
     return Needs(host=host, leaves=weights_bytes(shape, cell.precision))
-
-
-def _calibration_tokens(cell: Cell) -> int:
-    """All tokens that are calibrated on, at most."""
-    asked = cell.settings["quantize"]["calibration"]
-    assert isinstance(asked, dict)
-    own = not str(asked.get("data", "")).startswith("builtin:")
-    most, length = (512, int(str(asked["max_length"]))) if own else (_ROWS, _ROW_TOKENS)
-    samples = asked.get("samples")
-    return length * (min(most, samples) if isinstance(samples, int) else most)
 
 
 def building(cell: Cell, _machine: Machine) -> Needs:

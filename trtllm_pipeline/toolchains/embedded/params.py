@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from trtllm_pipeline.stages.params import ITSELF, Param, Parameters, Selection
+from trtllm_pipeline.stages.params import Param, Parameters
 from trtllm_pipeline.stages.repository_settings import TextModels
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
@@ -13,8 +13,7 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 """Class name in `config.json` -> name of the architecture in a GGUF file."""
-PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
-CALIBRATED: Final = ("int4_awq",)
+PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo")
 CONTEXT_STEP: Final = 256
 """llama.cpp rounds the context of a slot up to a multiple of this."""
 
@@ -24,7 +23,6 @@ class ConvertEmbedded(Parameters):
     """Parameters of the convert stage."""
 
     precision: Annotated[str, Param("precision of the weights", choices=PRECISIONS)]
-    calibration: Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,7 @@
 """The precisions of the embedded toolchain, and rows of weights turned into GGUF blocks.
 
 The block formats are GGML's and so is the code that fills them: llama.cpp's shared library, which the runtime brings along,
-exports GGML's public `ggml_quantize_chunk`. It takes, where there is one, the importance of each input channel, and then
-chooses scales and codes that keep the importance-weighted squared error small.
+exports GGML's public `ggml_quantize_chunk`.
 """
 
 from __future__ import annotations
@@ -51,19 +50,15 @@ PRECISIONS: Final[Mapping[str, GgufPrecision]] = {
     "fp16": GgufPrecision(_T.F16, _T.F16),
     "bf16": GgufPrecision(_T.BF16, _T.BF16),
     "int8_wo": GgufPrecision(_T.Q8_0, _T.Q8_0),
-    # Both 4-bit ones take 4.5 bits a value. Round to nearest on an even grid, the embedded namesake of weight-only int4:
+    # 4.5 bits a value, rounded to nearest on an even grid.
     "int4_wo": GgufPrecision(_T.Q4_0, _T.Q8_0),
-    # Activation-aware: a grid that is denser near zero, and rounding weighted by the mean square of each input channel over a
-    # calibration set. It answers the observation of AWQ (arXiv 2306.00978) that a few channels matter most with weighting,
-    # as llama.cpp's importance matrices do, instead of with rescaled channels.
-    "int4_awq": GgufPrecision(_T.IQ4_NL, _T.Q8_0),
 }
 
 
-def encode(values: Array, kind: GGMLQuantizationType, importance: Array | None = None) -> NDArray[Any]:
+def encode(values: Array, kind: GGMLQuantizationType) -> NDArray[Any]:
     """`values` (rows, columns) in the form of `kind`: floats of the same shape, or uint8 blocks (rows, bytes).
 
-    `importance` (columns,) weighs the rounding error of each column. Raises StageError where values have no such form.
+    Raises StageError if the values do not fit this form.
     """
     if kind == _T.F32:
         return np.ascontiguousarray(values, dtype=np.float32)
@@ -72,7 +67,7 @@ def encode(values: Array, kind: GGMLQuantizationType, importance: Array | None =
     if kind == _T.F16:
         largest = float(np.abs(values).max(initial=0.0))
         if largest > np.finfo(np.float16).max:
-            hint = "use precision bf16, fp32, int8_wo or int4_awq"
+            hint = "use precision bf16, fp32, int8_wo or int4_wo"
             raise _infeasible(f"a weight of {largest:g} does not fit fp16, which ends at 65504", hint)
         return values.astype(np.float16)
     if kind == _T.BF16:
@@ -82,15 +77,13 @@ def encode(values: Array, kind: GGMLQuantizationType, importance: Array | None =
     if columns % block:
         raise blocks_do_not_fit(columns, kind)
     source = np.ascontiguousarray(values, dtype=np.float32)
-    weights = None if importance is None else np.ascontiguousarray(importance, dtype=np.float32)
     output = np.empty((rows, columns // block * block_bytes), dtype=np.uint8)
     quantize_chunk = _ggml_quantize_chunk()
 
     tables = (source.ctypes.data, output.ctypes.data)
-    weighing = None if weights is None else weights.ctypes.data
 
     def run(first: int, count: int) -> int:
-        return int(quantize_chunk(int(kind), *tables, first * columns, count, columns, weighing))
+        return int(quantize_chunk(int(kind), *tables, first * columns, count, columns, None))
 
     # ctypes lets go of the interpreter lock, so threads do run side by side.
     workers = max(1, min(cpu_count(), rows // 64))

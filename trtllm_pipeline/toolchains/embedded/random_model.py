@@ -134,8 +134,7 @@ def _write_tokenizer(out: Path) -> Tokenizer:
     """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from trtllm_pipeline.stages.calibration_rows import default_set
-    from trtllm_pipeline.toolchains.embedded.calibration import read_texts
+    from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -146,7 +145,7 @@ def _write_tokenizer(out: Path) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(read_texts(default_set()), trainer)
+    tokenizer.train_from_iterator((str(row.text) for row in read_rows(default_set())), trainer)
     tokenizer.save(str(out / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

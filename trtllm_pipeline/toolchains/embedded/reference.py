@@ -1,5 +1,5 @@
-"""A plain numpy forward pass of the converted architectures, layer by layer: what the converter calibrates with, and what
-`pipeline doctor --deep` compares servers with.
+"""A plain numpy forward pass of the converted architectures, layer by layer. `pipeline doctor --deep` compares
+servers with it.
 
 Single precision matrix products, double precision where sums are long (norms, softmax). Weights go by their Hugging Face
 names, so the same code runs on a model folder and, through `benchmarks/fidelity.py`, on a converted file.
@@ -22,8 +22,6 @@ Array = NDArray[np.float32]
 POSITIONS: Final = "model.embed_positions.weight"
 """Learned positions, (positions, hidden_size), of models that have them."""
 HEAD_BIAS: Final = HEAD.replace("weight", "bias")
-Observer = Callable[[str, Array], None]
-"""Called with the name of a projection and its input, shape (..., in_features), before it is applied."""
 
 
 def layer_weights(weights: Mapping[str, Array], index: int) -> dict[str, Array]:
@@ -38,13 +36,10 @@ def layer(
     states: Array,
     rotation: tuple[Array, Array],
     past: tuple[Array, Array] | None = None,
-    observe: Observer | None = None,
 ) -> tuple[Array, tuple[Array, Array]]:
     """One transformer layer: the new states (batch, tokens, hidden_size), and keys and values including `past`'s."""
 
     def linear(name: str, inputs: Array) -> Array:
-        if observe is not None:
-            observe(name, inputs)
         # One product of two matrices: numpy would loop over a batch of them.
         output: Array = (inputs.reshape(-1, inputs.shape[-1]) @ weights[f"{name}.weight"].T).reshape(
             *inputs.shape[:-1], -1

@@ -17,10 +17,9 @@ from trtllm_pipeline.files.model_parts import CONVERTED, ModelPart
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.packages import version_of
 from trtllm_pipeline.stages.base import Stage, StageContext
-from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.catalog import Toolchain
 from trtllm_pipeline.toolchains.common_stages import (
     ACCURACY,
     DOWNLOAD,
@@ -35,7 +34,6 @@ from trtllm_pipeline.toolchains.common_stages import (
 from trtllm_pipeline.toolchains.embedded import durations, needs
 from trtllm_pipeline.toolchains.embedded.params import (
     ARCHITECTURES,
-    CALIBRATED,
     PRECISIONS,
     BuildEmbedded,
     ConvertEmbedded,
@@ -43,7 +41,7 @@ from trtllm_pipeline.toolchains.embedded.params import (
 )
 
 _READ: Final = CONVERTED | {ModelPart.TOKENIZER}
-_READ_IN_CHATS: Final = _READ | {ModelPart.CHAT_TEMPLATE}
+"""A GGUF file includes the vocabulary."""
 _OWN_SETTINGS: Final = {
     # section -> what this toolchain has of it, () for all but the options of TensorRT-LLM's programs
     "quantize": (),
@@ -91,7 +89,8 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
     if family is not None and family not in ARCHITECTURES.values():
         return f"family {family}: the embedded toolchain converts {', '.join(ARCHITECTURES.values())}"
     if cell.precision not in PRECISIONS:
-        return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}"
+        instead = "; for 4 bits use int4_wo" if cell.precision == "int4_awq" else ""
+        return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}{instead}"
     if cell.settings["quantize"]["kv_cache_precision"] not in {None, "fp16"}:
         return f"settings.quantize.kv_cache_precision {cell.settings['quantize']['kv_cache_precision']}: only fp16 here"
     if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
@@ -100,27 +99,6 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         frontend = cell.settings["serve"]["frontend"]
         return f"settings.serve.frontend {frontend}: the embedded toolchain serves with Triton"
     return None
-
-
-def _convert(cell: Cell) -> ConvertEmbedded:
-    calibration = cell.settings["quantize"]["calibration"] if cell.precision in CALIBRATED else None
-    return load(ConvertEmbedded, {"precision": cell.precision, "calibration": calibration})
-
-
-def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
-    """A GGUF file has the vocabulary in it; a chat template is for calibration texts alone."""
-    calibration = cell.settings["quantize"]["calibration"]
-    assert isinstance(calibration, dict)
-    chats = cell.precision in CALIBRATED and calibration["chat_template"]
-    return {"model": _READ_IN_CHATS if chats else _READ}
-
-
-def _convert_files(cell: Cell) -> Mapping[str, str]:
-    if cell.precision not in CALIBRATED:
-        return {}
-    calibration = cell.settings["quantize"]["calibration"]
-    assert isinstance(calibration, dict)
-    return {"calibration_data": str(calibration["data"])}
 
 
 def _serving_takes(cell: Cell, machine: Machine) -> Resources:
@@ -138,12 +116,9 @@ CONVERT = Stage(
     summary="turn a Hugging Face folder into a GGUF checkpoint, quantizing as asked",
     program="trtllm_pipeline.toolchains.embedded.convert:run",
     inputs={"model": "download"},
-    parts=_convert_reads,
+    parts=lambda _cell: {"model": _READ},
     params=ConvertEmbedded,
-    read=_convert,
-    file_names=("calibration_data",),
-    files=_convert_files,
-    settle=with_true_samples,
+    read=lambda cell: load(ConvertEmbedded, {"precision": cell.precision}),
     section="quantize",
     identity=("gguf", "xllamacpp"),
     expected_s=1.0,

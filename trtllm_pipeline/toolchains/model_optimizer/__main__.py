@@ -29,4 +29,4 @@ if __name__ == "__main__":
     _make_importable()
     from trtllm_pipeline import worker
 
-    sys.exit(worker.main([*sys.argv[1:], "trtllm_pipeline.toolchains.model_optimizer.worker:run"]))
+    sys.exit(worker.main([*sys.argv[1:], "trtllm_pipeline.toolchains.model_optimizer.quantization_worker:run"]))

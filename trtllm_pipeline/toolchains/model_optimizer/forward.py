@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.calibration_rows import Tokens
-from trtllm_pipeline.toolchains.model_optimizer import memory
-from trtllm_pipeline.toolchains.model_optimizer.calibration import batches
+from trtllm_pipeline.toolchains.model_optimizer import calibration_memory
+from trtllm_pipeline.toolchains.model_optimizer.calibration_batches import batches
 
 if TYPE_CHECKING:
     import torch
@@ -80,12 +80,12 @@ class CalibrationLoop:
             _forward(decoder, batch, blank)
             return True
         except RuntimeError as error:
-            if not memory.is_out_of_memory(error):
+            if not calibration_memory.is_out_of_memory(error):
                 raise
         return False
 
     def _halve(self, rows: int, length: int) -> None:
-        memory.release()
+        calibration_memory.release()
         if rows == 1:
             raise StageError(
                 f"calibration ran out of memory on a single row of {length} tokens",

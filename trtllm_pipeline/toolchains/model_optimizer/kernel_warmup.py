@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.stages.calibration_rows import Tokens
-from trtllm_pipeline.toolchains.model_optimizer import forward, memory
+from trtllm_pipeline.toolchains.model_optimizer import calibration_memory, forward
 from trtllm_pipeline.toolchains.model_optimizer.formats import WeightPrecision
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def rehearsal(
         first: list[list[int]] = []
         if rows:
             longest = max(map(len, rows))
-            size = batch_size or memory.fitting_rows(layer, longest, searches=precision.searches)
+            size = batch_size or calibration_memory.fitting_rows(layer, longest, searches=precision.searches)
             first = [[0] * len(row) for row in sorted(rows, key=len, reverse=True)[:size]]
             forward.run_unmeasured(layer.base_model, first)
         configuration = copy.deepcopy(quantizer.result())
@@ -74,7 +74,7 @@ def _attempt(rehearse: Callable[[Any], None], layer: Any) -> None:
     except Exception as error:  # noqa: BLE001 - the stage works without
         _tell(error)
     del layer
-    memory.release()
+    calibration_memory.release()
 
 
 def _device(folder: Path) -> torch.device | None:

@@ -15,8 +15,8 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import Group
 from trtllm_pipeline.processes.secrets import without_secrets
 from trtllm_pipeline.serving.command_lines import Ports
-from trtllm_pipeline.serving.server import Server
-from trtllm_pipeline.serving.triton import reached_at
+from trtllm_pipeline.serving.server_process import Server
+from trtllm_pipeline.serving.triton_server import reached_at
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import LaunchOpenAi, LaunchParams

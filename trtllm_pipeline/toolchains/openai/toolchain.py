@@ -25,7 +25,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import DownloadParams, LaunchOpenAi, PerfParams, SmokeParams, load
 from trtllm_pipeline.toolchains import tiles
-from trtllm_pipeline.toolchains.base import EMBEDDED, OPENAI, SERVERS, Toolchain
+from trtllm_pipeline.toolchains.catalog import EMBEDDED, OPENAI, SERVERS, Toolchain
 from trtllm_pipeline.toolchains.common_stages import (
     ACCURACY,
     DOWNLOAD,
@@ -38,12 +38,12 @@ from trtllm_pipeline.toolchains.common_stages import (
     planned_ports,
     rule,
 )
-from trtllm_pipeline.toolchains.durations import source_bytes
 from trtllm_pipeline.toolchains.embedded import toolchain as embedded
 from trtllm_pipeline.toolchains.embedded.params import PRECISIONS as GGUF_PRECISIONS
 from trtllm_pipeline.toolchains.openai import command
 from trtllm_pipeline.toolchains.openai.command import GGUF, KNOWN
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
+from trtllm_pipeline.toolchains.time_estimates import source_bytes
 
 ASKED_FOR_S: Final = 2.0
 """Time limit for a server that runs already, when a plan asks its version."""

@@ -1,4 +1,4 @@
-"""What the two backends of TensorRT-LLM have in common: how a checkpoint is made, what identifies the software, its size."""
+"""Shared by the two backends of TensorRT-LLM: making a checkpoint, identity of the software, memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, ENGINES
+from trtllm_pipeline.toolchains.catalog import DRAFTER, ENGINES
 from trtllm_pipeline.toolchains.common_stages import exclusive, launch
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FORM
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import FORM
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, prequantized, program_options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed, script
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, NONE
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
@@ -82,7 +82,7 @@ def expert_parallel(cell: Cell) -> int | None:
 
 
 def checkpoint_params(cell: Cell) -> dict[str, Any]:
-    """What makes a checkpoint of a cell. Neither batch size nor lengths are among it."""
+    """The settings that determine a cell's checkpoint. Neither batch size nor lengths do."""
     return {
         "family": cell.recipe["family"],
         "precision": prequantized.computed(cell.precision, cell.recipe),
@@ -100,21 +100,21 @@ def calibration_data(cell: Cell) -> Mapping[str, str]:
 
 
 def has_own_calibration_data(cell: Cell) -> bool:
-    """Whether a matrix names the text to calibrate on."""
+    """True if a matrix names the text to calibrate on."""
     return calibration(cell).get("data") != DEFAULT_DATA
 
 
 def calibration(cell: Cell) -> Mapping[str, Json]:
     """Settings of the rows that activation ranges are measured on."""
-    found = cell.settings["quantize"]["calibration"]
-    assert isinstance(found, dict)
-    return found
+    setting = cell.settings["quantize"]["calibration"]
+    assert isinstance(setting, dict)
+    return setting
 
 
 def quantizes_by_script(cell: Cell, machine: Machine) -> bool:
-    """Whether the release's quantize.py makes a checkpoint, and not our worker."""
-    there = cell.toolchain == ENGINES and script(machine, QUANTIZE_SCRIPT) is not None
-    return there and commands.calibrates_as_told(installed(machine).release)
+    """True if the release's quantize.py makes the checkpoint, and not our worker."""
+    present = cell.toolchain == ENGINES and script(machine, QUANTIZE_SCRIPT) is not None
+    return present and commands.calibrates_as_told(installed(machine).release)
 
 
 def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
@@ -131,11 +131,11 @@ def one_gpu(_cell: Cell, _machine: Machine) -> Resources:
 
 
 def all_visible(_context: StageContext[Any]) -> None:
-    """Nobody says how many of them hold the model."""
+    """The number of GPUs that hold the model is unknown."""
 
 
 def ranks_of(folder: Path | None) -> int | None:
-    """The ranks of a checkpoint or an engine; None where it does not say, or there is none to build."""
+    """The ranks of a checkpoint or an engine. None if it does not record them, or if nothing is built."""
     if folder is None:
         return None
     config = Fields.read_optional(folder, "config.json")
@@ -159,7 +159,7 @@ def identity(machine: Machine) -> dict[str, Json]:
 
 
 def _checkpoint_makers(machine: Machine) -> str:
-    """What makes engines' checkpoints: the release's scripts, Model Optimizer, or each some."""
+    """The makers of engines' checkpoints: the release's scripts, Model Optimizer, or both."""
     scripts = machine.tensorrt_llm is not None and machine.tensorrt_llm.examples is not None
     if machine.tensorrt_llm and scripts and commands.calibrates_as_told(machine.tensorrt_llm.release):
         return "scripts"
@@ -167,7 +167,7 @@ def _checkpoint_makers(machine: Machine) -> str:
 
 
 def _templates(machine: Machine) -> str | None:
-    """What the installed Triton templates hold: people edit them. None without any."""
+    """Digest of the installed Triton templates, because people edit them. None without any."""
     folder = machine.tensorrt_llm.templates if machine.tensorrt_llm else None
     if folder is None or machine.assumed:
         return None if folder is None else ASSUMED
@@ -181,7 +181,7 @@ def _folder_digest(folder: str) -> str:
 
 
 def frontend(cell: Cell) -> dict[str, Any]:
-    """What answers, and the options that are its own."""
+    """The frontend, and its own options."""
     # A repository is the same with either front end of Triton.
     if in_triton(cell):
         return {"frontend": FRONTEND_TRITON, "options": None}
@@ -199,13 +199,13 @@ def quantizing_python(machine: Machine) -> str:
 
 
 def quantizing_lacks(machine: Machine) -> str | None:
-    """What our quantization worker lacks on a machine, or None."""
-    found = machine.model_optimizer
-    if found is None:
+    """The requirement of our quantization worker that a machine lacks, or None."""
+    model_optimizer = machine.model_optimizer
+    if model_optimizer is None:
         return f"Model Optimizer is not installed: {probe.QUANTIZING_VARIABLE} names a Python that has trtllm-pipeline[quantize]"
-    if found != ASSUMED and not at_least(found, LEAST_MODEL_OPTIMIZER):
+    if model_optimizer != ASSUMED and not at_least(model_optimizer, LEAST_MODEL_OPTIMIZER):
         return (
-            f"Model Optimizer {found} is older than {LEAST_MODEL_OPTIMIZER}: {probe.QUANTIZING_VARIABLE} names a Python "
+            f"Model Optimizer {model_optimizer} is older than {LEAST_MODEL_OPTIMIZER}: {probe.QUANTIZING_VARIABLE} names a Python "
             "that has trtllm-pipeline[quantize]"
         )
     return None
@@ -223,22 +223,24 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
 
     `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
-    found, frontend = installed(machine), str(cell.settings["serve"]["frontend"])
+    installation, frontend = installed(machine), str(cell.settings["serve"]["frontend"])
     if frontend == FRONTEND_TRITON_OPENAI and (reason := _without_openai(cell, machine)):
         return f"settings.serve.frontend {frontend}: {reason}"
     for name, value in cell.settings["repository"].items():
-        # A default says nothing, here or where it has an effect.
+        # A default is left out.
         if name not in read[frontend] and name not in _OF_EVERY_STAGE and value not in (None, {}, DEFAULTS.get(name)):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
     if cell.toolchain == ENGINES and (reason := _without_mpirun(cell, machine)):
         return reason
     if not in_triton(cell):
-        if found.serve is None:
-            return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
+        if installation.serve is None:
+            return f"settings.serve.frontend {frontend}: TensorRT-LLM {installation.release} here has no trtllm-serve"
         given = cell.settings["serve"]["options"]
         assert isinstance(given, dict)
-        asked = options.help_for(machine, given, found.serve, *commands.serve_subcommand(found.release))
-        problems = options.check_extra("trtllm-serve", found.release, given, asked)
+        help_text = program_options.help_for(
+            machine, given, installation.serve, *commands.serve_subcommand(installation.release)
+        )
+        problems = program_options.check_extra("trtllm-serve", installation.release, given, help_text)
         return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
     if cell.settings["serve"]["options"]:
         return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
@@ -247,8 +249,10 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     in_backend = cell.toolchain == ENGINES and cell.settings["repository"]["triton_backend"] in (None, BACKEND)
     if in_backend and BACKEND not in machine.triton.backends:
         return f"Triton here has no backend {BACKEND}; an image of NVIDIA with TensorRT-LLM has it"
-    if found.templates is None:
-        return "the Triton templates of the release (all_models) were not found; `pipeline doctor` says where they are looked for"
+    if installation.templates is None:
+        return (
+            "the Triton templates of the release (all_models) were not found; `pipeline doctor` shows the search path"
+        )
     return None
 
 
@@ -270,8 +274,8 @@ def _without_openai(cell: Cell, machine: Machine) -> str | None:
 
 def openai_program(machine: Machine) -> str:
     """Path of the `main.py` of Triton's OpenAI front end; where images have it, for a machine that is assumed."""
-    found = machine.triton.openai if machine.triton else None
-    return found or str(triton_installation.CONTAINER_BINARY.parents[1] / triton_installation.OPENAI_PROGRAM)
+    value = machine.triton.openai if machine.triton else None
+    return value or str(triton_installation.CONTAINER_BINARY.parents[1] / triton_installation.OPENAI_PROGRAM)
 
 
 def _without_mpirun(cell: Cell, machine: Machine) -> str | None:

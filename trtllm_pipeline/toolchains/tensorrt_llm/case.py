@@ -9,9 +9,9 @@ from typing import Any, Final
 from trtllm_pipeline.domain import USUAL_KV_SHARE, Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized, speculation, vision
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.catalog import ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, prequantized, program_options, speculation, vision
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import CONVERTED, Drafting, drafting
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
@@ -20,7 +20,7 @@ _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a rule looks at. Nothing is run or read."""
+    """The input of a rule. No program is run and no file is read."""
 
     cell: Cell
     machine: Machine
@@ -34,7 +34,7 @@ class Case:
     build: Mapping[str, Json]
     """Options of trtllm-build that a matrix gives."""
     installed_help: str | None
-    """What the installed `trtllm-build --help` prints, where there is one to ask."""
+    """Output of the installed `trtllm-build --help`, if it is installed."""
 
     @staticmethod
     def of(cell: Cell, machine: Machine, installed: TensorRTLLM, installed_help: str | None) -> Case:
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def precision(self) -> str:
-        """What the cell's weights are in memory: of those taken as they are, what their files say."""
+        """Precision of the cell's weights in memory. For weights used as they are, by their files."""
         return prequantized.computed(self.cell.precision, self.cell.recipe)
 
     @property
@@ -69,8 +69,8 @@ class Case:
     @property
     def heads(self) -> str | None:
         """The heads that become part of its checkpoint."""
-        found = self.drafting
-        return found.method if found is not None and found.method in CONVERTED else None
+        draft = self.drafting
+        return draft.method if draft is not None and draft.method in CONVERTED else None
 
     @property
     def shown(self) -> str:
@@ -84,14 +84,14 @@ class Case:
 
     @property
     def attention(self) -> commands.ContextAttention:
-        """What trtllm-build is asked for."""
+        """The request to trtllm-build."""
         return commands.context_attention(
             self.release, precision=self.precision, kv=self.kv, sm=self.sm, extra=self.build
         )
 
     @property
     def paged_context_fmha(self) -> bool:
-        """Whether the engine will have it: the builder turns it off where its own conditions are not met."""
+        """True if the engine will have it: the builder turns it off if its own conditions are not met."""
         return self.attention.paged and commands.builder_keeps_paged(
             precision=self.precision, kv=self.kv, extra=self.build
         )
@@ -102,22 +102,22 @@ class Case:
         return bool(self.cell.settings["serve"]["frontend"] != "trtllm_serve")
 
     def switch(self, name: str) -> bool | None:
-        """What a matrix says of a switch of trtllm-build, None where it says nothing."""
-        return options.switched(self.build, name)
+        """A matrix's value of a switch of trtllm-build. None if it has none."""
+        return program_options.switched(self.build, name)
 
     def option(self, name: str, default: Json = None) -> Json:
         """The value that a matrix gives an option of trtllm-build."""
         return self.build.get(name, self.build.get(f"--{name}", default))
 
     def repository(self, name: str) -> Any:
-        """A setting of the Triton repository, None where the release's own holds."""
+        """A setting of the Triton repository. None for the release's default."""
         return self.cell.settings["repository"].get(name)
 
 
 def kv_cache(cell: Cell) -> str | None:
     """How the KV cache of a cell is quantized, None for not at all.
 
-    Beside weights taken as they are, files of Model Optimizer mostly ask the PyTorch runtime for an FP8 cache; engines of
+    With weights used as they are, files of Model Optimizer mostly ask the PyTorch runtime for an FP8 cache; engines of
     them have the model's own.
     """
     precision = cell.precision
@@ -130,52 +130,52 @@ def kv_share(cell: Cell) -> float:
     """The share of the memory that is left, which the KV cache of each engine of a cell takes: what its settings say, or
     less than usual where something else comes into the same memory.
     """
-    asked = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
-    if isinstance(asked, (int, float)):
-        return asked
-    found = drafting(cell)
-    if found is not None and found.method == "draft":
+    setting = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
+    if isinstance(setting, (int, float)):
+        return setting
+    draft = drafting(cell)
+    if draft is not None and draft.method == "draft":
         return speculation.SHARE
     return vision.SHARE if vision.sees(cell) else USUAL_KV_SHARE
 
 
 def kept_weights(cell: Cell) -> float:
     """The share of its weights that an engine keeps on the GPU in Triton and in run.py: all, unless it is built to stream them."""
-    asked = cell.settings["repository"].get("gpu_weights_percent")
-    streams = cell.toolchain == ENGINES and options.switched(build_options(cell), "weight_streaming")
-    return float(asked) if streams and isinstance(asked, (int, float)) else 1.0
+    setting = cell.settings["repository"].get("gpu_weights_percent")
+    streams = cell.toolchain == ENGINES and program_options.switched(build_options(cell), "weight_streaming")
+    return float(setting) if streams and isinstance(setting, (int, float)) else 1.0
 
 
 def splits_prompts(cell: Cell) -> bool:
-    """Whether a prompt may take several forward passes."""
+    """True if a prompt may take several forward passes."""
     return cell.settings["repository"]["enable_chunked_context"] is True
 
 
 def num_tokens(cell: Cell) -> int:
     """Tokens of one forward pass over all requests."""
-    asked = cell.settings["build"]["max_num_tokens"]
-    if isinstance(asked, int):
-        return asked
+    setting = cell.settings["build"]["max_num_tokens"]
+    if isinstance(setting, int):
+        return setting
     tokens = commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
     return max(tokens, least_tokens(cell))
 
 
 def gathers_logits(cell: Cell) -> bool:
-    """Whether its engine gives logits of every token of a prompt."""
-    asked = build_options(cell)
-    return any(options.switched(asked, f"gather_{which}_logits") for which in ("context", "all_token"))
+    """True if its engine returns logits of every token of a prompt."""
+    value = build_options(cell)
+    return any(program_options.switched(value, f"gather_{which}_logits") for which in ("context", "all_token"))
 
 
 def least_tokens(cell: Cell) -> int:
-    """The least tokens of a forward pass for what the cell's engine drafts; 0 where nothing is drafted.
+    """Minimum tokens of a forward pass for the cell's drafted tokens. 0 without drafting.
 
     With a draft model, a prompt is all that was answered so far too.
     """
-    found = drafting(cell)
-    if found is None:
+    draft = drafting(cell)
+    if draft is None:
         return 0
-    least = found.least_tokens(cell.max_batch_size)
-    return max(least, cell.isl + cell.osl) if found.method == "draft" and not splits_prompts(cell) else least
+    least = draft.least_tokens(cell.max_batch_size)
+    return max(least, cell.isl + cell.osl) if draft.method == "draft" and not splits_prompts(cell) else least
 
 
 def build_options(cell: Cell) -> dict[str, Json]:

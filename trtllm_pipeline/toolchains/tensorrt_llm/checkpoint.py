@@ -1,7 +1,7 @@
 """The end of the quantize and convert stages: a checkpoint that is whole and is what was asked for.
 
-The release's example scripts or Model Optimizer have filled the folder by now. The result is looked at before anybody
-builds from it or serves it: a program that was killed, or that took another layout than it was told, must not cost an hour
+The release's example scripts or Model Optimizer have filled the directory by now. The result is looked at before anybody
+builds from it or serves it: a program that was killed, or that used another parallelism, must not cost an hour
 in the next stage.
 
 Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
@@ -34,7 +34,7 @@ REQUIRED: Final = (
 )
 """Keys of config.json without which nothing can be built."""
 STATED_FILE: Final = "hf_quant_config.json"
-"""How Model Optimizer says what it did to a Hugging Face folder."""
+"""How Model Optimizer says what it did to a Hugging Face directory."""
 _UNQUANTIZED: Final = (None, "", "NO_QUANT")
 _MIXED: Final = "MIXED_PRECISION"
 """Algorithm of a checkpoint whose layers were given one each, as an option of quantize.py asks for."""
@@ -66,10 +66,10 @@ def run_hugging_face(context: StageContext[HuggingFaceCheckpoint]) -> None:
 
 
 def check_stated(folder: Path) -> Mapping[str, Any]:
-    """What hf_quant_config.json says of a Hugging Face folder that Model Optimizer quantized; of any other, nothing.
+    """The quantization in hf_quant_config.json of a Hugging Face directory from Model Optimizer. Empty for any other.
 
     The PyTorch runtime reads that file and knows nothing of Model Optimizer in config.json: without it the weights would be
-    taken for unquantized ones. Raises StageError where they would.
+    taken for unquantized ones. Raises StageError in that case.
     """
     config = Fields.read(folder, "config.json").fields("quantization_config")
     stated = Fields.read_optional(folder, STATED_FILE).fields("quantization")
@@ -85,14 +85,14 @@ def check_stated(folder: Path) -> Mapping[str, Any]:
 
 
 def check_unquantized(folder: Path) -> None:
-    """Raise StageError for a Hugging Face folder whose weights are quantized: it would be served as that.
+    """Raise StageError for a Hugging Face directory whose weights are quantized: it would be served as that.
 
-    A plan looks at this before anything is fetched, where a hub can be reached then.
+    A plan checks this before anything is fetched, if a hub can be reached.
     """
-    found = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
-    if found is not None:
+    weights = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
+    if weights is not None:
         raise StageError(
-            f"{folder}: the weights are quantized already, {found.said}; expected unquantized ones",
+            f"{folder}: the weights are quantized already, {weights.said}; expected unquantized ones",
             failure=FailureClass.INFEASIBLE,
             hint="use precision as_is, or name the model's unquantized repository",
         )
@@ -101,7 +101,7 @@ def check_unquantized(folder: Path) -> None:
 def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[str, Any]:
     """The config.json of a checkpoint that has every rank of tp x pp, each file as long as its header says.
 
-    Of a mixture of experts in a layout with expert parallelism `ep`, also that.
+    For a mixture of experts with expert parallelism `ep`, also that.
 
     Raises StageError naming what is missing or differs.
     """
@@ -113,8 +113,8 @@ def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[s
         raise StageError(f"{path}: {', '.join(missing)} is missing")
     fields.fields("quantization")
     mapping = fields.fields("mapping").values
-    asked = {"world_size": tp * pp, "tp_size": tp, "pp_size": pp, "moe_ep_size": ep or 1}
-    for name, value in asked.items():
+    expected = {"world_size": tp * pp, "tp_size": tp, "pp_size": pp, "moe_ep_size": ep or 1}
+    for name, value in expected.items():
         if mapping.get(name, 1) != value:
             raise StageError(
                 f"{path}: mapping.{name} is {mapping.get(name, 1)}, expected {value} for {layout_name(tp, pp, ep)}"
@@ -131,22 +131,22 @@ def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[s
 
 
 def check_precision(
-    path: Path, quantization: Mapping[str, Any], asked: Checkpoint | HuggingFaceCheckpoint | EngineBuild
+    path: Path, quantization: Mapping[str, Any], params: Checkpoint | HuggingFaceCheckpoint | EngineBuild
 ) -> None:
-    """Raise StageError where `quantization`, of the file at `path`, has other algorithms than the parameters `asked` for."""
-    precision, cache = asked.precision, asked.kv_cache_precision
+    """Raise StageError if `quantization`, of the file at `path`, has other algorithms than `params` requests."""
+    precision, cache = params.precision, params.kv_cache_precision
     known = PRECISIONS.get(precision)
     algorithm = known.algorithm if known else None
-    if not isinstance(asked, HuggingFaceCheckpoint) and asked.quantization is not None:
-        algorithm = FORMS[asked.quantization].algorithm
+    if not isinstance(params, HuggingFaceCheckpoint) and params.quantization is not None:
+        algorithm = FORMS[params.quantization].algorithm
     wanted = {
         "quant_algo": (precision, algorithm),
         "kv_cache_quant_algo": (f"a KV cache of {cache}", kv_cache_algorithm(cache)),
     }
     for name, (what, expected) in wanted.items():
-        found = quantization.get(name)
-        if not _agree(found, expected):
-            raise StageError(f"{path}: {name} is {found}, expected {expected} for {what}")
+        value = quantization.get(name)
+        if not _agree(value, expected):
+            raise StageError(f"{path}: {name} is {value}, expected {expected} for {what}")
 
 
 def _agree(found: Any, expected: str | None) -> bool:

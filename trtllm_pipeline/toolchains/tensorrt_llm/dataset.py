@@ -1,4 +1,4 @@
-"""A calibration set as TensorRT-LLM's quantize.py reads one: a folder that `datasets` loads, with a column `text`.
+"""A calibration set as TensorRT-LLM's quantize.py reads one: a directory that `datasets` loads, with a column `text`.
 
 A small program of its own, which runs before quantize.py on the same job file.
 """
@@ -23,7 +23,7 @@ _TAKEN: Final = ("cnn_dailymail", "scienceqa", "science_qa")
 
 
 def folder(context: StageContext[Any]) -> Path:
-    """Where an attempt's calibration set lies."""
+    """Directory of an attempt's calibration set."""
     return context.attempt / "calibration"
 
 
@@ -40,9 +40,9 @@ def run(context: StageContext[Checkpoint]) -> None:
 
 
 def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
-    """Write the selected rows of the file `data` as text into the folder `output`; returns how many.
+    """Write the selected rows of the file `data` as text into the directory `output`; returns how many.
 
-    Raises MatrixError for malformed rows, StageError where a conversation needs a chat template and `model` has none.
+    Raises MatrixError for malformed rows, StageError if a conversation needs a chat template and `model` has none.
     """
     if taken := next((word for word in _TAKEN if word in str(output).lower()), None):
         raise StageError(

@@ -1,4 +1,4 @@
-"""How long TensorRT-LLM's stages take of a model's size, in seconds: see `toolchains/durations.py`.
+"""How long TensorRT-LLM's stages take of a model's size, in seconds: see `toolchains/time_estimates.py`.
 
 Figures that builds and conversions were compared with are in `tests/data/tensorrt_llm/durations.json`, those of quantizing in
 `quantizing.json`.
@@ -11,33 +11,33 @@ from typing import Final
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.speeds import speeds
-from trtllm_pipeline.toolchains.base import ENGINES
-from trtllm_pipeline.toolchains.durations import READ, token_s
+from trtllm_pipeline.toolchains.catalog import ENGINES
+from trtllm_pipeline.toolchains.model_optimizer.calibration_memory import SATURATING_TOKENS
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
-from trtllm_pipeline.toolchains.model_optimizer.memory import SATURATING_TOKENS
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, needs
 from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
+from trtllm_pipeline.toolchains.time_estimates import READ, token_s
 
 _GB: Final = 1e9
 _BUILD_PER_GB: Final = 1.1
 _QUICK_BUILDER: Final = "0.9"
 _TUNING_S: Final = 75.0
-"""What a build took longer before that release."""
+"""Factor by which builds were slower before that release."""
 _CONVERT_PER_GB: Final = 1.0
 _ENCODE_PER_GB: Final = 5.0
-"""Of quantizing weights alone, on the host."""
+"""Seconds of weight-only quantization, on the host."""
 _TO_GPU: Final = 5e9
 _EXPORT: Final = 3.5e9
 """Bytes of 16-bit weights a second that our worker loads, and that it packs and writes."""
 _EXPORT_EXPERT_S: Final = 2.4e-3
-"""Of each matrix of an expert."""
+"""Seconds for each matrix of an expert."""
 _CALIBRATE: Final = 1.1
 """Times the floor, in batches."""
 _BATCH_EXPERT_S: Final = 1e-3
-"""Of each expert of each layer, in each batch."""
+"""Seconds for each expert of each layer, in each batch."""
 _ROW_BY_ROW: Final = 14.0
 """Times the floor, one row after another, as the release's script does."""
 _SEARCHES: Final = 9

@@ -1,4 +1,4 @@
-"""The end of the build stage: an engine folder that is whole and has the limits that were asked for.
+"""The end of the build stage: an engine directory that is whole and has the limits that were asked for.
 
 `trtllm-build` has filled it by now. `engine.json` says on what it was built, so that a launch elsewhere is refused before it
 loads for minutes. The tokenizer stays with the model: a corrected chat template must not cost another build.
@@ -20,7 +20,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.installation import script
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck, VisualBuild
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import MODES, UNCHECKED
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 
 
 def run(context: StageContext[EngineBuild]) -> None:
@@ -31,19 +31,19 @@ def run(context: StageContext[EngineBuild]) -> None:
     print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
-def check_limits(engine: Path, asked: EngineBuild) -> None:
-    """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
+def check_limits(engine: Path, params: EngineBuild) -> None:
+    """Raise StageError if an engine's limits differ from the requested ones: a build that ignored an option is another engine."""
     built = Engine.read(engine)
-    mode = None if asked.speculative is None else MODES[asked.speculative]
+    mode = None if params.speculative is None else MODES[params.speculative]
     if mode not in {None, built.speculation}:
         raise StageError(f"{engine}: the engine's speculative decoding is {built.speculation}, asked for was {mode}")
-    if mode is not None and asked.max_draft_len not in {None, built.max_draft_len}:
+    if mode is not None and params.max_draft_len not in {None, built.max_draft_len}:
         raise StageError(
-            f"{engine}: the engine's max_draft_len is {built.max_draft_len}, asked for was {asked.max_draft_len}"
+            f"{engine}: the engine's max_draft_len is {built.max_draft_len}, asked for was {params.max_draft_len}"
         )
     for name in ("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens"):
         value = getattr(built, name)
-        wanted = getattr(asked, name)
+        wanted = getattr(params, name)
         if value is None or wanted is None or value == wanted:
             continue
         what = f"the engine's {name} is {value}, asked for was {wanted}"
@@ -73,7 +73,7 @@ def run_visual(context: StageContext[VisualBuild]) -> None:
 
 
 def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:
-    """Whether run.py is there and could load the engine: not one with Medusa heads, nor one for LoRA adapters without any.
+    """True if run.py exists and can load the engine: not one with Medusa heads, nor one for LoRA adapters without any.
 
     Source: `ModelRunnerCpp.from_dir` of model_runner_cpp.py. A plan shows an engine that is yet to be built.
     """
@@ -87,8 +87,8 @@ def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:
 
 
 def run_check(context: StageContext[EngineCheck]) -> None:
-    """The end of the engine check: run.py has answered, or where it cannot be asked, the engine fits this machine by its files."""
+    """The result of the engine check: run.py responded, or, if it cannot run, the engine fits this machine by its files."""
     machine = probe.this_machine()
-    found = engine_requirements.check(context.inputs["engine"], machine)
+    check = engine_requirements.check(context.inputs["engine"], machine)
     how = "run.py" if asks(context, machine) else "files"
-    write_json(context.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})
+    write_json(context.out / "check.json", {"schema": 1, "how": how, "world_size": check.world_size})

@@ -23,7 +23,7 @@ from trtllm_pipeline.stages.lora import ADAPTERS
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import DRAFTER, PYTORCH, VISUAL, Toolchain, lacks_tensorrt_llm
+from trtllm_pipeline.toolchains.catalog import DRAFTER, PYTORCH, VISUAL, Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
 from trtllm_pipeline.toolchains.companions import ADAPTER
 from trtllm_pipeline.toolchains.model_optimizer import job
@@ -38,7 +38,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     installation,
     llmapi,
     needs,
-    options,
+    program_options,
     releases,
     rules,
     speculation,
@@ -66,7 +66,7 @@ _READ_IN_CHATS: Final = _CALIBRATED | {ModelPart.CHAT_TEMPLATE}
 _LOOKED_AT: Final = frozenset(("llama", "qwen", "phi", "gpt", "gemma"))
 """Scripts of which it is known which files they open. A model of any other is read whole."""
 _READ_BY_RUN: Final = frozenset(ModelPart) - {ModelPart.WEIGHTS}
-"""What run.py may look at for the tokenizer's sake."""
+"""Files that run.py may read for the tokenizer."""
 _IN_TRITON: Final = frozenset({*SETTINGS, "parameters", *_CONFIG})
 _READ: Final = {
     "triton": _IN_TRITON,
@@ -102,7 +102,7 @@ def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[S
 
 
 def _calibrated(params: Checkpoint, files: Mapping[str, str], machine: Machine) -> Checkpoint:
-    """With the number of rows there are; as given where the release's script calibrates on a set of its own."""
+    """With the number of available rows. Unchanged if the release's script calibrates on its own set."""
     own = installation.script(machine, releases.QUANTIZE_SCRIPT) is not None
     if own and not commands.takes_dataset(installed(machine).release):
         return params
@@ -121,7 +121,7 @@ def _convert(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Se
 
 
 def _draft(context: StageContext[Checkpoint]) -> str | None:
-    """The folder with the heads of a checkpoint. Raises StageError where they are asked for and none was given."""
+    """The directory with the heads of a checkpoint. Raises StageError if they are requested and missing."""
     folder = context.inputs.get(companions.DRAFT)
     if context.params.heads is not None and folder is None:
         raise StageError(
@@ -132,12 +132,12 @@ def _draft(context: StageContext[Checkpoint]) -> str | None:
 
 def _build(context: StageContext[EngineBuild], machine: Machine) -> Sequence[Sequence[str]]:
     _check_buildable(context)
-    found = installed(machine)
+    installation = installed(machine)
     return (
         commands.build(
-            found.release,
+            installation.release,
             context.params,
-            found.build or "trtllm-build",
+            installation.build or "trtllm-build",
             checkpoint=str(context.inputs["checkpoint"]),
             output=str(context.out),
             sm=machine.sm,
@@ -205,7 +205,7 @@ def _check_convertible(release: str, params: Checkpoint) -> None:
 
 
 def _check_buildable(context: StageContext[EngineBuild]) -> None:
-    """Raise StageError where the builder would make another engine than was asked for, or fail after minutes."""
+    """Raise StageError if the builder would make another engine than requested, or fail after minutes."""
     params = context.params
     longest, prompt = params.max_seq_len, params.max_input_len
     if longest <= prompt:
@@ -233,7 +233,7 @@ def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
 
 
 def _is_known(cell: Cell) -> bool:
-    """Whether somebody looked at what the script of a cell reads. Options of a matrix may let it read more, and heads that
+    """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and heads that
     draft have scripts of their own.
     """
     if cell.settings["quantize"]["options"] or companions.DRAFT in cell.companions:
@@ -292,10 +292,10 @@ def _visual_params(cell: Cell) -> VisualBuild:
 def _repository(cell: Cell) -> EngineRepository:
     settings = cell.settings["repository"]
     own = {**backends.frontend(cell), "max_batch_size": settings["triton_max_batch_size"] or cell.max_batch_size}
-    found = speculation.drafting(cell)
-    if found is not None and found.method in speculation.DECODING_MODES:
-        own["decoding_mode"] = found.method
-    if found is not None and found.method == "draft":
+    draft = speculation.drafting(cell)
+    if draft is not None and draft.method in speculation.DECODING_MODES:
+        own["decoding_mode"] = draft.method
+    if draft is not None and draft.method == "draft":
         own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
     if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # what Triton's backend takes by itself is not written
         own["kv_cache_free_gpu_mem_fraction"] = share
@@ -305,7 +305,7 @@ def _repository(cell: Cell) -> EngineRepository:
 QUANTIZE: Final = Stage(
     name="quantize",
     version=1,
-    summary="quantize a model into a checkpoint, measuring activations where the precision needs it",
+    summary="quantize a model into a checkpoint, calibrating activations if the precision needs it",
     program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run",
     commands=_quantize,
     inputs={"model": "download", companions.DRAFT: companions.DRAFT},
@@ -444,9 +444,9 @@ def _missing(machine: Machine) -> str | None:
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
-    asked = options.help_for(machine, case.build_options(cell), program)
+    help_text = program_options.help_for(machine, case.build_options(cell), program)
     return (
-        rules.infeasible(cell, machine, asked)
+        rules.infeasible(cell, machine, help_text)
         or backends.unservable(cell, machine, _read(cell))
         or _unfilled(cell, machine)
         or engine_bench.unfit(cell, machine)
@@ -454,8 +454,8 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
 
 
 def _read(cell: Cell) -> Mapping[str, frozenset[str]]:
-    found = speculation.drafting(cell)
-    if found is None or found.method != "lookahead":
+    draft = speculation.drafting(cell)
+    if draft is None or draft.method != "lookahead":
         return _READ
     return {**_READ, "trtllm_serve": _READ["trtllm_serve"] | {*speculation.LOOKAHEAD}}
 
@@ -464,30 +464,30 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
     """Which of a cell's repository settings the release's templates have no place for, or None."""
     if not backends.in_triton(cell):
         return None
-    found, asked = installed(machine), _repository(cell)
+    installation, value = installed(machine), _repository(cell)
     if vision.sees(cell) and (reason := _not_with_images(cell, machine)):
         return reason
     try:
-        parameters = templates.texts(asked.parameters)
+        parameters = templates.texts(value.parameters)
         places = None
-        if not machine.assumed and found.templates is not None:
-            places = templates.installed_places(Path(found.templates))
+        if not machine.assumed and installation.templates is not None:
+            places = templates.installed_places(Path(installation.templates))
         if places is None:  # what other placeholders there are is not known
-            places = templates.recorded_places(found.release) | parameters.keys()
-        templates.check_asked(templates.given(asked), places, found.release)
-        templates.check_config(asked, places, most=cell.max_batch_size)
+            places = templates.recorded_places(installation.release) | parameters.keys()
+        templates.check_required(templates.given(value), places, installation.release)
+        templates.check_config(value, places, most=cell.max_batch_size)
     except StageError as error:
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return None
 
 
 def _not_with_images(cell: Cell, machine: Machine) -> str | None:
-    """What a machine lacks for a visual engine, or which of a cell's settings is for a model that takes no images, or None."""
-    found = installed(machine)
-    if installation.script(machine, releases.visual_script(found.release)) is None:
-        return _NO_SCRIPT.format(found.release)
-    if not machine.assumed and found.templates and not (Path(found.templates) / vision.TEMPLATE_SET).is_dir():
-        return f"the Triton templates at {found.templates} have no folder {vision.TEMPLATE_SET}"
+    """The requirement of a visual engine that a machine lacks, a cell's setting that a model without images cannot have, or None."""
+    install = installed(machine)
+    if installation.script(machine, releases.visual_script(install.release)) is None:
+        return _NO_SCRIPT.format(install.release)
+    if not machine.assumed and install.templates and not (Path(install.templates) / vision.TEMPLATE_SET).is_dir():
+        return f"the Triton templates at {install.templates} have no directory {vision.TEMPLATE_SET}"
     for name in ("triton_parameters", "instance_kinds"):
         if BLS_MODEL in (getattr(_repository(cell), name) or {}):
             return f"settings.repository.{name}: {BLS_MODEL} takes no images, and is left out with a visual engine"

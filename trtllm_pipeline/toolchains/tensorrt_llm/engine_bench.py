@@ -29,12 +29,12 @@ _CACHE: Final = "kv_cache_config"
 _SHARE: Final = "free_gpu_memory_fraction"
 
 
-def params(cell: Cell, asked: EngineRepository | WeightsRepository) -> EngineBench:
-    """Of a cell whose repository has these settings."""
+def params(cell: Cell, params: EngineRepository | WeightsRepository) -> EngineBench:
+    """Parameters for a cell whose repository has these settings."""
     levels = cell.settings["perf"]["concurrency"]
     assert isinstance(levels, (list, tuple))
-    weights = isinstance(asked, WeightsRepository)
-    settings = llmapi.of_settings(asked)
+    weights = isinstance(params, WeightsRepository)
+    settings = llmapi.of_settings(params)
     share = case.kv_share(cell)
     if settings.get(_CACHE):
         settings[_CACHE] = {_SHARE: share, **settings[_CACHE]}
@@ -56,29 +56,29 @@ def params(cell: Cell, asked: EngineRepository | WeightsRepository) -> EngineBen
 
 
 def unfit(cell: Cell, machine: Machine) -> str | None:
-    """Why trtllm-bench cannot be asked what a cell is asked; None where it can, or nobody wants it."""
-    perf, found = cell.settings["perf"], installed(machine)
+    """The reason why trtllm-bench cannot run a cell's load. None if it can, or is not requested."""
+    perf, installation = cell.settings["perf"], installed(machine)
     if not perf["trtllm_bench"]:
         return None
-    if not at_least(found.release, FIRST_BENCH):
-        return f"{_ASKED}: trtllm-bench is known to write reports from {FIRST_BENCH} on, this is {found.release}"
-    if found.bench is None:
-        return f"{_ASKED}: TensorRT-LLM {found.release} here has no trtllm-bench"
+    if not at_least(installation.release, FIRST_BENCH):
+        return f"{_ASKED}: trtllm-bench is known to write reports from {FIRST_BENCH} on, this is {installation.release}"
+    if installation.bench is None:
+        return f"{_ASKED}: TensorRT-LLM {installation.release} here has no trtllm-bench"
     if not perf["concurrency"]:
         return f"{_ASKED}: it keeps a number of requests in flight, and settings.perf.concurrency has none"
     if images_asked(cell) or companions.adapters(cell) or companions.speculation(cell) or cell.recipe.get("images"):
-        return f"{_ASKED}: not for images, LoRA adapters and drafted tokens, of which it is told in ways of its own"
+        return f"{_ASKED}: not for images, LoRA adapters and drafted tokens, which it takes in other ways"
     return None
 
 
 def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[Sequence[str]]:
-    found, attempt = installed(machine), context.attempt
+    installation, attempt = installed(machine), context.attempt
     prepare = [sys.executable, "-m", "trtllm_pipeline.worker", str(attempt / JOB), f"{__name__}:prepare"]
     engine = context.inputs.get("engine")
-    asked = commands.bench(
-        found.release,
+    command = commands.bench(
+        installation.release,
         context.params,
-        found.bench or "trtllm-bench",
+        installation.bench or "trtllm-bench",
         model=str(context.inputs["model"]),
         engine=None if engine is None else str(engine),
         dataset=str(context.out / _DATASET),
@@ -86,7 +86,7 @@ def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[
         workspace=str(attempt),
         config=str(context.out / _SETTINGS) if context.params.settings else None,
     )
-    return (prepare, asked)
+    return (prepare, command)
 
 
 def prepare(context: StageContext[EngineBench]) -> None:
@@ -98,7 +98,7 @@ def prepare(context: StageContext[EngineBench]) -> None:
 
 
 def run(context: StageContext[EngineBench]) -> None:
-    """Check the report. Raises StageError where it is none."""
+    """Check the report. Raises StageError for another file."""
     try:
         report = engine_report.EngineReport.read(context.out / engine_report.ENGINE_REPORT_FILE)
     except MatrixError as error:

@@ -1,8 +1,8 @@
 """Programs of the repository stages: what a server is started from, for each backend and each frontend.
 
 For Triton that is a model repository: TensorRT-LLM's own templates, filled for one engine or one model, and linted.
-Engine, weights and tokenizer stay where they are. For `trtllm-serve` it is `serve.json`, the command line without its
-address, and beside it the settings of the LLM API that have no option of their own.
+Engine, weights and tokenizer stay in place. For `trtllm-serve` it is `serve.json`, the command line without its
+address, and a file with the settings of the LLM API that have no option.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.lora import ADAPTERS
-from trtllm_pipeline.toolchains.base import DRAFTER, VISUAL
+from trtllm_pipeline.toolchains.catalog import DRAFTER, VISUAL
 from trtllm_pipeline.toolchains.companions import DRAFT
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, lora_models, templates, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
@@ -29,26 +29,26 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     WeightsRepository,
 )
 from trtllm_pipeline.triton_repository import lint, model_config
-from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine_config import Engine, EngineError
 
 
 def run_engine(context: StageContext[EngineRepository]) -> None:
-    """Write what serves the folder `engine`, with the tokenizer of `model`, a Hugging Face folder: its config.json tells
+    """Write the files that serve the directory `engine`, with the tokenizer of the Hugging Face directory `model`. Its config.json gives
     some tokenizers' class.
 
     Raises StageError for what cannot be filled or served.
     """
-    found, inputs = installed(probe.this_machine()), context.inputs
+    installation, inputs = installed(probe.this_machine()), context.inputs
     if context.params.frontend != FRONTEND_TRITON:
-        _write_serving(context, found)
+        _write_serving(context, installation)
         return
     engine, model, visual = inputs["engine"], inputs["model"], inputs.get(VISUAL)
     write_engine(
         context.out,
-        found,
+        installation,
         engine=engine,
         model=model,
-        asked=context.params,
+        params=context.params,
         adapters=_adapters(inputs),
         drafter=inputs.get(DRAFTER),
         visual=visual,
@@ -58,17 +58,17 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
 
 
 def run_pytorch(context: StageContext[WeightsRepository]) -> None:
-    """Write what serves the Hugging Face folder `model`. Raises StageError for what cannot be filled or served."""
+    """Write what serves the Hugging Face directory `model`. Raises StageError for what cannot be filled or served."""
     model = context.inputs["model"]
     checkpoint.check_stated(model)
     if context.params.unquantized:
         checkpoint.check_unquantized(model)
-    found = installed(probe.this_machine())
+    installation = installed(probe.this_machine())
     if context.params.frontend != FRONTEND_TRITON:
-        _write_serving(context, found)
+        _write_serving(context, installation)
         return
     draft, adapters = context.inputs.get(DRAFT), _adapters(context.inputs)
-    write_llmapi(context.out, found, model=model, asked=context.params, draft=draft, adapters=adapters)
+    write_llmapi(context.out, installation, model=model, params=context.params, draft=draft, adapters=adapters)
     print(f"wrote {llmapi.MODEL} for {model}")  # noqa: T201  a stage's stdout is its log
 
 
@@ -78,13 +78,13 @@ def write_engine(
     *,
     engine: Path,
     model: Path,
-    asked: EngineRepository,
+    params: EngineRepository,
     adapters: Sequence[Path] = (),
     drafter: Path | None = None,
     visual: Path | None = None,
 ) -> None:
     """Fill the templates of `installed` for an engine, with LoRA adapters, the engine of a draft model or a visual engine, into
-    the empty folder `out`.
+    the empty directory `out`.
 
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
@@ -93,15 +93,15 @@ def write_engine(
     except EngineError as error:
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
     if rank := lora_models.check_all(adapters, facts, model):
-        asked = lora_models.with_cache(asked, rank, adapters, facts)
-    values = templates.values_of(asked, engine=facts, tokenizer=model, visual=visual)
-    values |= templates.texts(asked.parameters)
-    given = templates.given(asked)
+        params = lora_models.with_cache(params, rank, adapters, facts)
+    values = templates.values_of(params, engine=facts, tokenizer=model, visual=visual)
+    values |= templates.texts(params.parameters)
+    given = templates.given(params)
     places = templates.installed_places(Path(_templates(installed))) or frozenset()
-    templates.check_config(asked, places, most=facts.max_batch_size or asked.max_batch_size)
+    templates.check_config(params, places, most=facts.max_batch_size or params.max_batch_size)
 
     def change(name: str, config: model_config.ModelConfig) -> None:
-        templates.change(asked, name, config)
+        templates.change(params, name, config)
         if adapters:
             lora_models.change(facts, name, config)
 
@@ -110,13 +110,15 @@ def write_engine(
         out,
         values,
         release=installed.release,
-        asked=given,
+        required=given,
         change=change,
         models=templates.MODELS if visual is None else vision.MODELS,
         images=visual is not None,
     )
     if drafter is not None:
-        templates.fill_draft(_templates(installed), out, values, asked=asked, release=installed.release, engine=drafter)
+        templates.fill_draft(
+            _templates(installed), out, values, params=params, release=installed.release, engine=drafter
+        )
     _check(out, installed, facts)
 
 
@@ -125,13 +127,19 @@ def write_llmapi(
     installed: TensorRTLLM,
     *,
     model: Path,
-    asked: WeightsRepository,
+    params: WeightsRepository,
     draft: Path | None = None,
     adapters: Sequence[Path] = (),
 ) -> None:
-    """Fill the LLM API's template of `installed` into the empty folder `out`. Raises StageError as `write_engine`."""
+    """Fill the LLM API's template of `installed` into the empty directory `out`. Raises StageError as `write_engine`."""
     llmapi.fill(
-        _templates(installed), out, model=model, asked=asked, release=installed.release, draft=draft, adapters=adapters
+        _templates(installed),
+        out,
+        model=model,
+        params=params,
+        release=installed.release,
+        draft=draft,
+        adapters=adapters,
     )
     _check(out, installed, None)
 
@@ -142,7 +150,7 @@ def _templates(installed: TensorRTLLM) -> Path:
             f"the Triton templates (all_models) of TensorRT-LLM {installed.release} were not found: no wheel has them",
             failure=FailureClass.USER,
             hint=f"run in Triton's TensorRT-LLM image, or check out TensorRT-LLM {installed.release} (to 0.19: "
-            f"tensorrtllm_backend) and set {probe.TEMPLATES_VARIABLE} to its all_models folder",
+            f"tensorrtllm_backend) and set {probe.TEMPLATES_VARIABLE} to its all_models directory",
         )
     return Path(installed.templates)
 
@@ -164,11 +172,11 @@ def _check(out: Path, installed: TensorRTLLM, engine: Engine | None) -> None:
 def _write_serving(
     context: StageContext[EngineRepository] | StageContext[WeightsRepository], found: TensorRTLLM
 ) -> None:
-    asked = context.params
-    settings = llmapi.serve_settings(asked, found.release, context.inputs.get(DRAFT))
+    params = context.params
+    settings = llmapi.serve_settings(params, found.release, context.inputs.get(DRAFT))
     if adapters := _adapters(context.inputs):
         settings = {**_adapter_settings(context, adapters, found.release), **settings}
-    command = llmapi.serve_line(asked, context.inputs, found)
+    command = llmapi.serve_line(params, context.inputs, found)
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
     write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})

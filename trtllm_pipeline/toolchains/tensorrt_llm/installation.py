@@ -14,7 +14,7 @@ _NESTED: Final = "models/core/"
 def installed(machine: Machine) -> TensorRTLLM:
     """TensorRT-LLM of a machine that has it: for planned work `missing` and `infeasible` were asked first.
 
-    Raises StageError where a stage was started by hand on a machine without it.
+    Raises StageError if a stage was started by hand on a machine without it.
     """
     if machine.tensorrt_llm is None:
         raise StageError(
@@ -24,9 +24,9 @@ def installed(machine: Machine) -> TensorRTLLM:
 
 
 def script(machine: Machine, inside: str) -> str | None:
-    """Path of an example script of the installed release, None where there are none.
+    """Path of an example script of the installed release. None if there are none.
 
-    Scripts of families moved into `models/core` with 0.20, or a little earlier: where the files are decides.
+    Scripts of families moved into `models/core` with 0.20, or a little earlier: the files decide.
     """
     examples = installed(machine).examples
     if examples is None:

@@ -37,7 +37,7 @@ def launch_engine(context: StageContext[LaunchFrontend]) -> None:
 def openai_command(inputs: Mapping[str, Path]) -> list[str]:
     """The command line of Triton's own OpenAI front end for a repository, with the tokenizer that this one names.
 
-    Raises StageError where it cannot serve the engine, ServerError for an engine that was not built for this machine.
+    Raises StageError if it cannot serve the engine, ServerError for an engine that was not built for this machine.
     """
     machine, repository = probe.this_machine(), inputs["repository"]
     engine = engine_requirements.check(inputs["engine"], machine)
@@ -71,9 +71,9 @@ def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:
 
 
 def serve_command(folder: Path) -> list[str]:
-    """The command line in serve.json, its settings file found wherever the folder lies now.
+    """The command line in serve.json, its settings file found wherever the directory lies now.
 
-    Raises StageError for a folder that was not made for trtllm-serve.
+    Raises StageError for a directory that was not made for trtllm-serve.
     """
     try:
         command = [str(word) for word in json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["command"]]

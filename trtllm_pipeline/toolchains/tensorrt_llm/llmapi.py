@@ -51,9 +51,9 @@ mid-2026 also take `num_nextn_predict_layers`."""
 WITHOUT_ONBOARDING: Final = "1.3.0rc13"
 """First release known to refuse `onboard_blocks`: pull request 12449, of 16 April 2026."""
 GRAPHS_WITH_ADAPTERS: Final = "1.3"
-"""First release with CUDA graphs beside LoRA adapters: cuda_graph_lora_manager.py, pull request 8279."""
+"""First release with CUDA graphs together with LoRA adapters: cuda_graph_lora_manager.py, pull request 8279."""
 NGRAM_SIZE: Final = 2
-"""Of `ngram` where nothing else is asked for. Source: the default since 1.3.0rc6; before it is 0, which TorchLlmArgs refuses."""
+"""Default for `ngram`. Source: the default since 1.3.0rc6. Before, it is 0, which TorchLlmArgs refuses."""
 
 
 def fill(
@@ -61,16 +61,16 @@ def fill(
     out: Path,
     *,
     model: Path,
-    asked: WeightsRepository,
+    params: WeightsRepository,
     release: str,
     draft: Path | None = None,
     adapters: Sequence[Path] = (),
 ) -> None:
-    """Write the repository of the Hugging Face folder `model` into the folder `out`, from `all_models` at `root`.
+    """Write the repository of the Hugging Face directory `model` into the directory `out`, from `all_models` at `root`.
 
-    `draft` is the folder of the model that drafts tokens, where there is one, `adapters` those of LoRA adapters.
+    `draft` is the directory of the draft model, if there is one, `adapters` those of LoRA adapters.
 
-    Raises StageError where the release has no such template.
+    Raises StageError if the release has no such template.
     """
     source = root / TEMPLATE_SET / MODEL
     if not (source / model_config.FILE_NAME).is_file():
@@ -79,7 +79,7 @@ def fill(
             failure=FailureClass.USER,
             hint="0.19 and later have it; trtllm-serve needs no repository",
         )
-    settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, asked, release, draft))
+    settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, params, release, draft))
     config = model_config.read(source / model_config.FILE_NAME)
     if adapters:
         if not takes_adapters(config):
@@ -97,47 +97,47 @@ def fill(
     (out / MODEL / "1" / "model.yaml").write_text(to_yaml(settings), encoding="utf-8")
 
 
-def yaml_settings(model: Path, asked: WeightsRepository, release: str, draft: Path | None = None) -> dict[str, Any]:
+def yaml_settings(model: Path, params: WeightsRepository, release: str, draft: Path | None = None) -> dict[str, Any]:
     """What `model.yaml` says for these parameters.
 
     Triton's max_batch_size is 0: the code takes one prompt a request, and the LLM API batches them itself. Raises StageError for a
     setting that the release does not have.
     """
-    _check(asked, release)
+    _check(params, release)
     own = {
         "model": str(model.absolute()),
         "backend": "pytorch",
-        "tensor_parallel_size": asked.tensor_parallel_size,
-        "pipeline_parallel_size": asked.pipeline_parallel_size,
-        **({"moe_expert_parallel_size": experts} if (experts := asked.moe_expert_parallel_size) else {}),
-        "triton_config": {"max_batch_size": 0, "decoupled": asked.decoupled},
+        "tensor_parallel_size": params.tensor_parallel_size,
+        "pipeline_parallel_size": params.pipeline_parallel_size,
+        **({"moe_expert_parallel_size": experts} if (experts := params.moe_expert_parallel_size) else {}),
+        "triton_config": {"max_batch_size": 0, "decoupled": params.decoupled},
     }
     limits = {
-        "max_batch_size": asked.max_batch_size,
-        "max_seq_len": asked.max_seq_len,
-        "max_num_tokens": commands.tokens_of_a_pass(asked),
+        "max_batch_size": params.max_batch_size,
+        "max_seq_len": params.max_seq_len,
+        "max_num_tokens": commands.tokens_of_a_pass(params),
     }
-    return _merged(own, {**limits, **_merged(speculation(asked, release, draft), arguments(asked, asked.llm_args))})
+    return _merged(own, {**limits, **_merged(speculation(params, release, draft), arguments(params, params.llm_args))})
 
 
-def speculation(asked: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
-    """Arguments of the LLM API for speculative decoding; none without. `draft` is the folder of the model that drafts.
+def speculation(params: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
+    """Arguments of the LLM API for speculative decoding; none without. `draft` is the directory of the model that drafts.
 
     Source: `DecodingBaseConfig` and its subclasses in llm_args.py of releases around 1.0 to 1.3.
     """
-    method = asked.speculative
+    method = params.speculative
     if method is None:
         return {}
     if method in WITH_DRAFT_MODEL and draft is None:
         raise StageError(f"{method} drafts with a model of its own, and none was given", failure=FailureClass.USER)
-    found: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
-    length = asked.max_draft_len or DRAFT_LENGTHS[method]
-    found[_length_key(method, release)] = length
+    value: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
+    length = params.max_draft_len or DRAFT_LENGTHS[method]
+    value[_length_key(method, release)] = length
     if method in WITH_DRAFT_MODEL:
-        found["speculative_model_dir"] = str(draft)
+        value["speculative_model_dir"] = str(draft)
     if method == "ngram":
-        found["max_matching_ngram_size"] = asked.max_ngram_size or NGRAM_SIZE
-    return {"speculative_config": found}
+        value["max_matching_ngram_size"] = params.max_ngram_size or NGRAM_SIZE
+    return {"speculative_config": value}
 
 
 def _length_key(method: str, release: str) -> str:
@@ -152,21 +152,21 @@ def template(root: Path) -> model_config.ModelConfig:
 
 
 def takes_adapters(config: model_config.ModelConfig) -> bool:
-    """Whether the LLM API's model in Triton, by its configuration, can be asked for a LoRA adapter."""
+    """True if the LLM API's model in Triton, by its configuration, accepts a LoRA adapter in a request."""
     return any(tensor.name == ADAPTER_INPUT for tensor in config.input)
 
 
 def adapter_cache(rank: int) -> dict[str, Any]:
-    """Arguments of the LLM API for adapters of a rank with an engine, whose cache has room for `_CACHED_RANK` unless told."""
+    """Arguments of the LLM API for adapters of a rank with an engine, whose cache has room for `_CACHED_RANK` by default."""
     if rank <= _CACHED_RANK:
         return {}
     return {"peft_cache_config": {"optimal_adapter_size": rank, "max_adapter_size": rank}}
 
 
 def lora(adapters: Sequence[Path], model: Path, release: str) -> dict[str, Any]:
-    """Arguments of the LLM API for LoRA adapters in folders: largest rank, the layers that they change, and where the first is.
+    """Arguments of the LLM API for LoRA adapters in directories: largest rank, the layers that they change, and the path of the first.
 
-    It takes one folder, from which it may take a vocabulary; the others come with their requests. CUDA graphs are off in
+    It takes one directory, from which it may take a vocabulary; the others come with their requests. CUDA graphs are off in
     releases that do not have them with LoRA. Source: `LoraConfig` and `load_torch_hf_lora` of lora_manager.py. Raises
     StageError for an adapter that is none, or of a model of another size.
     """
@@ -187,12 +187,12 @@ def lora(adapters: Sequence[Path], model: Path, release: str) -> dict[str, Any]:
     return {"lora_config": config, **graphs}
 
 
-def _lookahead(asked: EngineRepository) -> dict[str, Any]:
+def _lookahead(params: EngineRepository) -> dict[str, Any]:
     """Arguments of the LLM API for lookahead decoding of an engine, whose other methods it finds in the engine itself.
 
     Source: LookaheadDecodingConfig of 0.20 and 1.1.
     """
-    sizes = {f"max_{name.removeprefix('lookahead_')}": getattr(asked, name) for name in LOOKAHEAD}
+    sizes = {f"max_{name.removeprefix('lookahead_')}": getattr(params, name) for name in LOOKAHEAD}
     return {"decoding_type": "Lookahead", **sizes}
 
 
@@ -204,31 +204,31 @@ def decoding_type(method: str, release: str) -> str:
 
 
 def serve_settings(
-    asked: EngineRepository | WeightsRepository, release: str, draft: Path | None = None
+    params: EngineRepository | WeightsRepository, release: str, draft: Path | None = None
 ) -> dict[str, Any]:
-    """What of the settings trtllm-serve reads from a file.
+    """The settings that trtllm-serve reads from a file.
 
-    Of weights, all but the limits: none of it is an option, since releases differ in which wins. Of an engine, which says
-    everything else itself, those of the cache, where the release reads a file. Raises StageError for a setting that the release
+    For weights, all but the limits: none of them is an option, since releases differ in which wins. For an engine, which records
+    all others, those of the cache, if the release reads a file. Raises StageError for a setting that the release
     does not have.
     """
-    found: dict[str, Any] = {}
-    if isinstance(asked, WeightsRepository):
-        _check(asked, release)
-        drafts = speculation(asked, release, draft)
+    entries: dict[str, Any] = {}
+    if isinstance(params, WeightsRepository):
+        _check(params, release)
+        drafts = speculation(params, release, draft)
         # The server's statistics of iterations have the drafted and the accepted tokens; Triton shows none.
-        told = {"enable_iter_perf_stats": True} if drafts else {}
-        found = _merged({**drafts, **told}, arguments(asked, asked.llm_args))
+        result = {"enable_iter_perf_stats": True} if drafts else {}
+        entries = _merged({**drafts, **result}, arguments(params, params.llm_args))
     elif commands.takes_config(release):
-        found = arguments(LlmApi(**{name: getattr(asked, name) for name in SERVE_SETTINGS}), {})
-        if asked.decoding_mode == "lookahead":
-            found["speculative_config"] = _lookahead(asked)
-    return {name: value for name, value in found.items() if value != {}}
+        entries = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
+        if params.decoding_mode == "lookahead":
+            entries["speculative_config"] = _lookahead(params)
+    return {name: value for name, value in entries.items() if value != {}}
 
 
-def without_onboarding(asked: bool | None, release: str) -> str | None:
+def without_onboarding(params: bool | None, release: str) -> str | None:
     """Why the PyTorch backend of a release does not take `kv_cache_onboard_blocks`, or None."""
-    if asked is None or not at_least(release, WITHOUT_ONBOARDING):
+    if params is None or not at_least(release, WITHOUT_ONBOARDING):
         return None
     return f"kv_cache_onboard_blocks: the LLM API has no such argument since {WITHOUT_ONBOARDING}, this is {release}"
 
@@ -236,48 +236,48 @@ def without_onboarding(asked: bool | None, release: str) -> str | None:
 ONBOARDING_HINT: Final = "leave it out: blocks are moved back wherever kv_cache_host_memory_bytes is set"
 
 
-def _check(asked: WeightsRepository, release: str) -> None:
-    if (why := without_onboarding(asked.kv_cache_onboard_blocks, release)) is not None:
+def _check(params: WeightsRepository, release: str) -> None:
+    if (why := without_onboarding(params.kv_cache_onboard_blocks, release)) is not None:
         raise StageError(why, failure=FailureClass.USER, hint=ONBOARDING_HINT)
 
 
-def of_settings(asked: EngineRepository | WeightsRepository) -> dict[str, Any]:
+def of_settings(params: EngineRepository | WeightsRepository) -> dict[str, Any]:
     """The LLM API's arguments for the settings of a cell that drafts nothing: of an engine those of the cache, which alone it does
     not say itself.
     """
-    if isinstance(asked, WeightsRepository):
-        found = arguments(asked, asked.llm_args)
+    if isinstance(params, WeightsRepository):
+        result = arguments(params, params.llm_args)
     else:
-        found = arguments(LlmApi(**{name: getattr(asked, name) for name in SERVE_SETTINGS}), {})
-    return {name: value for name, value in found.items() if value != {}}
+        result = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
+    return {name: value for name, value in result.items() if value != {}}
 
 
 def serve_line(
-    asked: EngineRepository | WeightsRepository,
+    params: EngineRepository | WeightsRepository,
     inputs: Mapping[str, Path],
     found: TensorRTLLM,
     folder: Path | None = None,
 ) -> list[str]:
-    """The command line of trtllm-serve without its address. `folder` has the settings file; None leaves its name alone."""
+    """The command line of trtllm-serve without its address. `directory` has the settings file; None leaves its name alone."""
     config = None
-    weights = isinstance(asked, WeightsRepository)
-    if (ADAPTER in inputs and weights) or serve_settings(asked, found.release, inputs.get(DRAFT)):
+    weights = isinstance(params, WeightsRepository)
+    if (ADAPTER in inputs and weights) or serve_settings(params, found.release, inputs.get(DRAFT)):
         config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
     model, program = str(inputs["model"]), found.serve or "trtllm-serve"
-    if isinstance(asked, WeightsRepository):
-        return commands.serve_pytorch(found.release, asked, model=model, config=config, program=program)
+    if isinstance(params, WeightsRepository):
+        return commands.serve_pytorch(found.release, params, model=model, config=config, program=program)
     engine = str(inputs["engine"])
-    return commands.serve_engine(found.release, asked, engine=engine, tokenizer=model, config=config, program=program)
+    return commands.serve_engine(found.release, params, engine=engine, tokenizer=model, config=config, program=program)
 
 
-def arguments(asked: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(params: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The LLM API's arguments for the settings that have a value, and `extra` over them."""
-    found: dict[str, Any] = {
-        argument: value for name, argument in ARGUMENTS.items() if (value := getattr(asked, name)) is not None
+    entries: dict[str, Any] = {
+        argument: value for name, argument in ARGUMENTS.items() if (value := getattr(params, name)) is not None
     }
-    cache = {key: value for name, key in KV_CACHE.items() if (value := getattr(asked, name)) is not None}
+    cache = {key: value for name, key in KV_CACHE.items() if (value := getattr(params, name)) is not None}
     cache = {key: list(value) if isinstance(value, tuple) else value for key, value in cache.items()}
-    return _merged({**found, "kv_cache_config": cache}, extra)
+    return _merged({**entries, "kv_cache_config": cache}, extra)
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:
@@ -297,9 +297,9 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _template_settings(path: Path) -> dict[str, Any]:
-    """What the template's own model.yaml says beyond its example of a model."""
+    """The settings in the template's model.yaml, without its example of a model."""
     try:
-        found = decode_yaml(path.read_bytes()) if path.is_file() else {}
+        data = decode_yaml(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise StageError(f"{path} cannot be read: {error}", failure=FailureClass.USER) from error
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}

@@ -13,7 +13,7 @@ from trtllm_pipeline.toolchains.companions import read_adapter
 from trtllm_pipeline.toolchains.tensorrt_llm.needs import ADAPTER_CACHE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 from trtllm_pipeline.triton_repository.model_names import ENGINE_MODEL, ENSEMBLE
 
 INPUTS: Final = {
@@ -27,7 +27,7 @@ _BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check(adapter: Path, engine: Engine, model: Path) -> int:
-    """The rank of an adapter that `engine`, made of the folder `model`, takes. Raises StageError for another.
+    """The rank of an adapter that `engine`, made of the directory `model`, takes. Raises StageError for another.
 
     Source: `loraValidateRequestTensors` of loraUtils.cpp, which says it at the first request.
     """
@@ -54,7 +54,7 @@ def check_all(adapters: Iterable[Path], engine: Engine, model: Path) -> int:
     return max((check(adapter, engine, model) for adapter in adapters), default=0)
 
 
-def with_cache(asked: EngineRepository, rank: int, adapters: Iterable[Path], engine: Engine) -> EngineRepository:
+def with_cache(params: EngineRepository, rank: int, adapters: Iterable[Path], engine: Engine) -> EngineRepository:
     """With a cache on the host and on GPUs for `adapters` of a rank, unless the user says otherwise: without a word it is laid
     out for small ones, and has 1 GiB. Raises StageError where what the user says cannot hold them.
 
@@ -62,7 +62,7 @@ def with_cache(asked: EngineRepository, rank: int, adapters: Iterable[Path], eng
     as much here.
     """
     needed = sum(number_of_values(adapter) for adapter in adapters) * _BYTES[engine.dtype or "float16"]
-    given = asked.lora_cache_host_memory_bytes
+    given = params.lora_cache_host_memory_bytes
     if given is not None and given < needed:
         raise StageError(
             f"settings.repository.lora_cache_host_memory_bytes {given}: the adapters have {needed} bytes",
@@ -70,17 +70,17 @@ def with_cache(asked: EngineRepository, rank: int, adapters: Iterable[Path], eng
             hint=f"{2 * needed} has room for them",
         )
     return replace(
-        asked,
+        params,
         lora_cache_host_memory_bytes=2 * needed if given is None and 2 * needed > ADAPTER_CACHE else given,
-        lora_cache_optimal_adapter_size=asked.lora_cache_optimal_adapter_size or rank,
-        lora_cache_max_adapter_size=asked.lora_cache_max_adapter_size or rank,
+        lora_cache_optimal_adapter_size=params.lora_cache_optimal_adapter_size or rank,
+        lora_cache_max_adapter_size=params.lora_cache_max_adapter_size or rank,
     )
 
 
 def change(engine: Engine, name: str, config: model_config.ModelConfig) -> None:
     """Let a Triton model take adapters in the engine's data type, and the ensemble hand them on: it does from 0.16 on.
 
-    Templates have FP16. The runtime refuses any other type than the engine's, or, where bytes are misread, goes on without
+    Templates have FP16. The runtime refuses any type other than the engine's, or, if bytes are misread, continues without
     the adapter (issue 791 of tensorrtllm_backend).
     """
     if name == ENSEMBLE:

@@ -15,14 +15,14 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import IMAGE_POOL
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
-from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
+from trtllm_pipeline.toolchains.model_optimizer import calibration_memory as model_optimizer
 from trtllm_pipeline.toolchains.model_optimizer.formats import precision
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
 from trtllm_pipeline.toolchains.tensorrt_llm.installation import installed
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import (
     Shape,
     kv_bytes_per_token,
     kv_element_bytes,
@@ -38,7 +38,7 @@ CONTEXT: Final = 590 << 20
 _CONTEXT_SHARE: Final = 20
 """Small GPUs have a smaller one: at most a twentieth of the memory."""
 _FRAGMENTS: Final = 0.3
-"""What allocators hold beside activations and buffers, in those. Of torch measured on an H200 (`model_optimizer.memory`); of engines
+"""Memory that allocators hold in addition to activations and buffers, as a share of those. For torch, measured on an H200 (`model_optimizer.memory`); of engines
 between 0.15 and 0.4, by logs of 0.12 and 0.15."""
 _COLLECTIVES: Final = 392 << 20
 """Of NCCL, on each of four GPUs or more; 342 MiB on two. Source: nccl_mem of NVIDIA's aiconfigurator (systems/h800_sxm.yaml)."""
@@ -49,7 +49,7 @@ _VISUAL_ERROR: Final = 0.85
 _WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
 """Precisions whose matrix products are a plugin's, which TensorRT fuses with nothing."""
 _GEMM_WORKSPACE: Final = 32 << 20
-"""Of cuBLAS; it shares its place with the logits."""
+"""Workspace of cuBLAS. It shares its memory with the logits."""
 _LOGITS: Final = {True: 28.7, False: 12.0}
 """Bytes for each request and entry of the vocabulary. Engines (true): 9.2 of runtime buffers and 19.5 of the decoder, by logs
 of 0.12 to 0.15; PyTorch: three float32 arrays, an assumption."""
@@ -73,7 +73,7 @@ _COLLECTIVES_SHARED: Final = 64 << 20
 
 
 def weights_of(cell: Cell) -> str:
-    """The precision of a cell's weights: what their own files say, where they are taken as they are."""
+    """The precision of a cell's weights: by their files, if they are used as they are."""
     return computed(cell.precision, cell.recipe)
 
 
@@ -86,7 +86,7 @@ def context_bytes(machine: Machine) -> int:
 def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     """The largest rank's engine, in bytes: `layers * bits / 8 / (tp * pp)`, and 16 bits for embedding and head.
 
-    The head is an array of its own, also where a model ties it to the embedding. Each rank has a whole embedding and its
+    The head is a separate array, even if a model ties it to the embedding. Each rank has a whole embedding and its
     part of the head; of several pipeline stages, the first has the one, the last the other.
     """
     bits = weight_bits(precision_)
@@ -117,7 +117,7 @@ def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1, *, shares:
 
     Four tensors of the MLP's width, two of one that has no gate, and seven of the hidden size are alive at once, in 16 bits. In a
     mixture, the kernels put the rows of each expert together: `e` rows of the hidden size before it and after, and three of its
-    width, of which a GPU may get all where it holds whole experts. Where the release `shares` places, what goes into the first
+    width, of which a GPU may get all if it holds whole experts. If the release `shares` memory, what goes into the first
     product has the place of the activation, and the first product that of the second. Source: `getWorkspaceBufferSizes` in
     moe_kernels.cu.
     """
@@ -157,18 +157,18 @@ def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What a server takes of each GPU, in bytes."""
+    """Memory of a server on each GPU, in bytes."""
 
     weights: int
-    """Of the model, of what reads images, of adapters and of what drafts."""
+    """Weights of the model, the vision encoder, adapters and the draft model."""
     activations: int
     visual: int
-    """What a visual engine takes beside its weights."""
+    """Memory of a visual engine other than its weights."""
     logits: int
     collectives: int
     context: int
     fragments: int
-    """What allocators hold and nobody uses."""
+    """Memory that allocators hold unused."""
     kv_token: int
     """KV cache of one token, also of what drafts."""
 
@@ -187,7 +187,7 @@ class ServerParts:
 def served(cell: Cell, machine: Machine) -> ServerParts:
     """The parts of a server of one cell.
 
-    What reads images is on each of its GPUs, and so are adapters; a draft model is split as the model is.
+    The vision encoder and adapters are on each of its GPUs. A draft model is split like the model.
     """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
     weights = int((engine_bytes if engines else rank_bytes)(shape, weights_of(cell), cell.tp, cell.pp) * _kept(cell))
@@ -216,17 +216,17 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
 
 def beams(cell: Cell) -> int:
     """Answers that an engine follows at a time for each request."""
-    asked = _number(cell.settings["build"].get("max_beam_width")) if cell.toolchain == ENGINES else None
-    return 1 if asked is None else max(1, int(asked))
+    setting = _number(cell.settings["build"].get("max_beam_width")) if cell.toolchain == ENGINES else None
+    return 1 if setting is None else max(1, int(setting))
 
 
 def _kept(cell: Cell) -> float:
-    """The share of its weights that a server keeps on the GPU; the host has all of them where that is less than all."""
+    """The share of its weights that a server keeps on the GPU. If it is less than 1, the host has all of them."""
     return kept_weights(cell) if backends.in_triton(cell) else 1.0
 
 
 def visual_bytes(cell: Cell) -> int:
-    """What a visual engine takes on a GPU beside its weights, in bytes: activations, the pool by which Triton hands features
+    """Memory of a visual engine on a GPU other than its weights, in bytes: activations, the pool by which Triton hands features
     on, and the features of all prompts in flight.
     """
     if not vision.sees(cell):
@@ -236,7 +236,7 @@ def visual_bytes(cell: Cell) -> int:
 
 
 def drafting_bytes(cell: Cell) -> tuple[int, int]:
-    """What speculative decoding adds: the weights of what drafts, over all GPUs, and its KV cache of a token on each.
+    """Memory of speculative decoding: the draft weights, over all GPUs, and its KV cache of a token on each.
 
     Layers of the model's own that draft (mtp) are as large as its others.
     """
@@ -246,8 +246,8 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
         bits = weight_bits(weights_of(cell))
         layer = shape.layer_weights / shape.num_hidden_layers
         return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
-    found = cell.companions.get(companions.DRAFT)
-    return (0, 0) if found is None else (draft_bytes(found, cell), draft_kv_bytes_per_token(found, cell))
+    drafter = cell.companions.get(companions.DRAFT)
+    return (0, 0) if drafter is None else (draft_bytes(drafter, cell), draft_kv_bytes_per_token(drafter, cell))
 
 
 def serving(cell: Cell, machine: Machine) -> Needs:
@@ -276,7 +276,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     in_triton = backends.in_triton(cell)
     gpu_least, gpu = (parts.fixed + int(parts.kv_token * number / fraction) for number in (request, tokens))
     uncertain = parts.uncertain
-    if vision.sees(cell) and fraction < 1:  # where the cache is there first, a visual engine finds what that leaves
+    if vision.sees(cell) and fraction < 1:  # the cache is allocated first, and a visual engine gets the rest
         more = fraction / (1 - fraction)
         crowded = parts.fixed + int(more * (shape.tower_bytes + parts.visual))
         uncertain += _VISUAL_ERROR * more * parts.visual if crowded > gpu_least else 0
@@ -293,8 +293,8 @@ def serving(cell: Cell, machine: Machine) -> Needs:
 
 def _adapter_cache(cell: Cell) -> int:
     """Host memory that each rank sets aside for adapters, in bytes."""
-    asked = _number(cell.settings["repository"].get("lora_cache_host_memory_bytes"))
-    return ADAPTER_CACHE if asked is None else int(asked)
+    setting = _number(cell.settings["repository"].get("lora_cache_host_memory_bytes"))
+    return ADAPTER_CACHE if setting is None else int(setting)
 
 
 def checking(cell: Cell, machine: Machine) -> Needs:
@@ -318,7 +318,7 @@ def build_host_bytes(engine: int) -> int:
 def building(cell: Cell, machine: Machine) -> Needs:
     """trtllm-build. Host: `workers * (5 GiB + 2 * engine)`, GPU: the engine and the context.
 
-    Every rank has a worker of its own. Logs of three builds from 0.8 on are within 10 % of it (docs/memory.md). No log is known of
+    Every rank has a worker of its own. Logs of three builds from 0.8 on are within 10% of it (docs/memory.md). No log is known of
     an engine that streams weights, whose GPU is smaller than they are.
     """
     ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
@@ -373,12 +373,12 @@ def converting(cell: Cell, _machine: Machine) -> Needs:
 
 
 def quantizing(cell: Cell, machine: Machine) -> Needs:
-    """The release's quantize.py, or our own worker where there is none, on as many GPUs as hold the 16-bit weights."""
+    """The release's quantize.py, or else our own worker, on as many GPUs as hold the 16-bit weights."""
     return quantizing_on(cell, machine, max(1, backends.quantizing_takes(cell, machine).gpus))
 
 
 def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
-    """The same, on so many GPUs."""
+    """The same, on this many GPUs."""
     shape = Shape.of(cell.recipe)
     weights, leaves = weights_bytes(shape, "bf16", 1, 1), checkpoint_bytes(cell)
     if backends.quantizes_by_script(cell, machine):
@@ -390,7 +390,7 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
             assumed=("host",),
         )
     rows = calibration_rows(cell)
-    asked = cell.settings["quantize"].get("batch_size")
+    setting = cell.settings["quantize"].get("batch_size")
     free = min((gpu.memory_bytes for gpu in machine.gpus), default=0) - context_bytes(machine)
     made = precision(cell.precision)
     measured = made.calibrated or kv_cache(cell) is not None
@@ -404,7 +404,7 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
         searches=made.searches,
         longest=rows["max_length"],
         rows=rows["samples"] if measured else 0,
-        asked=asked if isinstance(asked, int) else None,
+        asked=setting if isinstance(setting, int) else None,
         free=free,
     )
     return Needs(
@@ -426,9 +426,9 @@ def _share(shape: Shape, gpus: int) -> int:
 
 def calibration_rows(cell: Cell) -> Mapping[str, int]:
     """Most rows, and the most tokens of one."""
-    asked = backends.calibration(cell)
+    calibration = backends.calibration(cell)
     numbers = {"samples": MOST, "max_length": MOST}
-    return {name: int(_number(asked.get(name)) or usual) for name, usual in numbers.items()}
+    return {name: int(_number(calibration.get(name)) or usual) for name, usual in numbers.items()}
 
 
 def _release(machine: Machine) -> str:

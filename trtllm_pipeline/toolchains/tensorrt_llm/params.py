@@ -14,16 +14,16 @@ from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 
 SERVE_FILE: Final = "serve.json"
-"""What a repository stage leaves for `trtllm-serve`: its command line without its address."""
+"""Output of a repository stage for `trtllm-serve`: its command line without the address."""
 SETTINGS_FILE: Final = "llm_api.yaml"
-"""Beside it, settings of the LLM API that have no option of their own."""
+"""Next to it, the settings of the LLM API that have no option."""
 FRONTEND_TRITON: Final = "triton"
 FRONTEND_TRITON_OPENAI: Final = "triton_openai"
 """The OpenAI front end in Triton's images, with Triton in the same process."""
 NONE: Final = "none"
 """Precision of a KV cache that is not quantized."""
 PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
-"""Those with a Hugging Face form that the PyTorch backend loads."""
+"""Precisions with a Hugging Face format that the PyTorch backend loads."""
 _ENGINE_PRECISIONS: Final = tuple(dict.fromkeys(("fp16", "bf16", "fp32", *formats.PRECISIONS)))
 _FAMILY_HELP: Final = "architecture family: model_type of the model's config.json"
 _CACHE_HELP: Final = "precision of the KV cache; none is the model's own"
@@ -42,7 +42,9 @@ Prequantized = Annotated[
 ]
 Heads = Annotated[
     Literal["medusa", "eagle"] | None,
-    Param("heads that become part of the checkpoint, of the folder with the draft model", null="none", key_with=ITSELF),
+    Param(
+        "heads that become part of the checkpoint, of the directory with the draft model", null="none", key_with=ITSELF
+    ),
 ]
 Drafts = Annotated[
     Literal["draft", "medusa", "lookahead", "eagle"] | None,
@@ -117,7 +119,7 @@ class Checkpoint(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceCheckpoint(Parameters):
-    """Parameters of the stage that makes a quantized Hugging Face folder: the layout over GPUs is the runtime's business."""
+    """Parameters of the stage that makes a quantized Hugging Face directory: the layout over GPUs is the runtime's business."""
 
     precision: Annotated[str, Param("precision of the weights", choices=PYTORCH_PRECISIONS)]
     kv_cache_precision: Annotated[Literal["none", "fp8", "nvfp4"], Param(_CACHE_HELP)] = "none"
@@ -197,7 +199,7 @@ class EngineRepository(RepositorySettings):
     ] = field(default_factory=dict)
     triton_parameters: Annotated[
         dict[str, dict[str, Scalar]] | None,
-        Param("parameters of Triton models, added where the template lacks them, as MODEL.NAME=VALUE", key_with=ITSELF),
+        Param("parameters of Triton models, added if the template lacks them, as MODEL.NAME=VALUE", key_with=ITSELF),
     ] = None
     preferred_batch_size: Annotated[
         tuple[int, ...] | None,

@@ -15,7 +15,7 @@ from typing import Final
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse
 
@@ -27,9 +27,9 @@ class WeightsForm:
     precision: str
     """The precision whose kernels, GPUs and size it has."""
     pytorch: str | None = None
-    """First release whose PyTorch runtime reads it, None where none does."""
+    """First release whose PyTorch runtime reads it. None if none does."""
     sms: tuple[tuple[int, int], ...] = ()
-    """First and last compute capability that it works on, where that is less than the precision's."""
+    """First and last compute capability that it works on, if narrower than the precision's."""
     converters: Mapping[str, str] = field(default_factory=dict)
     """Family's script -> first release that converts it."""
     options: Mapping[str, bool] = field(default_factory=dict)
@@ -64,9 +64,9 @@ def computed(precision: str, recipe: Mapping[str, Json]) -> str:
 
 
 def form_of(cell: Cell) -> str | None:
-    """The form of a cell's weights, None where they are not taken as they are."""
-    found = cell.recipe.get("quantization")
-    return str(found) if cell.precision == AS_IS and found is not None else None
+    """The format of a cell's weights. None if they are not used as they are."""
+    value = cell.recipe.get("quantization")
+    return str(value) if cell.precision == AS_IS and value is not None else None
 
 
 def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
@@ -100,7 +100,7 @@ def _unloadable(name: str, form: WeightsForm | None, release: str, recipe: Mappi
 
 
 def _instead(name: str, form: WeightsForm | None, release: str, recipe: Mapping[str, Json]) -> Iterator[str]:
-    """What a release has instead for weights that its PyTorch runtime does not read."""
+    """A release's alternative for weights that its PyTorch runtime does not read."""
     if form is None:
         return
     engines = parse(release) <= parse(LAST_WITH_ENGINES)

@@ -18,7 +18,7 @@ from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS, load, table
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import Toolchain, lacks_tensorrt_llm
+from trtllm_pipeline.toolchains.catalog import Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, durations, engine_bench, llmapi, needs, rules
@@ -34,7 +34,7 @@ _READ: Final = {"triton": _SETTINGS, "trtllm_serve": _SETTINGS - {"decoupled"}}
 
 
 def _quantized(cell: Cell) -> bool:
-    """Whether we quantize it, the weights or the cache."""
+    """True if we quantize it, the weights or the cache."""
     return cell.precision != AS_IS and (cell.precision not in _UNQUANTIZED or case.kv_cache(cell) is not None)
 
 
@@ -63,12 +63,12 @@ def _repository(cell: Cell) -> WeightsRepository:
 
 
 def _speculation(cell: Cell) -> dict[str, Any]:
-    found = companions.speculation(cell)
-    if found is None:
+    speculation = companions.speculation(cell)
+    if speculation is None:
         return {}
-    method = str(found["method"])
-    length = companions.beyond_default(found, {"max_draft_len": DRAFT_LENGTHS.get(method, 0)})
-    return {"speculative": method, **length, "max_ngram_size": found["max_ngram_size"]}
+    method = str(speculation["method"])
+    length = companions.beyond_default(speculation, {"max_draft_len": DRAFT_LENGTHS.get(method, 0)})
+    return {"speculative": method, **length, "max_ngram_size": speculation["max_ngram_size"]}
 
 
 def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
@@ -82,7 +82,7 @@ def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequenc
 QUANTIZE: Final = Stage(
     name="quantize",
     version=1,
-    summary="quantize a model into a Hugging Face checkpoint, measuring activations where the precision needs it",
+    summary="quantize a model into a Hugging Face checkpoint, calibrating activations if the precision needs it",
     program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run_hugging_face",
     commands=_quantize,
     inputs={"model": "download"},
@@ -130,7 +130,7 @@ def _missing(machine: Machine) -> str | None:
 
 
 def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
-    """Why requests to Triton cannot ask for a cell's LoRA adapter, by the installed template; None where they can."""
+    """The reason why requests to Triton cannot select a cell's LoRA adapter, by the installed template. None if they can."""
     templates = installed(machine).templates
     if not companions.adapters(cell) or not backends.in_triton(cell) or machine.assumed or templates is None:
         return None
@@ -158,15 +158,15 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
 
 
 def _caveat(cell: Cell) -> str | None:
-    said = []
+    caveats = []
     if cell.settings["repository"]["sink_token_length"]:
-        said.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")
+        caveats.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")
     if cell.recipe.get("images") and backends.in_triton(cell):
-        said.append(
+        caveats.append(
             "asked with text alone, since Triton's model of the LLM API takes no images; "
             "settings.serve.frontend: trtllm_serve takes them"
         )
-    return "; ".join(said) or None
+    return "; ".join(caveats) or None
 
 
 TOOLCHAIN: Final = Toolchain(

@@ -1,4 +1,4 @@
-"""Releases of TensorRT-LLM: their order, and what changed with them besides options (those are in `options.py`)."""
+"""Releases of TensorRT-LLM: their order, and their changes other than options (those are in `options.py`)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Family:
     """An architecture family as the example scripts know it."""
 
     script: str
-    """Folder of its `convert_checkpoint.py`."""
+    """Directory of its `convert_checkpoint.py`."""
     since: str
-    """First release known to convert it from a Hugging Face folder."""
+    """First release known to convert it from a Hugging Face directory."""
     tensor_parallel: str = FIRST
     """First release that splits it over GPUs."""
     pipeline_parallel: str | None = FIRST
-    """First release that splits its layers over GPUs; None where none does."""
+    """First release that splits its layers over GPUs. None if none does."""
     expert_parallel: str | None = None
-    """First release that deals whole experts among GPUs; None where there are none."""
+    """First release that distributes whole experts over GPUs. None if there are none."""
     transformers: str | None = ""
     """First transformers that has the architecture itself, of a family whose repositories bring code: before, that code
-    is needed. "" where repositories bring none, None where no transformers has it."""
+    is needed. "" if repositories bring none, None if no transformers has it."""
     former_script: str | None = None
-    """That folder before 0.20, where it had another name."""
+    """That directory before 0.20, if it had another name."""
 
 
 _LLAMA: Final = Family("llama", "0.8")
@@ -70,17 +70,17 @@ FAMILIES: Final = {
 
 
 def brings_code(family: str) -> bool:
-    """Whether repositories of a family have code that a transformers may need to load it."""
+    """True if repositories of a family have code that a transformers may need to load it."""
     known = FAMILIES.get(family)
     return known is not None and known.transformers != ""
 
 
 _TRANSFORMERS: Final = {"0.10": "4.38.2"}
-"""What releases pin, where it is known and older than what a family of ours needs."""
+"""Versions that releases pin, if known and older than a family of ours needs."""
 
 
 def transformers_of(release: str) -> str | None:
-    """The version of transformers that a release pins; None where it is not known."""
+    """The version of transformers that a release pins. None if unknown."""
     version = parse(release)
     return _TRANSFORMERS.get(f"{version.major}.{version.minor}")
 
@@ -106,11 +106,11 @@ def at_least(release: str, since: str) -> bool:
 
 
 HEADS: Final = ("medusa", "eagle")
-"""What becomes part of a model by a `convert_checkpoint.py` of its own."""
+"""Parts of a model with a separate `convert_checkpoint.py`."""
 
 
 def convert_script(release: str, family: str, heads: str | None = None) -> str:
-    """Path of the `convert_checkpoint.py` of a family, or of the heads that it makes part of it, inside the folder
+    """Path of the `convert_checkpoint.py` of a family, or of the heads that it makes part of it, inside the directory
     `examples`.
     """
     if heads is not None:
@@ -122,11 +122,11 @@ def convert_script(release: str, family: str, heads: str | None = None) -> str:
 
 
 QUANTIZE_SCRIPT: Final = "quantization/quantize.py"
-"""Path inside the folder `examples`, in every release."""
+"""Path inside the directory `examples`, in every release."""
 
 
 def visual_script(release: str) -> str:
-    """Path inside the folder `examples` of what builds visual engines: renamed with 0.19, when images became one of several
+    """Path inside the directory `examples` of what builds visual engines: renamed with 0.19, when images became one of several
     kinds of input.
     """
     nested = "models/core/" * at_least(release, "0.20")
@@ -134,7 +134,7 @@ def visual_script(release: str) -> str:
 
 
 RUN_SCRIPT: Final = "run.py"
-"""Path inside the folder `examples`, in every release."""
+"""Path inside the directory `examples`, in every release."""
 
 
 def convert_tool(family: str, heads: str | None = None) -> str:

@@ -24,18 +24,18 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.lora import NO_ADAPTER
 from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.toolchains import companions, tiles
-from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
+from trtllm_pipeline.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.common_stages import images_asked
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import (
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import (
     AWQ_OF_EXPERTS,
     read_since,
     uneven_stages,
     unwritten,
 )
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, llmapi, options, prequantized, vision
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, llmapi, prequantized, program_options, vision
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
     FAMILIES,
@@ -49,7 +49,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
 from trtllm_pipeline.toolchains.tensorrt_llm.speculation import LOOKAHEAD, MODES
 
 Severity = Literal["error", "warning"]
-"""error: a program of TensorRT-LLM ends with an error, or has no such thing. warning: it goes on without what was asked
+"""error: a program of TensorRT-LLM fails, or lacks the feature. warning: it continues without the request
 for, so that something else would be measured than the cell says."""
 
 Check = Callable[[Case], str | None]
@@ -76,7 +76,7 @@ _NOT_PLANNED: Final = {
 WITHOUT_OWN_LAYERS: Final = frozenset(
     {*FAMILIES, "gemma3", "gemma3_text", "gpt_oss", "internvl_chat", "llama4", "llava", "llava_next", "qwen2_5_vl"}
 )
-"""Families whose models have no layers of their own that draft; of others config.json or a recipe tells."""
+"""Families whose models have no draft layers. For others, config.json or a recipe has the number."""
 _SPECULATION_SINCE: Final = {"draft": "0.18", "eagle": "0.17", "lookahead": "0.19"}
 _SPECULATION_SERVED: Final = "0.20"
 _SPECULATION_PRECISIONS: Final = {
@@ -105,13 +105,13 @@ class Rule:
     since: str | None
     """First release with it, None for all from the first on. `0.19` counts every build of that line."""
     before: str | None
-    """First release without it, None where none is known."""
+    """First release without it. None if unknown."""
     what: str
-    """What it finds, in half a sentence."""
+    """The fault it finds, as a phrase."""
     source: str
-    """Who says so."""
+    """The source."""
     hint: str
-    """What to do about it."""
+    """The remedy."""
     check: Check
 
     def holds_in(self, release: str) -> bool:
@@ -152,11 +152,11 @@ _OF_MODEL: Final = frozenset(
         *("TLM207", "TLM208", "TLM305", "TLM601", "TLM605", "TLM606"),
     )
 )
-"""Rules about a model, a precision and a layout, whatever a matrix sets beside them."""
+"""Rules about a model, a precision and a parallelism, for any settings."""
 
 
 def takes_model(cell: Cell, machine: Machine) -> bool:
-    """Whether the cell's toolchain has its model in its precision and layout. The machine has TensorRT-LLM."""
+    """True if the cell's toolchain has its model in its precision and parallelism. The machine has TensorRT-LLM."""
     assert machine.tensorrt_llm is not None
     case = Case.of(cell, machine, machine.tensorrt_llm, None)
     rules = _rules_of(cell.toolchain, case.release)
@@ -166,13 +166,13 @@ def takes_model(cell: Cell, machine: Machine) -> bool:
 def refusal(cell: Cell, machine: Machine, installed_help: str | None = None) -> tuple[Rule, str] | None:
     """The first rule of the release that `cell` breaks, with its words, or None. The machine has TensorRT-LLM.
 
-    `installed_help` is what the installed `trtllm-build --help` prints, where there is one to ask.
+    `installed_help` is the output of the installed `trtllm-build --help`, if it is installed.
     """
     assert machine.tensorrt_llm is not None
     case = Case.of(cell, machine, machine.tensorrt_llm, installed_help)
     for each in _rules_of(cell.toolchain, case.release):
-        if (said := each.check(case)) is not None:
-            return each, said
+        if (fault := each.check(case)) is not None:
+            return each, fault
     return None
 
 
@@ -180,8 +180,8 @@ def infeasible(cell: Cell, machine: Machine, installed_help: str | None = None) 
     """Why `cell` can never work on `machine`, and what to do, or None; for both toolchains of TensorRT-LLM."""
     if machine.tensorrt_llm is None:
         return "TensorRT-LLM is not installed"
-    found = refusal(cell, machine, installed_help)
-    return None if found is None else "; ".join(filter(None, (found[1], found[0].hint)))
+    reason = refusal(cell, machine, installed_help)
+    return None if reason is None else "; ".join(filter(None, (reason[1], reason[0].hint)))
 
 
 @lru_cache(maxsize=64)
@@ -203,7 +203,7 @@ def no_builder(case: Case) -> str | None:
     """
     if not at_least(case.release, FIRST):
         return f"TensorRT-LLM {case.release}: engines are built this way since {FIRST}"
-    # What is installed decides, not the number of the release.
+    # The installation decides, not the number of the release.
     return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
 
 
@@ -222,7 +222,7 @@ def no_family(case: Case) -> str | None:
 
 @rule("TLM103", "use the toolchain tensorrt_llm", toolchains=(PYTORCH,), before=FIRST_PYTORCH)
 def no_pytorch(case: Case) -> str | None:
-    """The PyTorch runtime before 1.0, where it was a preview. Source: release notes."""
+    """The PyTorch runtime before 1.0, when it was a preview. Source: release notes."""
     return f"TensorRT-LLM {case.release}: its PyTorch backend is for use since {FIRST_PYTORCH}"
 
 
@@ -264,23 +264,23 @@ def needs_code(case: Case) -> str | None:
     why = f"family {case.family}{_LATER.get(case.family, '')}: no transformers has it"
     if family.transformers is not None:
         # Where transformers has the architecture itself, the download takes the references to code away.
-        found = case.installed.transformers or transformers_of(case.release)
-        if found is None or parse(found) >= parse(family.transformers):
+        transformers = case.installed.transformers or transformers_of(case.release)
+        if transformers is None or parse(transformers) >= parse(family.transformers):
             return None
-        why = f"family {case.family}: transformers has it since {family.transformers}, here is {found}"
+        why = f"family {case.family}: transformers has it since {family.transformers}, here is {transformers}"
     source = recipe["source"]
     assert isinstance(source, dict)
     untrusted = _untrusted(case.cell.model, trusted_code(source), recipe.get("code"))
     return None if untrusted is None else f"{why}; Python code of the model's repository loads it, {untrusted}"
 
 
-HUB_UNASKED: Final = "its hub, which tells the files' SHA-256, cannot be asked now"
+HUB_UNASKED: Final = "its hub, which has the files' SHA-256, cannot be reached now"
 
 
 def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None:
     """Which code of a model is not trusted, and what to do; None where all that is `trusted` is what is there.
 
-    `code` has `files` and `page`, see `planning.pins`; None where nobody can tell now, and the download decides.
+    `code` has `files` and `page`, see `planning.pins`. None if unknown now: the download decides.
     """
     if not isinstance(code, dict):
         return None if trusted else f"and {HUB_UNASKED}"
@@ -291,11 +291,11 @@ def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None
     other = sorted(name for name in trusted if trusted[name] != files.get(name))
     if trusted and not other:
         return None
-    said = "which is not trusted yet"
+    reason = "which is not trusted yet"
     if other:
-        said = f"and {other[0]} is not the file that settings.download.trust_remote_code names"
+        reason = f"and {other[0]} is not the file that settings.download.trust_remote_code names"
     lines = llmapi.to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
-    return f"{said}; read {page}, then let the matrix say:\n{lines}"
+    return f"{reason}; read {page}, then let the matrix say:\n{lines}"
 
 
 @rule(
@@ -308,9 +308,9 @@ def as_is(case: Case) -> str | None:
     a cache of another precision than theirs. Source: the scripts for Llama and Qwen; `_update_from_hf_quant_config` in
     llm_utils.py.
     """
-    asked = case.cell.settings["quantize"]["kv_cache_precision"]
-    if case.cell.precision == AS_IS and asked is not None:
-        return f"settings.quantize.kv_cache_precision {asked}: precision {AS_IS} quantizes nothing, the files say the cache too"
+    setting = case.cell.settings["quantize"]["kv_cache_precision"]
+    if case.cell.precision == AS_IS and setting is not None:
+        return f"settings.quantize.kv_cache_precision {setting}: precision {AS_IS} quantizes nothing, the files say the cache too"
     return prequantized.unreadable(case.cell, case.release, case.sm)
 
 
@@ -325,7 +325,7 @@ def no_vision(case: Case) -> str | None:
 @rule("TLM108", f"the toolchain {ENGINES} converts it", toolchains=(PYTORCH,), before="1.3")
 def engines_only(case: Case) -> str | None:
     """A family of the engines' converters that the PyTorch runtime lacks, before 1.3. Source: its list of supported models, of
-    1.0.0 and later. Of families that nothing converts, recipes say it.
+    1.0.0 and later. For families without a converter, recipes have it.
     """
     if case.family not in _ENGINES_ONLY:
         return None
@@ -360,13 +360,13 @@ def no_precision(case: Case) -> str | None:
     """A precision that no script of the release makes. Source: the choices of `--qformat` and of the converters."""
     precision, release = case.precision, case.release
     if case.route == "quantize" and precision not in PLAIN:
-        made = options.known("quantize.py", release)["--qformat"].choices or ()
+        made = program_options.known("quantize.py", release)["--qformat"].choices or ()
         if precision not in made:
             return f"precision {precision}: TensorRT-LLM {release} makes {', '.join(map(str, made))}"
     elif precision in WEIGHT_ONLY:
         tool = convert_tool(case.family)
-        name = next(name for name in _WEIGHT_ONLY_OPTIONS if options.exists(tool, release, name))
-        if not options.accepts(tool, release, name, WEIGHT_ONLY[precision]):
+        name = next(name for name in _WEIGHT_ONLY_OPTIONS if program_options.exists(tool, release, name))
+        if not program_options.accepts(tool, release, name, WEIGHT_ONLY[precision]):
             return f"precision {precision}: TensorRT-LLM {release} cannot convert {case.family} to it"
     return None
 
@@ -453,13 +453,13 @@ def cache_type(case: Case) -> str | None:
     """An unquantized cache of another data type than the model's. Source: the builder makes the cache of the data type of
     attention.
     """
-    asked, dtype = (
+    setting, dtype = (
         case.cell.settings["quantize"]["kv_cache_precision"],
         commands.data_type(case.precision, case.family),
     )
-    if asked is None or case.kv is not None or PLAIN[str(asked)] == dtype:
+    if setting is None or case.kv is not None or PLAIN[str(setting)] == dtype:
         return None
-    return f"settings.quantize.kv_cache_precision {asked}: a cache that is not quantized is {dtype}, as the model"
+    return f"settings.quantize.kv_cache_precision {setting}: a cache that is not quantized is {dtype}, as the model"
 
 
 # ------------------------------------------------------------------------------------------------ TLM3: checkpoints
@@ -484,22 +484,22 @@ def script_options(case: Case) -> str | None:
         )
     problems: list[str] = []
     for name, value in extra.items():
-        if options.has(other, case.release, name) and not options.has(tool, case.release, name):
+        if program_options.has(other, case.release, name) and not program_options.has(tool, case.release, name):
             theirs, ours = other.partition(":")[0], tool.partition(":")[0]
             problems.append(f"{name}: {theirs} has it, {ours} makes this cell; an `override` gives it to others alone")
         else:
-            problems += options.check_extra(tool, case.release, {name: value})
+            problems += program_options.check_extra(tool, case.release, {name: value})
     return "; ".join(f"settings.quantize.options.{problem}" for problem in problems) or None
 
 
 @rule(
     "TLM302",
-    "the examples of the same release make them, where TENSORRT_LLM_EXAMPLES names their folder; `pipeline doctor` says what "
+    "the examples of the same release make them, where TENSORRT_LLM_EXAMPLES names their directory; `pipeline doctor` says what "
     "is looked for",
 )
 def not_by_model_optimizer(case: Case) -> str | None:
-    """Checkpoints that Model Optimizer has to make and cannot: where the example scripts are missing, and calibrated ones
-    at 0.10. Source: `get_calib_dataloader` of 0.10.0, which knows pileval and CNN/DailyMail and no folder.
+    """Checkpoints that Model Optimizer has to make and cannot: if the example scripts are missing, and calibrated ones
+    at 0.10. Source: `get_calib_dataloader` of 0.10.0, which knows pileval and CNN/DailyMail and no directory.
     """
     why = _without_scripts(case)
     if why is None:
@@ -516,9 +516,9 @@ def not_by_model_optimizer(case: Case) -> str | None:
 
 
 def _without_scripts(case: Case) -> str | None:
-    """Why Model Optimizer makes a checkpoint for engines and no script of the release, in words; None where a script does."""
+    """The reason why Model Optimizer makes a checkpoint for engines and no script of the release. None if a script does."""
     if case.installed.examples is None:
-        return "there are no example scripts of TensorRT-LLM"
+        return "the example scripts of TensorRT-LLM are missing"
     if case.route == "quantize" and not commands.calibrates_as_told(case.release):
         return f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
     return None
@@ -572,7 +572,7 @@ def build_options(case: Case) -> str | None:
     """Options that `trtllm-build` of the release, or the one that is installed, does not take. Source: the table of
     options; `trtllm-build --help`.
     """
-    problems = options.check_extra("trtllm-build", case.release, case.build, case.installed_help)
+    problems = program_options.check_extra("trtllm-build", case.release, case.build, case.installed_help)
     return "; ".join(f"settings.build.{problem}" for problem in problems) or None
 
 
@@ -581,10 +581,10 @@ def context_fmha_off(case: Case) -> str | None:
     """`context_fmha: disable` with `use_paged_context_fmha` or `use_fp8_context_fmha` on. Source: `build` in builder.py,
     which turns both off from 0.19 on; the attention plugin before.
     """
-    asked = [name for name in ("use_paged_context_fmha", "use_fp8_context_fmha") if case.switch(name)]
-    if case.switch("context_fmha") is not False or not asked:
+    items = [name for name in ("use_paged_context_fmha", "use_fp8_context_fmha") if case.switch(name)]
+    if case.switch("context_fmha") is not False or not items:
         return None
-    return f"settings.build.{asked[0]} enable contradicts settings.build.context_fmha disable"
+    return f"settings.build.{items[0]} enable contradicts settings.build.context_fmha disable"
 
 
 @rule("TLM403", "turn one of them off")
@@ -597,7 +597,7 @@ def streaming_with_paged(case: Case) -> str | None:
     return "settings.build.use_paged_context_fmha enable contradicts settings.build.streamingllm enable"
 
 
-@rule("TLM404", "leave it out: it is on where it can be")
+@rule("TLM404", "leave it out: it is on if possible")
 def fp8_attention(case: Case) -> str | None:
     """`use_fp8_context_fmha` without FP8 activations and an FP8 cache, or on a GPU that the release has no kernels for.
     Source: `build` in builder.py; the attention operator's own checks.
@@ -617,7 +617,7 @@ def fp8_attention(case: Case) -> str | None:
     )
 
 
-@rule("TLM405", "leave it out: it is on where it can be")
+@rule("TLM405", "leave it out: it is on if possible")
 def paged_int8(case: Case) -> str | None:
     """`use_paged_context_fmha` with an INT8 KV cache. Source: `build` in builder.py: a RuntimeError at first, turned off
     from 0.19 on.
@@ -668,7 +668,7 @@ def paged_turned_off(case: Case) -> str | None:
     )
 
 
-@rule("TLM409", "turn both off, or leave the latter on where the GPU has it", severity="warning")
+@rule("TLM409", "turn both off, or leave the latter on if the GPU has it", severity="warning")
 def paged_turns_fp8_on(case: Case) -> str | None:
     """`use_paged_context_fmha` on and `use_fp8_context_fmha` off, with FP8 activations and an FP8 KV cache. Source:
     `build` in builder.py, from 0.11 to 1.3.0rc3: the latter is turned on, with a warning.
@@ -817,7 +817,7 @@ def device_ids(case: Case) -> str | None:
     toolchains=(PYTORCH,),
 )
 def engine_settings(case: Case) -> str | None:
-    """Options for engines where there is none. Source: the PyTorch runtime loads weights as they are."""
+    """Options for engines in a cell without an engine. Source: the PyTorch runtime loads weights as they are."""
     if case.build:
         return f"settings.build.{next(iter(case.build))}: the PyTorch backend builds no engine"
     if case.cell.settings["quantize"].get("options"):
@@ -837,43 +837,43 @@ def image_prompts(case: Case) -> str | None:
     Triton's LLM API model, or with a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
     images; inputs of the template `llmapi`, issue 8945 of Triton's server for 1.2.1.
     """
-    asked = images_asked(case.cell)
-    if asked is None:
+    images = images_asked(case.cell)
+    if images is None:
         return None
     if vision.sees(case.cell):
         return None  # TLM512 looks at them
     if case.cell.toolchain == ENGINES:
-        return f"{asked}: no visual engine of family {case.family} is built here"
+        return f"{images}: no visual engine of family {case.family} is built here"
     if case.in_triton:
-        return f"{asked}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
+        return f"{images}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
     if not case.cell.recipe.get("images"):
-        return f"{asked}: the recipe of {case.cell.model} does not say that it takes images"
+        return f"{images}: the recipe of {case.cell.model} does not say that it takes images"
     return None
 
 
 @rule("TLM512", "docs/models.md has what engines of models with images take")
 def visual_engine(case: Case) -> str | None:
-    """A model with images on engines, where the release's templates do not take them, or not with these settings. Source:
+    """A model with images on engines, if the release's templates do not take them, or not with these settings. Source:
     `preprocessing` and `multimodal_encoders` of the templates; issues 2714 and 7247 (trtllm-serve), 8207 of Triton's server
     (its OpenAI front end).
     """
-    found, cell, family = vision.FAMILIES.get(case.family), case.cell, case.family
-    if found is None:
+    encoder, cell, family = vision.FAMILIES.get(case.family), case.cell, case.family
+    if encoder is None:
         return None
     frontend = cell.settings["serve"]["frontend"]
     if frontend != FRONTEND_TRITON:
         served = "trtllm-serve has no place for a visual engine" if not case.in_triton else "it passes on text alone"
         return f"settings.serve.frontend {frontend}: {served}"
-    if not at_least(case.release, found.since):
-        return f"family {family}: Triton's templates take its images since {found.since}, this is {case.release}"
+    if not at_least(case.release, encoder.since):
+        return f"family {family}: Triton's templates take its images since {encoder.since}, this is {case.release}"
     if cell.precision not in vision.PRECISIONS or case.kv is not None:
         what = f"with a cache of {case.kv}" if cell.precision in vision.PRECISIONS else cell.precision
         return (
             f"precision {what}: models with images are converted to {', '.join(vision.PRECISIONS)} with a cache of FP16"
         )
-    if found.vocabulary not in (None, case.shape.vocab_size):
+    if encoder.vocabulary not in (None, case.shape.vocab_size):
         return (
-            f"family {family}: preprocessing of the templates has {found.vocabulary} tokens written in it, and "
+            f"family {family}: preprocessing of the templates has {encoder.vocabulary} tokens written in it, and "
             f"{cell.model} has {case.shape.vocab_size}"
         )
     if cell.pp > 1:
@@ -883,19 +883,19 @@ def visual_engine(case: Case) -> str | None:
     if companions.speculation(cell) is not None:
         return "settings.speculative: how engines draft tokens for a prompt with an image is not known here"
     if case.repository("enable_kv_cache_reuse"):
-        return "settings.repository.enable_kv_cache_reuse: images stand in prompts as the same numbers, and would be mixed up"
-    return _wrong_image(case, found)
+        return "settings.repository.enable_kv_cache_reuse: all images have the same token ids in prompts, and would be mixed up"
+    return _wrong_image(case, encoder)
 
 
 def _wrong_image(case: Case, found: vision.Vision) -> str | None:
-    """Why a made-up image of the cell cannot be asked about, or None."""
+    """The reason why a synthetic image of the cell cannot be used, or None."""
     images = case.cell.settings["perf"]["images"]
-    asked, name = ImagesAsked.parse(str(images or f"1@{found.image}")), "settings.perf.images: " if images else ""
-    if asked.count > 1:
-        return f"{name}{asked.count} images: Triton's templates take one with a prompt of {case.family}"
+    parse, name = ImagesAsked.parse(str(images or f"1@{found.image}")), "settings.perf.images: " if images else ""
+    if parse.count > 1:
+        return f"{name}{parse.count} images: Triton's templates take one with a prompt of {case.family}"
     if (case.repository("max_num_images") or 1) > 1:
         return f"settings.repository.max_num_images: Triton's templates take one with a prompt of {case.family}"
-    return _large_image(case, asked, name, vision.image_tokens)
+    return _large_image(case, parse, name, vision.image_tokens)
 
 
 @rule("TLM513", "take smaller images, fewer, or longer lengths", toolchains=(PYTORCH,))
@@ -903,10 +903,10 @@ def image_tokens(case: Case) -> str | None:
     """Images of `settings.perf.images` that take all tokens of a prompt, or more, of families of which it is known: qwen2_vl,
     qwen2_5_vl and gemma3. Source: the models' processors.
     """
-    asked = case.cell.settings["perf"]["images"]
-    if not asked:
+    setting = case.cell.settings["perf"]["images"]
+    if not setting:
         return None
-    return _large_image(case, ImagesAsked.parse(str(asked)), "settings.perf.images: ", vision.pytorch_image_tokens)
+    return _large_image(case, ImagesAsked.parse(str(setting)), "settings.perf.images: ", vision.pytorch_image_tokens)
 
 
 def _large_image(
@@ -944,8 +944,8 @@ def layout(case: Case) -> str | None:
     shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
     if tp * pp > gpus:
         return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
-    said = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, tp)
-    return said or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
+    uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, tp)
+    return uneven or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
 
 
 @rule("TLM602", toolchains=_BOTH)
@@ -989,7 +989,7 @@ def memory(case: Case) -> str | None:
     weights, cache = least_bytes(
         case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
     )
-    if case.in_triton and options.exists("trtllm-build", case.release, "--weight_streaming"):
+    if case.in_triton and program_options.exists("trtllm-build", case.release, "--weight_streaming"):
         weights = int(weights * kept_weights(cell))
     if smallest is None or weights + cache <= smallest:
         return None
@@ -1031,11 +1031,11 @@ def groups(case: Case) -> str | None:
         assert isinstance(extra, dict)
         size = extra.get(_BLOCK_SIZE, extra.get(f"--{_BLOCK_SIZE}"))
     widths = _split_widths(case)
-    said = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, precision=case.shown)
-    if said is None or form != "int4_awq" or not scripts:
-        return said
+    cut = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, precision=case.shown)
+    if cut is None or form != "int4_awq" or not scripts:
+        return cut
     smaller = tiles.cut(tiles.grouped(tile, _SMALL_BLOCK), widths, cell.tp, cell.ep, precision=case.shown)
-    return said if smaller else f"{said}, and tp{cell.tp} with settings.quantize.options.{_BLOCK_SIZE}: {_SMALL_BLOCK}"
+    return cut if smaller else f"{cut}, and tp{cell.tp} with settings.quantize.options.{_BLOCK_SIZE}: {_SMALL_BLOCK}"
 
 
 def _split_widths(case: Case) -> tiles.Widths:
@@ -1057,11 +1057,11 @@ def check_lengths(case: Case) -> str | None:
     """`settings.check.max_tokens` that leaves no place for a prompt in the cell's engine. Source: `_check_inputs` of
     model_runner_cpp.py, by which run.py refuses.
     """
-    asked, cell = case.cell.settings["check"]["max_tokens"], case.cell
+    setting, cell = case.cell.settings["check"]["max_tokens"], case.cell
     longest = cell.isl + cell.osl + (case.drafting.added if case.drafting else 0)
-    if not isinstance(asked, int) or asked < longest:
+    if not isinstance(setting, int) or setting < longest:
         return None
-    return f"settings.check.max_tokens {asked}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
+    return f"settings.check.max_tokens {setting}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
 
 
 # ------------------------------------------------------------------------------------------ TLM7: speculative decoding
@@ -1077,32 +1077,36 @@ def speculation(case: Case) -> str | None:
     `--speculative_decoding_mode` of trtllm-build and examples/prompt_lookup, which is a program of its own, for engines;
     `DecodingBaseConfig` and its subclasses for PyTorch; Triton's tutorial on speculative decoding, for EAGLE-2.
     """
-    found = companions.speculation(case.cell)
-    if found is not None and (why := _NOT_PLANNED.get(str(found["method"]))) is not None:
-        return f"settings.speculative.method {found['method']}: {why}"
-    if found is None or (found["method"] in MODES) is (case.cell.toolchain == ENGINES) or found["method"] == "draft":
+    speculation = companions.speculation(case.cell)
+    if speculation is not None and (why := _NOT_PLANNED.get(str(speculation["method"]))) is not None:
+        return f"settings.speculative.method {speculation['method']}: {why}"
+    if (
+        speculation is None
+        or (speculation["method"] in MODES) is (case.cell.toolchain == ENGINES)
+        or speculation["method"] == "draft"
+    ):
         return None
     backend = "engines have" if case.cell.toolchain == ENGINES else "the PyTorch backend has"
-    return f"settings.speculative.method {found['method']}: {backend} no such way to draft"
+    return f"settings.speculative.method {speculation['method']}: {backend} no such way to draft"
 
 
-@rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a folder", toolchains=_BOTH)
+@rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a directory", toolchains=_BOTH)
 def draft_model(case: Case) -> str | None:
     """A method that takes a draft model, without one, or with a head that the model's recipe knows for another method. Source:
     `DecodingBaseConfig` and its subclasses of the LLM API; the converters of examples/medusa and examples/eagle; recipes.
     """
-    found = companions.speculation(case.cell)
-    if found is None or found["method"] not in WITH_DRAFT_MODEL:
+    speculation = companions.speculation(case.cell)
+    if speculation is None or speculation["method"] not in WITH_DRAFT_MODEL:
         return None
-    method, heads = str(found["method"]), companions.known_heads(case.cell)
+    method, heads = str(speculation["method"]), companions.known_heads(case.cell)
     known = f"; known for {case.cell.model}: {', '.join(heads[method])}" if method in heads else ""
-    if found["model"] is None:
+    if speculation["model"] is None:
         return f"settings.speculative.method {method} takes a draft model, and settings.speculative.model names none{known}"
-    name = str(found["model"]).partition("@")[0].lower()
+    name = str(speculation["model"]).partition("@")[0].lower()
     taken = next((of for of, names in heads.items() if name in map(str.lower, names)), method)
     if taken == method:
         return None
-    return f"settings.speculative.model {found['model']} is a head of the method {taken}, this is {method}{known}"
+    return f"settings.speculative.model {speculation['model']} is a head of the method {taken}, this is {method}{known}"
 
 
 @rule("TLM703", "name it in one of the two", toolchains=_BOTH)
@@ -1136,7 +1140,7 @@ def speculation_twice(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def lora(case: Case) -> str | None:
-    """A LoRA adapter where the release, or what answers, has no way to ask for one. Source: inputs of the Triton models; pull
+    """A LoRA adapter, if the release or its frontend has no way to request one. Source: inputs of the Triton models; pull
     request 14079, by which the LLM API's model has some; `lora_request` of trtllm-serve; options of Triton's OpenAI front end.
     """
     if not companions.adapters(case.cell):
@@ -1175,8 +1179,8 @@ def speculation_family(case: Case) -> str | None:
     """`mtp` of a model whose family has no layers of its own that draft. Source: the model types in `MTPForCausalLM` of
     modeling_speculative.py, around 1.0 to 1.3, of which it is none.
     """
-    found = companions.speculation(case.cell)
-    if found is None or found["method"] != "mtp" or case.family not in WITHOUT_OWN_LAYERS:
+    speculation = companions.speculation(case.cell)
+    if speculation is None or speculation["method"] != "mtp" or case.family not in WITHOUT_OWN_LAYERS:
         return None
     return f"settings.speculative.method mtp: models of the family {case.family} have no layers of their own that draft"
 
@@ -1188,14 +1192,12 @@ def speculation_family(case: Case) -> str | None:
 )
 def speculation_settings(case: Case) -> str | None:
     """A setting of speculative decoding that the cell's method does not read. Source: the arguments of each method."""
-    found = companions.speculation(case.cell)
-    if found is None:
+    speculation = companions.speculation(case.cell)
+    if speculation is None:
         return None
     for name, methods in companions.READ_BY.items():
-        if found.get(name) is not None and found["method"] not in methods:
-            return (
-                f"settings.speculative.{name}: {found['method']} has no use for it, {' and '.join(sorted(methods))} may"
-            )
+        if speculation.get(name) is not None and speculation["method"] not in methods:
+            return f"settings.speculative.{name}: {speculation['method']} has no use for it, {' and '.join(sorted(methods))} may"
     return None
 
 
@@ -1205,13 +1207,13 @@ def speculation_release(case: Case) -> str | None:
     `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
     examples/draft_target_model, of 0.18; the templates of 0.19, which name the sizes of lookahead.
     """
-    found = case.drafting
-    if found is None:
+    draft = case.drafting
+    if draft is None:
         return None
-    method, release = f"settings.speculative.method {found.method}", case.release
-    if not options.accepts("trtllm-build", release, "--speculative_decoding_mode", MODES[found.method]):
+    method, release = f"settings.speculative.method {draft.method}", case.release
+    if not program_options.accepts("trtllm-build", release, "--speculative_decoding_mode", MODES[draft.method]):
         return f"{method}: trtllm-build of TensorRT-LLM {release} has no such mode"
-    since = _SPECULATION_SINCE.get(found.method)
+    since = _SPECULATION_SINCE.get(draft.method)
     if since is not None and not at_least(release, since):
         return f"{method}: it is known to be served from TensorRT-LLM {since} on, this is {release}"
     return None
@@ -1219,17 +1221,17 @@ def speculation_release(case: Case) -> str | None:
 
 @rule("TLM713", "take one of those, or another method")
 def speculation_model(case: Case) -> str | None:
-    """Medusa or EAGLE heads for a model that is no Llama, a precision or a LoRA adapter that a method is not documented
+    """Medusa or EAGLE heads for a model that is not a Llama, a precision or a LoRA adapter that a method is not documented
     with, or heads without the release's example scripts. Source: the converters of examples/medusa and examples/eagle; the support matrices of
     their READMEs and of examples/lookahead and examples/draft_target_model.
     """
-    found = case.drafting
-    if found is None:
+    draft = case.drafting
+    if draft is None:
         return None
-    method = f"settings.speculative.method {found.method}"
+    method = f"settings.speculative.method {draft.method}"
     if case.heads and case.family != "llama":
         return f"{method}: heads are converted with Llama models, this is {case.family}"
-    known = _SPECULATION_PRECISIONS[found.method]
+    known = _SPECULATION_PRECISIONS[draft.method]
     if case.cell.precision not in known:
         return f"{method}: it is documented with {', '.join(known)}, this is {case.shown}"
     if case.heads == "eagle" and case.kv is not None:
@@ -1239,7 +1241,7 @@ def speculation_model(case: Case) -> str | None:
     scripts = case.installed.examples is not None and commands.calibrates_as_told(case.release)
     if case.heads and (case.installed.examples is None or (case.route == "quantize" and not scripts)):
         return f"{method}: its checkpoint is made by example scripts of TensorRT-LLM, which are not there"
-    quantizes = options.exists("quantize.py", case.release, "--medusa_model_dir")
+    quantizes = program_options.exists("quantize.py", case.release, "--medusa_model_dir")
     if case.heads and case.route == "quantize" and not quantizes:
         return f"{method}: quantize.py of TensorRT-LLM {case.release} takes no heads"
     return None
@@ -1251,29 +1253,29 @@ def speculation_layout(case: Case) -> str | None:
     where two engines take the orchestrator mode of Triton's backend, which is not planned. Source: support matrices of the
     examples' READMEs.
     """
-    found = case.drafting
-    if found is None:
+    draft = case.drafting
+    if draft is None:
         return None
-    method, cell = f"settings.speculative.method {found.method}", case.cell
+    method, cell = f"settings.speculative.method {draft.method}", case.cell
     if case.sm is not None and case.sm < _SPECULATION_SM:
         return f"{method} needs SM {_SPECULATION_SM} or newer, this is SM {case.sm}"
     if cell.pp > 1:
         return f"{method} has no pipeline stages, this is pp{cell.pp}"
-    if found.method == "draft" and cell.tp > 1:
+    if draft.method == "draft" and cell.tp > 1:
         return f"{method}: two engines are planned on one GPU, this is tp{cell.tp}"
     return None
 
 
 @rule("TLM715")
 def speculation_server(case: Case) -> str | None:
-    """What speculative decoding with engines excludes: beams, a cache without pages, batching other than fused in-flight
+    """Settings that speculative decoding with engines excludes: beams, a cache without pages, batching other than fused in-flight
     batching; `trtllm-serve` with a draft model or EAGLE; streaming, or no reuse of the KV cache, with a draft model.
     Source: the examples' READMEs; `TrtGptModelInflightBatching`; decode.py of tensorrt_llm_bls; llm_args.py of 0.20 and 1.1.
     """
-    found = case.drafting
-    if found is None:
+    draft = case.drafting
+    if draft is None:
         return None
-    method = f"settings.speculative.method {found.method}"
+    method = f"settings.speculative.method {draft.method}"
     beams = max(_whole(case.option("max_beam_width", 1)) or 1, _whole(case.repository("max_beam_width")) or 1)
     if beams > 1:
         return f"{method} takes one beam, max_beam_width is {beams}"
@@ -1282,13 +1284,13 @@ def speculation_server(case: Case) -> str | None:
     strategy = case.repository("batching_strategy")
     if case.in_triton and strategy not in {None, "inflight_fused_batching"}:
         return f"{method} takes settings.repository.batching_strategy inflight_fused_batching, this is {strategy}"
-    if not case.in_triton and found.method in {"draft", "eagle"}:
+    if not case.in_triton and draft.method in {"draft", "eagle"}:
         return (
             f"{method}: trtllm-serve has it for PyTorch alone; settings.serve.frontend: triton serves it with engines"
         )
     if not case.in_triton and not at_least(case.release, _SPECULATION_SERVED):
         return f"{method}: trtllm-serve is known to take it from {_SPECULATION_SERVED} on, this is {case.release}"
-    if found.method != "draft":
+    if draft.method != "draft":
         return None
     if case.cell.settings["serve"]["frontend"] != "triton":
         return f"{method}: requests name how many tokens to draft, which Triton's OpenAI front end cannot; take triton"
@@ -1307,14 +1309,14 @@ def speculation_sizes(case: Case) -> str | None:
     """More than 256 drafted tokens, or than 512 requests, with EAGLE; lookahead sizes that draft nothing. Source: `build` in
     builder.py; README of examples/lookahead.
     """
-    found = case.drafting
-    if found is None:
+    draft = case.drafting
+    if draft is None:
         return None
-    if found.method == "eagle" and found.length > _EAGLE_TOKENS:
-        return f"settings.speculative.max_draft_len {found.length}: eagle drafts {_EAGLE_TOKENS} tokens at most"
-    if found.method == "eagle" and case.cell.max_batch_size > _EAGLE_BATCH:
+    if draft.method == "eagle" and draft.length > _EAGLE_TOKENS:
+        return f"settings.speculative.max_draft_len {draft.length}: eagle drafts {_EAGLE_TOKENS} tokens at most"
+    if draft.method == "eagle" and case.cell.max_batch_size > _EAGLE_BATCH:
         return f"max_batch_size {case.cell.max_batch_size}: eagle takes {_EAGLE_BATCH} requests at most"
-    if found.method == "lookahead" and found.length < 1:
+    if draft.method == "lookahead" and draft.length < 1:
         sizes = ", ".join(str(case.repository(name)) for name in LOOKAHEAD)
         return f"settings.repository.lookahead_*: sizes of {sizes} draft nothing; the smallest that do are 2, 2, 1"
     return None
@@ -1325,13 +1327,13 @@ def speculation_build(case: Case) -> str | None:
     """`max_num_tokens` below what a full batch drafts in a pass, or EAGLE with `use_paged_context_fmha: disable`. Source:
     `build` in builder.py, which raises the one and turns on the other.
     """
-    found = case.drafting
-    if found is None:
+    draft = case.drafting
+    if draft is None:
         return None
-    least, asked = least_tokens(case.cell), _whole(case.cell.settings["build"]["max_num_tokens"])
-    if asked is not None and asked < least:
-        return f"settings.build.max_num_tokens {asked}: {found.method} takes {least} in a pass here"
-    if found.method == "eagle" and case.switch("use_paged_context_fmha") is False:
+    least, setting = least_tokens(case.cell), _whole(case.cell.settings["build"]["max_num_tokens"])
+    if setting is not None and setting < least:
+        return f"settings.build.max_num_tokens {setting}: {draft.method} takes {least} in a pass here"
+    if draft.method == "eagle" and case.switch("use_paged_context_fmha") is False:
         return "settings.build.use_paged_context_fmha disable: trtllm-build turns it on for eagle"
     return None
 
@@ -1382,7 +1384,7 @@ def lora_in_python(case: Case) -> str | None:
 
 @rule("TLM725", "leave it out: adapters are in Hugging Face's form, and come with requests")
 def lora_files(case: Case) -> str | None:
-    """`lora_dir`, or a `lora_ckpt_source` other than hf, beside an adapter. Source: `LoraConfig` of lora_manager.py: the
+    """`lora_dir`, or a `lora_ckpt_source` other than hf, together with an adapter. Source: `LoraConfig` of lora_manager.py: the
     engine would hold other adapters than the one that is fetched.
     """
     if not companions.adapters(case.cell):
@@ -1400,9 +1402,9 @@ def lora_names(case: Case) -> str | None:
     """
     names = [name for name, _ in companions.adapters(case.cell).values()]
     for section in ("smoke", "perf", "accuracy"):
-        asked = case.cell.settings[section]["lora"]
-        if asked not in (None, NO_ADAPTER, *names):
-            return f"settings.{section}.lora {asked}: there is no such adapter, only {', '.join(names) or 'none'}"
+        setting = case.cell.settings[section]["lora"]
+        if setting not in (None, NO_ADAPTER, *names):
+            return f"settings.{section}.lora {setting}: there is no such adapter, only {', '.join(names) or 'none'}"
     accuracy, perf = (case.cell.settings[section] for section in ("accuracy", "perf"))
     if len(names) > 1 and accuracy["lora"] is perf["lora"] is None and accuracy["answers"] == "own":
         return f"settings.accuracy.lora says which of the adapters {', '.join(names)} is scored"
@@ -1411,7 +1413,7 @@ def lora_names(case: Case) -> str | None:
 
 @rule("TLM731", "settings.serve.frontend: trtllm_serve has both", toolchains=_BOTH)
 def exact_lengths(case: Case) -> str | None:
-    """`settings.perf.workload: isl_osl` where nothing can ask for answers of an exact length. Source: inputs of the Triton model
+    """`settings.perf.workload: isl_osl`, if requests cannot set an exact output length. Source: inputs of the Triton model
     `llmapi`, which have neither `min_tokens` nor `ignore_eos`; the OpenAI front end of Triton's images ignores both.
     """
     if case.cell.settings["perf"]["workload"] != "isl_osl":
@@ -1439,17 +1441,17 @@ def _without_pages(case: Case, setting: str) -> str | None:
 
 
 def _above(case: Case, name: str, built: int | None) -> str | None:
-    """Words for a limit that a server is told and that is above what the engine is built for."""
+    """Message for a server's limit above that of the engine."""
     if case.in_triton:
         setting, value = f"settings.repository.{name}", case.repository(name)
     else:
         given: Json = case.cell.settings["serve"]["options"]
         given = given if isinstance(given, dict) else {}
         setting, value = f"settings.serve.options.{name}", given.get(name, given.get(f"--{name}"))
-    asked = _whole(value)
-    if asked is None or built is None or asked <= built:
+    result = _whole(value)
+    if result is None or built is None or result <= built:
         return None
-    return f"{setting} {asked} is above the engine's, {built}"
+    return f"{setting} {result} is above the engine's, {built}"
 
 
 def _whole(value: Json) -> int | None:

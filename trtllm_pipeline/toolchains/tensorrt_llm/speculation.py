@@ -13,7 +13,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.stages.params import DRAFT_LENGTHS
 from trtllm_pipeline.toolchains import companions
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import HEADS
 
 MODES: Final = {
@@ -26,13 +26,13 @@ MODES: Final = {
 CONVERTED: Final = frozenset(HEADS)
 """Methods whose heads are part of the model's own checkpoint, by a converter of their own."""
 DECODING_MODES: Final = frozenset(("medusa", "lookahead", "eagle"))
-"""Those that the repository's `decoding_mode` names."""
+"""Methods that the repository's `decoding_mode` names."""
 UNCHECKED: Final = frozenset(("medusa",))
-"""Those whose engines run.py is not asked: it wants Medusa's tree in a form of its own."""
+"""Methods whose engines run.py does not check: it needs Medusa's tree in another form."""
 LOOKAHEAD: Final = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 """The repository's settings of lookahead decoding, (W, N, G)."""
 SHARE: Final = 0.5
-"""Of the memory left for the KV cache of each of two engines on one GPU, where the matrix says nothing: as in the README of
+"""Default share of free memory for the KV cache of each of two engines on one GPU: as in the README of
 examples/draft_target_model."""
 DEFAULTS: Final = {
     "num_medusa_heads": 4,
@@ -40,7 +40,7 @@ DEFAULTS: Final = {
     "num_eagle_layers": 4,
     "max_non_leaves_per_layer": 10,
 }
-"""Of the converters' options."""
+"""Options of the converters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Drafting:
     length: int
     """Tokens drafted at a time: max_draft_len of the engine."""
     settings: dict[str, Json]
-    """Those of the converter that have a value other than its default."""
+    """Options of the converter with a value other than its default."""
 
     @property
     def added(self) -> int:
@@ -67,15 +67,15 @@ class Drafting:
 
 def drafting(cell: Cell) -> Drafting | None:
     """How the engine of a cell drafts; None for other backends, without speculation, and for methods no engine has."""
-    found = companions.speculation(cell)
-    if cell.toolchain != ENGINES or found is None or found["method"] not in MODES:
+    speculation = companions.speculation(cell)
+    if cell.toolchain != ENGINES or speculation is None or speculation["method"] not in MODES:
         return None
-    method, asked = str(found["method"]), found["max_draft_len"]
+    method, value = str(speculation["method"]), speculation["max_draft_len"]
     if method == "lookahead":
         length = lookahead_length(*(_size(cell, name) for name in LOOKAHEAD))
     else:
-        length = asked if isinstance(asked, int) else DRAFT_LENGTHS[method]
-    return Drafting(method, length, companions.beyond_default(found, DEFAULTS))
+        length = value if isinstance(value, int) else DRAFT_LENGTHS[method]
+    return Drafting(method, length, companions.beyond_default(speculation, DEFAULTS))
 
 
 def lookahead_length(window: int, ngram: int, verification_set: int) -> int:
@@ -86,33 +86,33 @@ def lookahead_length(window: int, ngram: int, verification_set: int) -> int:
 
 
 def checkpoint_params(cell: Cell) -> dict[str, Any]:
-    """What a method adds to the parameters of a cell's checkpoint."""
-    found = drafting(cell)
-    if found is None or found.method not in CONVERTED:
+    """Parameters that a method adds to a cell's checkpoint."""
+    draft = drafting(cell)
+    if draft is None or draft.method not in CONVERTED:
         return {}
-    length = None if found.length == DRAFT_LENGTHS[found.method] else found.length
-    return {"heads": found.method, "max_draft_len": length, **found.settings}
+    length = None if draft.length == DRAFT_LENGTHS[draft.method] else draft.length
+    return {"heads": draft.method, "max_draft_len": length, **draft.settings}
 
 
 def check_params(cell: Cell) -> dict[str, Any]:
-    """What a method adds to the parameters of the check of a cell's engine."""
-    found = drafting(cell)
-    if found is None:
+    """Parameters that a method adds to the check of a cell's engine."""
+    draft = drafting(cell)
+    if draft is None:
         return {}
-    sizes = tuple(_size(cell, name) for name in LOOKAHEAD) if found.method == "lookahead" else ()
-    return {"speculative": found.method, "lookahead": sizes}
+    sizes = tuple(_size(cell, name) for name in LOOKAHEAD) if draft.method == "lookahead" else ()
+    return {"speculative": draft.method, "lookahead": sizes}
 
 
 def build_params(cell: Cell) -> dict[str, Any]:
-    """What a method adds to the parameters of a cell's engine."""
-    found = drafting(cell)
-    return {} if found is None else {"speculative": found.method, "max_draft_len": found.length}
+    """Parameters that a method adds to a cell's engine."""
+    draft = drafting(cell)
+    return {} if draft is None else {"speculative": draft.method, "max_draft_len": draft.length}
 
 
 def longest_prompt(cell: Cell) -> int:
     """Tokens of a prompt: with a draft model also all that was answered so far, which engines are given again."""
-    found = drafting(cell)
-    return cell.isl + cell.osl - 1 if found is not None and found.method == "draft" else cell.isl
+    draft = drafting(cell)
+    return cell.isl + cell.osl - 1 if draft is not None and draft.method == "draft" else cell.isl
 
 
 def drafter(cell: Cell) -> Cell | None:
@@ -120,9 +120,9 @@ def drafter(cell: Cell) -> Cell | None:
 
     None without one, and where its numbers are not known.
     """
-    found, companion = drafting(cell), cell.companions.get(companions.DRAFT, {})
+    draft, companion = drafting(cell), cell.companions.get(companions.DRAFT, {})
     recipe = companion.get("recipe")
-    if found is None or found.method != "draft" or not isinstance(recipe, dict):
+    if draft is None or draft.method != "draft" or not isinstance(recipe, dict):
         return None
     pinned = {name: value for name, value in companion.items() if name != "recipe"}
     plain: dict[str, Mapping[str, Json]] = {

@@ -1,7 +1,7 @@
 """Fills the Triton templates of an installed TensorRT-LLM: every placeholder that a file has, whichever release it is of.
 
 Values come from three places: settings of the user (`stages/repository_settings.py`), facts of the engine, and
-paths. What nobody set is taken out of the file, as the C++ backend has a default for whatever is absent; the few
+paths. Parameters without a value are removed, as the C++ backend has a default for each. The few
 parameters that a model reads without asking whether they are there become empty texts. Sources:
 tensorrtllm_backend `inflight_batcher_llm/src/model_instance_state.cc` (0.16 to 0.19) and the models' Python code.
 
@@ -26,7 +26,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import vision
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, parse
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.engine import Engine
+from trtllm_pipeline.triton_repository.engine_config import Engine
 from trtllm_pipeline.triton_repository.model_names import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
@@ -53,14 +53,14 @@ _FILLED_BY: Final = {
     "gpt_model_type": "batching_strategy",
     "encoder_model_path": "encoder_engine_dir",
 }
-"""Parameter -> the placeholder in it, where that is called otherwise."""
+"""Parameter -> its placeholder, if that has another name."""
 _SETTING_OF: Final = {placeholder: name for name, placeholder in PLACEHOLDERS.items()}
 FIXED: Final = ("triton_max_batch_size", "engine_dir", "tokenizer_dir")
 """Placeholders that no setting fills: they follow from the engine and the model."""
 
 
 def known_in(setting: Setting, release: str) -> bool:
-    """Whether the templates of `release` have a setting, by what was recorded."""
+    """True if the templates of `release` have a setting, by the recorded ones."""
     begun = setting.since is None or at_least(release, setting.since)
     return begun and (setting.until is None or parse(release) <= parse(setting.until))
 
@@ -73,33 +73,33 @@ def text(value: Json | tuple[int, ...]) -> str:
 
 
 def values_of(
-    asked: EngineRepository, *, engine: Engine, tokenizer: Path, visual: Path | None = None
+    params: EngineRepository, *, engine: Engine, tokenizer: Path, visual: Path | None = None
 ) -> dict[str, str]:
-    """What each known placeholder is filled with; those without a value are absent. `visual` is the folder of the visual
+    """The values of the known placeholders, without those that have none. `visual` is the directory of the visual
     engine of a model that takes images. Raises StageError.
     """
     values = {} if visual is None else _of_images(visual, tokenizer)
     for name, setting in SETTINGS.items():
-        value = getattr(asked, name)
+        value = getattr(params, name)
         value = setting.default if value is None else value
         if value is not None:
             values[PLACEHOLDERS[name]] = text(value)
     values.setdefault("logits_datatype", engine.logits_type or "TYPE_FP32")
-    if engine.max_batch_size is not None and asked.max_batch_size > engine.max_batch_size:
+    if engine.max_batch_size is not None and params.max_batch_size > engine.max_batch_size:
         raise StageError(
-            f"max_batch_size is {asked.max_batch_size}; expected 1 to {engine.max_batch_size}, the engine's max_batch_size",
+            f"max_batch_size is {params.max_batch_size}; expected 1 to {engine.max_batch_size}, the engine's max_batch_size",
             failure=FailureClass.INFEASIBLE,
         )
     return {
         **values,
-        "triton_max_batch_size": str(asked.max_batch_size),
+        "triton_max_batch_size": str(params.max_batch_size),
         "engine_dir": str(engine.folder.absolute()),
         "tokenizer_dir": str(tokenizer.absolute()),
     }
 
 
 def _of_images(visual: Path, model: Path) -> dict[str, str]:
-    """What a visual engine adds. Releases called its folder by two names."""
+    """Parameters of a visual engine. Releases have two names for its directory."""
     folder = str(visual.absolute())
     values = {"visual_model_path": folder, "multimodal_model_path": folder, "hf_model_path": str(model.absolute())}
     return {**values, "max_num_images": "1"}
@@ -111,18 +111,18 @@ def fill(
     values: Mapping[str, str],
     *,
     release: str,
-    asked: Iterable[str] = (),
+    required: Iterable[str] = (),
     models: Sequence[str] = MODELS,
     change: Callable[[str, model_config.ModelConfig], None] = lambda _name, _config: None,
     images: bool = False,
 ) -> None:
-    """Write `models` into the folder `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With `images`,
+    """Write `models` into the directory `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With `images`,
     those that `all_models/multimodal` has are taken from there.
 
     `change` may change each model, by its name, after it was filled.
 
-    `asked` are the placeholders the user gave a value: StageError when no file has one of them, since the setting would
-    have no effect. Other errors: no such templates, a bare placeholder without a value, a result that is no ModelConfig.
+    `required` are the placeholders the user gave a value: StageError when no file has one of them, since the setting would
+    have no effect. Other errors: no such templates, a bare placeholder without a value, a result that is not a ModelConfig.
     """
     folders = {name: _folder(templates, name, images=images) for name in models}
     lacking = [name for name, folder in folders.items() if not (folder / model_config.FILE_NAME).is_file()]
@@ -130,10 +130,10 @@ def fill(
         raise StageError(
             f"{templates} has no templates for {', '.join(lacking)}",
             failure=FailureClass.USER,
-            hint=f"name the all_models folder of TensorRT-LLM {release}: pipeline doctor shows where it was looked for",
+            hint=f"name the all_models directory of TensorRT-LLM {release}: pipeline doctor shows the search path",
         )
     texts = {name: (folders[name] / model_config.FILE_NAME).read_text(encoding="utf-8") for name in models}
-    check_asked(asked, _places(texts.values()), release)
+    check_required(required, _places(texts.values()), release)
     for name, text in texts.items():
         path = folders[name] / model_config.FILE_NAME
         config = fill_text(text, values, path=path, release=release)
@@ -142,32 +142,32 @@ def fill(
 
 
 def fill_draft(
-    templates: Path, out: Path, values: Mapping[str, str], *, asked: EngineRepository, release: str, engine: Path
+    templates: Path, out: Path, values: Mapping[str, str], *, params: EngineRepository, release: str, engine: Path
 ) -> None:
-    """Write the model DRAFT_MODEL into the folder `out`: the engine's, filled with the same values and changed as is `asked` of
-    that, for the draft model's `engine`. Raises StageError as `fill`.
+    """Write the model DRAFT_MODEL into the directory `out`: the engine's, filled with the same values and changed in the same
+    way, for the draft model's `engine`. Raises StageError as `fill`.
     """
     path = templates / TEMPLATE_SET / ENGINE_MODEL / model_config.FILE_NAME
     own = {**values, "engine_dir": str(engine.absolute())}
     config = fill_text(path.read_text(encoding="utf-8"), own, path=path, release=release)
-    change(asked, ENGINE_MODEL, config)
+    change(params, ENGINE_MODEL, config)
     config.name = DRAFT_MODEL
     _write(path.parent, out / DRAFT_MODEL, config)
 
 
 def _write(source: Path, target: Path, config: model_config.ModelConfig) -> None:
-    """Copy a model's folder with another configuration."""
+    """Copy a model's directory with another configuration."""
     filled = model_config.to_text(config)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     (target / model_config.FILE_NAME).write_text(filled, encoding="utf-8")
-    # An empty folder does not survive every way of copying folders, and Triton wants one for each version.
+    # An empty directory does not survive every way of copying directories, and Triton wants one for each version.
     (target / "1").mkdir(exist_ok=True)
     if not any((target / "1").iterdir()):
         (target / "1" / ".keep").touch()
 
 
 def _folder(templates: Path, name: str, *, images: bool) -> Path:
-    """Of a model's template."""
+    """Parameters of a model's template."""
     of_images = templates / vision.TEMPLATE_SET / name
     return of_images if images and of_images.is_dir() else templates / TEMPLATE_SET / name
 
@@ -176,21 +176,21 @@ def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str)
     """The ModelConfig of one template text. `path` and `release` are for errors, which are StageErrors."""
 
     def value(place: model_config.Placeholder) -> str:
-        found = values.get(place.name)
+        entry = values.get(place.name)
         if place.quoted:
-            return f"${{{place.name}}}" if found is None else found
-        if found is None:
+            return f"${{{place.name}}}" if entry is None else entry
+        if entry is None:
             raise StageError(
                 f"{path}:{place.line}: no value for ${{{place.name}}}, which TensorRT-LLM {release} needs there",
                 failure=FailureClass.USER,
                 hint=f"settings.repository.parameters: {{{place.name}: VALUE}}",
             )
-        if not _BARE.fullmatch(found):
+        if not _BARE.fullmatch(entry):
             raise StageError(
-                f"{path}:{place.line}: ${{{place.name}}} stands for a number or a word, {found!r} is neither",
+                f"{path}:{place.line}: ${{{place.name}}} stands for a number or a word, {entry!r} is neither",
                 failure=FailureClass.USER,
             )
-        return found
+        return entry
 
     try:
         config = model_config.parse(model_config.substitute(text, value), source=str(path))
@@ -215,22 +215,22 @@ def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str)
 
 
 def _leave_unset(config: model_config.ModelConfig, key: str) -> None:
-    """Take a parameter out, or leave it empty where the model would miss it."""
+    """Remove a parameter, or leave it empty if the model needs it."""
     if key in READ_WITHOUT_ASKING or (config.backend == "python" and key not in _SETTING_OF):
         config.parameters[key].string_value = ""
     else:
         del config.parameters[key]
 
 
-def given(asked: EngineRepository) -> set[str]:
+def given(params: EngineRepository) -> set[str]:
     """Placeholders that a user gave a value: a default says nothing, whether the release has it or not."""
-    names = (name for name in SETTINGS if getattr(asked, name) not in (None, DEFAULTS[name]))
-    return {*(PLACEHOLDERS[name] for name in names), *asked.parameters}
+    names = (name for name in SETTINGS if getattr(params, name) not in (None, DEFAULTS[name]))
+    return {*(PLACEHOLDERS[name] for name in names), *params.parameters}
 
 
 @lru_cache(maxsize=8)
 def installed_places(templates: Path) -> frozenset[str] | None:
-    """Placeholders of the models in `all_models` at `templates`, None where one of them is not there."""
+    """Placeholders of the models in `all_models` at `templates`. None if one of them is missing."""
     files = [templates / TEMPLATE_SET / name / model_config.FILE_NAME for name in MODELS]
     try:
         return _places(file.read_text(encoding="utf-8") for file in files)
@@ -245,17 +245,17 @@ def recorded_places(release: str) -> frozenset[str]:
 
 
 def _places(texts: Iterable[str]) -> frozenset[str]:
-    found = set()
+    names = set()
     for text in texts:
-        found |= {place.name for place in model_config.placeholders(text)}
+        names |= {place.name for place in model_config.placeholders(text)}
         if f'"{WRITTEN_OUT}"' in text:
-            found.add(WRITTEN_OUT)
-    return frozenset(found)
+            names.add(WRITTEN_OUT)
+    return frozenset(names)
 
 
-def check_asked(asked: Iterable[str], places: Collection[str], release: str) -> None:
-    """Raise StageError where one of the placeholders `asked` is not among `places`: its value would have no effect."""
-    unknown = sorted(set(asked) - set(places))
+def check_required(required: Iterable[str], places: Collection[str], release: str) -> None:
+    """Raise StageError if one of the placeholders `required` is not among `places`: its value would have no effect."""
+    unknown = sorted(set(required) - set(places))
     if not unknown:
         return
     name = _SETTING_OF.get(unknown[0])
@@ -275,27 +275,27 @@ def check_asked(asked: Iterable[str], places: Collection[str], release: str) -> 
     )
 
 
-def check_config(asked: EngineRepository, places: Collection[str], *, most: int) -> None:
+def check_config(params: EngineRepository, places: Collection[str], *, most: int) -> None:
     """Raise StageError for what cannot be changed in config.pbtxt: batches over `most`, parameters that settings fill."""
 
     def refuse(setting: str, why: str) -> None:
         raise StageError(f"settings.repository.{setting}: {why}", failure=FailureClass.USER)
 
-    if asked.max_batch_size > most:
-        refuse("triton_max_batch_size", f"{asked.max_batch_size} is more than the engine's {most}")
-    for size in asked.preferred_batch_size or ():
-        if size > asked.max_batch_size:
-            refuse("preferred_batch_size", f"{size} is more than Triton's max_batch_size, {asked.max_batch_size}")
-    for model, parameters in (asked.triton_parameters or {}).items():
+    if params.max_batch_size > most:
+        refuse("triton_max_batch_size", f"{params.max_batch_size} is more than the engine's {most}")
+    for size in params.preferred_batch_size or ():
+        if size > params.max_batch_size:
+            refuse("preferred_batch_size", f"{size} is more than Triton's max_batch_size, {params.max_batch_size}")
+    for model, parameters in (params.triton_parameters or {}).items():
         if model not in MODELS:
-            refuse("triton_parameters", f"there is no model {model}; the models are {', '.join(MODELS)}")
+            refuse("triton_parameters", f"unknown model {model}; the models are {', '.join(MODELS)}")
         for name in parameters:
             placeholder = _FILLED_BY.get(name, name)
             if placeholder in FIXED:
                 refuse(f"triton_parameters.{model}.{name}", "it follows from the engine and model")
             if placeholder in places and placeholder in _SETTING_OF:
                 refuse(f"triton_parameters.{model}.{name}", f"use settings.repository.{_SETTING_OF[placeholder]}")
-    for model in asked.instance_kinds or {}:
+    for model in params.instance_kinds or {}:
         if model not in MODELS or model == ENSEMBLE:
             refuse(
                 "instance_kinds",
@@ -303,17 +303,19 @@ def check_config(asked: EngineRepository, places: Collection[str], *, most: int)
             )
 
 
-def change(asked: EngineRepository, model: str, config: model_config.ModelConfig) -> None:
-    """What is asked of a model's config.pbtxt beside its placeholders; see `check_config`."""
+def change(params: EngineRepository, model: str, config: model_config.ModelConfig) -> None:
+    """Requirements of a model's config.pbtxt other than its placeholders. See `check_config`."""
     if WRITTEN_OUT in config.parameters:
-        said = asked.add_special_tokens
-        config.parameters[WRITTEN_OUT].string_value = text(DEFAULTS[WRITTEN_OUT] if said is None else said)
-    for name, value in (asked.triton_parameters or {}).get(model, {}).items():
+        add_special_tokens = params.add_special_tokens
+        config.parameters[WRITTEN_OUT].string_value = text(
+            DEFAULTS[WRITTEN_OUT] if add_special_tokens is None else add_special_tokens
+        )
+    for name, value in (params.triton_parameters or {}).get(model, {}).items():
         config.parameters[name].string_value = text(value)
-    if model == ENGINE_MODEL and asked.preferred_batch_size is not None:
+    if model == ENGINE_MODEL and params.preferred_batch_size is not None:
         del config.dynamic_batching.preferred_batch_size[:]
-        config.dynamic_batching.preferred_batch_size.extend(asked.preferred_batch_size)
-    kind = (asked.instance_kinds or {}).get(model)
+        config.dynamic_batching.preferred_batch_size.extend(params.preferred_batch_size)
+    kind = (params.instance_kinds or {}).get(model)
     if kind is not None:
         for group in config.instance_group or [config.instance_group.add(count=1)]:
             group.kind = group.Kind.Value(kind)
@@ -324,6 +326,6 @@ def texts(parameters: Mapping[str, Scalar]) -> dict[str, str]:
     for name in parameters:
         if name in _SETTING_OF or name in FIXED:
             own = _SETTING_OF.get(name)
-            said = "it follows from the engine and model" if own is None else f"use settings.repository.{own}"
-            raise StageError(f"settings.repository.parameters.{name}: {said}", failure=FailureClass.USER)
+            message = "it follows from the engine and model" if own is None else f"use settings.repository.{own}"
+            raise StageError(f"settings.repository.parameters.{name}: {message}", failure=FailureClass.USER)
     return {name: text(value) for name, value in parameters.items()}

@@ -1,10 +1,10 @@
 """Models that take images: what of them TensorRT-LLM's releases serve, and why not the rest.
 
-On engines, a visual engine turns an image into features, which stand in the prompt where tokens would. Triton's template
+On engines, a visual engine turns an image into features, which take the place of tokens in the prompt. Triton's template
 `preprocessing` prepares the image and counts the features, `multimodal_encoders` runs the visual engine.
 
 Sources: support matrices and lists of models of the PyTorch backend, 0.19 to candidates of 1.3; `multimodal_builder.py` and
-`examples/multimodal`; `preprocessing` and `multimodal_encoders` of Triton's templates, and docs/multimodal.md beside them.
+`examples/multimodal`; `preprocessing` and `multimodal_encoders` of Triton's templates, and their docs/multimodal.md.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.catalog import ENGINES
 from trtllm_pipeline.triton_repository.model_names import ENCODERS_MODEL
 
 TEMPLATE_SET: Final = "multimodal"
-"""Folder of `all_models` with it, and with the ensemble that calls it."""
+"""Directory of `all_models` with it, and with the ensemble that calls it."""
 MODELS: Final = ("preprocessing", ENCODERS_MODEL, "tensorrt_llm", "postprocessing", "ensemble")
 """Models of a repository with images. `tensorrt_llm_bls` takes none but prepared ones."""
 PRECISIONS: Final = ("fp16", "int8_wo", "int4_wo")
@@ -37,11 +37,11 @@ class Vision:
     since: str
     """First release whose templates do."""
     image: str
-    """Made up where a question has none: `WIDTHxHEIGHT`."""
+    """Synthetic image for a question without one: `WIDTHxHEIGHT`."""
     hidden: int
     """Width of its visual engine."""
     wide: int
-    """Of the MLP in it."""
+    """Width of its MLP."""
     patches: int
     """Most tokens inside it, of one image that it encodes."""
     parts: int = 1
@@ -49,7 +49,7 @@ class Vision:
     loaded_bits: int = 16
     """In which its script loads the whole model."""
     one_row: bool = False
-    """Whether all images of a batch are one row of patches, with a mask of each with each."""
+    """True if all images of a batch are one row of patches, with a mask of each with each."""
     vocabulary: int | None = None
     """The only one that preprocessing counts right, as it is written in it."""
 
@@ -78,8 +78,8 @@ ENGINES_WITHOUT: Final[Mapping[str, str]] = {
 PYTORCH_WITHOUT: Final = frozenset({"llava", "llava_onevision", "internvl_chat"})
 """Families that no list of the PyTorch backend has."""
 SHARE: Final = 0.7
-"""Of the memory that an engine of language leaves, for its KV cache, where the matrix says nothing: an assumption. Models load
-beside each other, and a visual engine that comes last finds only the rest."""
+"""Default share for the KV cache of the memory that a language engine leaves: an assumption. Models load
+concurrently, and a visual engine that comes last gets only the rest."""
 
 _PATCH: Final = 14
 _MERGED: Final = 2 * _PATCH
@@ -96,7 +96,7 @@ _GRID: Final = 6
 
 
 def sees(cell: Cell) -> bool:
-    """Whether a cell has a visual engine."""
+    """True if a cell has a visual engine."""
     return cell.toolchain == ENGINES and cell.recipe["family"] in FAMILIES
 
 
@@ -107,13 +107,13 @@ def activation_bytes(family: str, batch: int) -> int:
     TensorRT sets aside what the largest input takes, whatever is asked. Scores of attention, `2 N^2` for each head where all
     images are one row, are taken to be fused: an assumption.
     """
-    found = FAMILIES[family]
-    rows = batch * found.parts * found.patches
-    return 2 * rows * (4 * found.wide + 7 * found.hidden) + (2 * rows**2 if found.one_row else 0)
+    value = FAMILIES[family]
+    rows = batch * value.parts * value.patches
+    return 2 * rows * (4 * value.wide + 7 * value.hidden) + (2 * rows**2 if value.one_row else 0)
 
 
 def image_tokens(family: str, width: int, height: int) -> int:
-    """Tokens of an image of so many pixels. Raises ValueError for one that a visual engine of the family does not take.
+    """Tokens of an image of this many pixels. Raises ValueError for one that a visual engine of the family does not take.
 
     Source: `smart_resize` of transformers' Qwen2-VL; `_get_number_of_features` of LlavaOnevisionProcessor.
     """

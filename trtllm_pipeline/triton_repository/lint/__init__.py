@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.triton_repository.engine import Engine
-from trtllm_pipeline.triton_repository.lint import repository
+from trtllm_pipeline.triton_repository.engine_config import Engine
+from trtllm_pipeline.triton_repository.lint import model_repository
 from trtllm_pipeline.triton_repository.lint.rule import Finding, LintRule, Severity
 from trtllm_pipeline.triton_repository.lint.rules import RULES
 
@@ -53,7 +53,7 @@ def lint(
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such directory", hint="name a Triton model repository")
     try:
-        subject = repository.read(folder, engine=engine, release=release)
+        subject = model_repository.read(folder, engine=engine, release=release)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
     findings = [

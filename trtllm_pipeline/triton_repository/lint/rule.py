@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.triton_repository.lint.repository import ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.model_repository import ModelRepository, Violation
 
 Severity = Literal["error", "warning", "note"]
 """error: the model does not load, or does not behave as the file says. warning: it loads, but a setting has no effect or

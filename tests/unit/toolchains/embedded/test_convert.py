@@ -123,7 +123,7 @@ def test_other_tokenizers_are_refused(folder: Path) -> None:
     ("params", "words"),
     [
         ({"precision": "fp8"}, 'precision: "fp8" is not allowed'),
-        ({"precision": "int4_awq", "group_size": 128}, "group_size: unknown key"),
+        ({"precision": "int4_wo", "group_size": 128}, "group_size: unknown key"),
         ({"precision": "fp16", "kv_cache_precision": "int8"}, "kv_cache_precision: unknown key"),
     ],
 )

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from trtllm_pipeline.triton_repository.lint.rule import DEFINED
-from trtllm_pipeline.triton_repository.lint.rules import config, engine, ensemble, layout, llmapi, parameters
+from trtllm_pipeline.triton_repository.lint.rules import (
+    config_pbtxt,
+    engine_model,
+    ensemble,
+    layout,
+    llmapi_model,
+    parameters,
+)
 
-__all__ = ["RULES", "config", "engine", "ensemble", "layout", "llmapi", "parameters"]
+__all__ = ["RULES", "config_pbtxt", "engine_model", "ensemble", "layout", "llmapi_model", "parameters"]
 
 RULES: Final = tuple(sorted(DEFINED, key=lambda rule: rule.id))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.model_repository import Model, ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.model_repository import Model, ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
 _FILES: Final = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.model_repository import Model, ModelRepository, Violation
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
 BATCHING: Final = ("inflight_fused_batching", "inflight_batching", "V1", "v1")
