@@ -10,7 +10,7 @@ has the known answer.
 
 Without it, the server has a real model:
 
-Builds one cell of the quickstart, serves it with `pipeline launch`, and lets both clients ask it the same prompts for
+Builds one cell of the quickstart, serves it with `pipeline stage launch`, and lets both clients ask it the same prompts for
 greedy answers of the same length, level by level, in turns: which of them is first changes from round to round. The
 other client is written from scratch over tritonclient's asyncio API: it notes the time in Python when a response is
 handed to it, and counts tokens by encoding the whole answer. Its throughput is that of the time in which all of its
@@ -270,7 +270,17 @@ def build(cells: str, workspace: Path) -> tuple[Path, Path, Path]:
 @contextmanager
 def triton(repository: Path, folder: Path) -> Iterator[str]:
     """Where a server of the repository listens for gRPC."""
-    words = [*PIPELINE, "launch", "--repository", str(repository), "--threads", str(len(OF_SERVER)), "--format", "json"]
+    words = [
+        *PIPELINE,
+        "stage",
+        "launch",
+        "--repository",
+        str(repository),
+        "--threads",
+        str(len(OF_SERVER)),
+        "--format",
+        "json",
+    ]
     with serving(words, folder / "launch.log") as server:
         text = ""
         for line in server.stdout or ():

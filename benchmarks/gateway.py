@@ -317,7 +317,7 @@ def server(service: Path | None, scratch: Path, events: int) -> Iterator[Path]:
 @contextmanager
 def gateway(service: Path, model_folder: Path | None, scratch: Path) -> Iterator[tuple[str, int]]:
     """URL and process of a gateway."""
-    command = [sys.executable, "-m", "trtllm_pipeline", "gateway", f"{NAME}={service}", "--format", "json"]
+    command = [sys.executable, "-m", "trtllm_pipeline", "serve", "gateway", f"{NAME}={service}", "--format", "json"]
     if model_folder is not None:
         command += ["--model-folder", f"{NAME}={model_folder}"]
     with subprocess.Popen([*command, "--temperature", "0"], stdout=subprocess.PIPE, text=True, cwd=scratch) as process:

@@ -25,6 +25,7 @@ from typer.main import get_command
 from trtllm_pipeline.bench.validity import GATES
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.cli.app import COMMANDS, Command
+from trtllm_pipeline.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.config.matrices import summary
 from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
 from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
@@ -100,11 +101,10 @@ def options(name: str) -> Iterator[str]:
     rows = []
     command = command_of(name)
     context = command.context_class(command)
-    takes_matrix = any("--matrix" in param.opts for param in command.params)
     for param in command.params:
+        if param.hidden or param.name == MATRIX_WORD:
+            continue
         is_option = param.param_type_name == "option"
-        if param.hidden or (takes_matrix and not is_option and param.metavar == "MATRIX"):
-            continue  # an argument that is the same as --matrix
         negated = param.secondary_opts if is_option and param.default is not False else []
         flags = [*param.opts, *negated] if is_option else [param.metavar or param.name.upper()]
         if param.opts[-1] in SHARED:
@@ -520,10 +520,8 @@ def _page_link(match: re.Match[str]) -> str:
 
 
 def documented() -> list[Command]:
-    """The commands, without groups, each under one name: a stage is left out if it is a command of its own as well."""
-    paths = {row.path for row in COMMANDS}
-    groups = {path.rpartition(" ")[0] for path in paths}
-    return [row for row in COMMANDS if row.path.removeprefix("stage ") not in (paths - {row.path}) | groups]
+    """The commands, without groups."""
+    return [row for row in COMMANDS if row.target]
 
 
 def _examples(command: Any) -> str:

@@ -64,7 +64,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "report": ("report --format json",),
     "status": ("status --format json",),
-    "runs": ("runs --format json",),
+    "runs": ("status --runs --format json",),
     "comparison": (
         "compare --by precision --base fp16 --format json",
         "compare latest latest --fail-on output_tps:-90% --format json",
@@ -89,7 +89,8 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "store-du": ("store du --format json",),
     "store-keep": ("store keep build --format json",),
-    "store-gc": ("store gc --unused-days 0 --dry-run --format json",),
+    "store-rm": ("store rm build --dry-run --format json", "store rm --run latest --dry-run --format json"),
+    "store-prune": ("store prune --unused-for 0d --dry-run --format json",),
 }
 """Name of a schema -> the commands whose output it describes."""
 FILES: Final = {
@@ -195,7 +196,7 @@ def examples(folder: Path) -> dict[str, list[Any]]:
         pipeline(folder, "serve stop --all", codes=[0])
     found["servers"] += _printed(folder, "servers")
     pipeline(folder, _OTHER_RUN, codes=[0])
-    found["store-gc"] += _printed(folder, "store-gc")
+    found["store-prune"] += _printed(folder, "store-prune")
     found["report"].append(json.loads(report))
     return {**{name: _written(folder, name) for name in FILES}, **found}
 

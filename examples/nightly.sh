@@ -40,7 +40,7 @@ pipeline report --run "$NIGHT" --format json --output night/report.json
 pipeline report --run "$NIGHT" --format junit --output night/junit.xml
 page=$(pipeline report --run "$NIGHT" --format html) # in the folder of the run, where its lock file is too
 cp -r "$page" "$(dirname "$page")/lock" night/
-pipeline store gc --unused-days 30
+pipeline store prune --unused-for 30d
 
 [ "$run" -eq 0 ] || exit "$run"
 [ "$gate" -eq 0 ] || exit "$gate"

@@ -90,9 +90,7 @@ def test_the_value_of_an_option_is_no_command(tmp_path: Path) -> None:
     assert not {"trtllm_pipeline.cli.stage", "trtllm_pipeline.toolchains.tensorrt_llm.backends"} & modules
 
 
-@pytest.mark.parametrize(
-    "words", [("stage", "build", "--help"), ("help", "stage", "build"), ("--debug", "build", "--help")]
-)
+@pytest.mark.parametrize("words", [("stage", "build", "--help"), ("--debug", "stage", "build", "--help")])
 def test_commands_are_imported_wherever_their_name_stands(words: tuple[str, ...]) -> None:
     assert "trtllm_pipeline.cli.stage" in imported(*words)
 
@@ -112,7 +110,7 @@ def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
 
 def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
     Store(tmp_path)
-    modules = imported("runs", "--workspace", str(tmp_path), "--format", "json")
+    modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
     assert "trtllm_pipeline.report.run_list" in modules
     assert "pydantic" not in modules
 

@@ -1,4 +1,4 @@
-"""`pipeline evaluate`: answers of a server, two sets of them compared, and standard tasks by a program that takes lm_eval's flags and no others."""
+"""`pipeline eval`: answers of a server, two sets of them compared, and standard tasks by a program that takes lm_eval's flags and no others."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_openai_server(
     if key is not None:
         monkeypatch.setenv("OPENAI_API_KEY", key)
     words = [
-        "evaluate",
+        "eval",
         "answers",
         "-u",
         url,
@@ -132,7 +132,7 @@ def test_an_openai_server_is_asked_as_in_a_run(openai: Any, tmp_path: Path, caps
     url, asked = openai
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "The capital of France is", "output": "Paris"}\n')
-    words = ["evaluate", "answers", "-u", url, "--protocol", "openai", "--model", "m", "--input-data", str(path)]
+    words = ["eval", "answers", "-u", url, "--protocol", "openai", "--model", "m", "--input-data", str(path)]
     assert main(words) == 0
     assert "asked at /v1/completions, without a chat template" in capsys.readouterr().out
     of_run = protocol_for(Service(url, "", None, None, "m", None, "openai"))
@@ -145,7 +145,7 @@ def test_a_triton_server_and_a_least_score(interface: str, tmp_path: Path, capsy
     path.write_text("".join(ROWS.splitlines(keepends=True)[:1]) + '{"input": "Nothing", "output": "x"}\n')
     respond = lambda _model, values: Script.of(answer_to(values["text_input"]), gap_s=0.0)  # noqa: E731
     with running(respond, {"ensemble": config("ensemble")}) as (_server, service):
-        words = ["evaluate", "answers", f"--url=http://{service[interface]}", "-i", interface, "--model", "ensemble"]
+        words = ["eval", "answers", f"--url=http://{service[interface]}", "-i", interface, "--model", "ensemble"]
         words += ["--input-data", str(path)]
         assert main([*words, "--format", "csv"]) == 0
         (row,) = [row for row in csv.DictReader(io.StringIO(capsys.readouterr().out)) if row["metric"] == "exact"]
@@ -158,7 +158,7 @@ def test_a_triton_server_and_a_least_score(interface: str, tmp_path: Path, capsy
 
 def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url, _ = openai
-    words = ["evaluate", "answers", "-u", url, "--protocol", "openai", "--input-data", rows]
+    words = ["eval", "answers", "-u", url, "--protocol", "openai", "--input-data", rows]
 
     def said(*more: str) -> str:
         assert main([*words, *more]) in {1, 2}
@@ -202,7 +202,7 @@ def test_answers_outlive_what_fails_after_them(
     rows = ('{"id": "fr", "input": "France", "output": "Paris"}', '{"id": "it", "input": "Italy", "output": "Rome"}')
     Path("rows.jsonl").write_text("\n".join((*rows, more)))
     argv = [
-        "evaluate",
+        "eval",
         "answers",
         "-u",
         openai[0],
@@ -239,7 +239,7 @@ def test_answers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             for n, text in enumerate(answers)
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    words = ["evaluate", "drift", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    words = ["eval", "drift", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
     assert main([*words, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["agreement"], found["scores"]["exact"]["difference"]) == (0.5, -0.5)
@@ -249,7 +249,7 @@ def test_answers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[0].startswith("agreement  0.500 (0.000 to 1.000) of 2 answers")
     assert lines[1] == "parts at   chars: median 3, from 3 to 3"
     assert lines[4].split()[:4] == ["exact", "1.000", "0.500", "-0.500"]
-    assert main(["evaluate", "drift", str(tmp_path / "a.jsonl"), str(tmp_path / "none")]) == 2
+    assert main(["eval", "drift", str(tmp_path / "a.jsonl"), str(tmp_path / "none")]) == 2
 
 
 STAND_IN = """#!{python}
@@ -300,7 +300,7 @@ def lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluate(url: str, *words: str) -> int:
-    return main(["evaluate", "lm-eval", "-u", url, "--model", "m", *words])
+    return main(["eval", "lm-eval", "-u", url, "--model", "m", *words])
 
 
 @pytest.mark.usefixtures("lm_eval")
@@ -352,7 +352,7 @@ def test_what_goes_wrong_with_standard_tasks(openai: Any, capfd: pytest.CaptureF
     said = capfd.readouterr().err
     assert "Tasks not found: missing" in said
     assert "lm_eval ended with exit code 1" in said
-    assert main(["evaluate", "lm-eval", "-u", openai[0], "--model", "a,b", "--tasks", "a"]) == 2
+    assert main(["eval", "lm-eval", "-u", openai[0], "--model", "a,b", "--tasks", "a"]) == 2
     assert "lm_eval takes no comma" in capfd.readouterr().err
 
 

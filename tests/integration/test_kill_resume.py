@@ -48,7 +48,7 @@ def test_nothing_is_torn_made_twice_or_left_behind(tmp_path: Path, words: tuple[
 def test_a_removal_that_is_killed_leaves_nothing_half(tmp_path: Path, moment: str) -> None:
     words, workspace = [sys.executable, SCRIPT.with_name("toy.py")], tmp_path / "w"
     fill = [*words, "fill", "--matrix", toy_matrix(tmp_path), "--workspace", workspace]
-    gc = [*words, "store", "gc", "--unused-days", "0", "-w", workspace]
+    gc = [*words, "store", "prune", "--unused-for", "0d", "-w", workspace]
 
     def there() -> int:
         return sum(len(os.listdir(stage)) for stage in (workspace / "store").iterdir())

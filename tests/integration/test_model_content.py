@@ -125,7 +125,7 @@ def test_copies_are_one_model_and_only_what_is_read_makes_it_stale(hub: FakeHub,
     repository.commit = "e" * 40
     repository.files[WEIGHTS] = changed(repository.files[WEIGHTS])
     only = ("--cells", "from-hf/*", "--until", "download")
-    pipeline("download", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", *only[:2])
+    pipeline("stage", "download", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", *only[:2])
     assert todo(planned(matrix, workspace)) == {}, "pinned until it is asked for again"
     pipeline("run", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--refresh", *only)
     stale = planned(matrix, workspace)
@@ -151,7 +151,7 @@ def test_a_new_chat_template_costs_neither_conversion_nor_build(hub: FakeHub, ma
     assert not list(workspace.glob("**/inputs")), "gone with the attempt"
     statement = pipeline("store", "provenance", made.name, "--workspace", workspace)
     assert f"stage-run/{download.name}" in statement
-    pipeline("exec", made / "job.json", "--output-dir", tmp_path / "again")
+    pipeline("stage", "replay", made / "job.json", "--output-dir", tmp_path / "again")
     assert (tmp_path / "again" / "out" / "model.gguf").read_bytes() == (made / "out" / "model.gguf").read_bytes()
 
     repository = hub.repositories[HUGGING_FACE]

@@ -134,7 +134,7 @@ def test_an_option_that_the_server_refuses_is_told(servers: Servers) -> None:
 @pytest.fixture
 def running(servers: Servers) -> Iterator[str]:
     """The URL of a server that somebody else has started."""
-    servers.pipeline("download", "tiny", "--output-dir", "model")
+    servers.pipeline("stage", "download", "tiny", "--output-dir", "model")
     command = [sys.executable, str(STAND_IN), "vllm", "serve", str(servers.folder / "model"), "--host", "127.0.0.1"]
     with socket_port() as port:
         pass
@@ -198,8 +198,8 @@ def test_nothing_at_a_url_is_told_at_once(servers: Servers) -> None:
 
 def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
     servers.stand_in("vllm")
-    servers.pipeline("download", "tiny", "--output-dir", "model")
-    words = ["launch", "--toolchain", "openai", "--command", "vllm serve {model} --host {host} --port {port}"]
+    servers.pipeline("stage", "download", "tiny", "--output-dir", "model")
+    words = ["stage", "launch", "--toolchain", "openai", "--command", "vllm serve {model} --host {host} --port {port}"]
     with (servers.folder / "service.json").open("w") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline", *words, "--model", "model", "--format", "json"],
@@ -211,7 +211,7 @@ def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
     try:
         assert eventually(lambda: (servers.folder / "service.json").stat().st_size > 0 or process.poll() is not None)
         asking = ["--toolchain", "openai", "--service", "service.json", "--engine", "model", "--model", "model"]
-        servers.pipeline("smoke", *asking, "--output-dir", "smoked")
+        servers.pipeline("stage", "smoke", *asking, "--output-dir", "smoked")
         assert json.loads((servers.folder / "smoked" / "smoke.json").read_text())["answer"].startswith(" Paris")
     finally:
         process.send_signal(signal.SIGINT)

@@ -219,7 +219,7 @@ def test_the_lock_plans_the_same(done: Path, tmp_path: Path) -> None:
 
 def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
     artifact = min((done / ".pipeline/store/convert").iterdir())
-    out = pipeline("exec", str(artifact / "job.json"), "--output-dir", "replay", cwd=done)
+    out = pipeline("stage", "replay", str(artifact / "job.json"), "--output-dir", "replay", cwd=done)
     assert Path(out.split()[-1]) == done / "replay" / "out"
     for file in (artifact / "out").iterdir():
         assert (done / "replay" / "out" / file.name).read_bytes() == file.read_bytes()
@@ -362,9 +362,9 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
 
 def test_a_single_stage_leaves_the_latest_run_what_it_was(done: Path) -> None:
     before = pipeline("report", "--format", "json", cwd=done)
-    (folder,) = json.loads(pipeline("convert", "--matrix", TINY, "--cells", "tiny/fp16", "--format", "json", cwd=done))[
-        "cells"
-    ].values()
+    (folder,) = json.loads(
+        pipeline("stage", "convert", "--matrix", TINY, "--cells", "tiny/fp16", "--format", "json", cwd=done)
+    )["cells"].values()
     assert Path(folder).is_dir()
     assert pipeline("report", "--format", "json", cwd=done) == before
 
@@ -442,8 +442,8 @@ def test_a_policy_in_the_environment_holds_for_what_a_run_finds(done: Path, monk
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(done / "trusted"))
     engine = next((done / ".pipeline/store/build").iterdir())
     repository = next((done / ".pipeline/store/repository").iterdir())
-    job = ("exec", str(engine / "job.json"), "--output-dir", "replayed")
-    by_hand = ("launch", "--toolchain", "embedded", "--repository")
+    job = ("stage", "replay", str(engine / "job.json"), "--output-dir", "replayed")
+    by_hand = ("stage", "launch", "--toolchain", "embedded", "--repository")
     for words in (builds, (*by_hand, str(repository / "out")), job):
         assert "is not signed" in refused(*words, cwd=done)
     assert "nobody can have signed it" in refused(*by_hand, str(repository), cwd=done)

@@ -106,9 +106,9 @@ LOOKS = (
 WRITES = (
     ("run", "--matrix", TINY),
     ("resume",),
-    ("convert", "--matrix", TINY, "--cells", "tiny/fp16"),
+    ("stage", "convert", "--matrix", TINY, "--cells", "tiny/fp16"),
     ("store", "repair"),
-    ("store", "gc"),
+    ("store", "prune"),
 )
 
 

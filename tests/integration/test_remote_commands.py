@@ -60,14 +60,14 @@ def test_s3_there_and_back_again_with_a_wrong_file_in_the_end(tmp_path: Path, s3
     code, told = pipeline(tmp_path, "pull", url, "-w", "w2", environment=s3)
     assert (code, told.count(" pulled ")) == (0, 2), told
     assert pipeline(tmp_path, "verify", "-w", "w2") == (0, "2 checked, 0 damaged\n")
-    digest = json.loads((made[0].folder / "manifest.json").read_text())["files"][0]["blake3"]
     files = fsspec.filesystem(
         "s3", key="test", secret="test", endpoint_url=s3["AWS_ENDPOINT_URL"], skip_instance_cache=True
     )
-    files.pipe_file(f"engines/nightly/files/{digest[:2]}/{digest}", b"x" * 12_000_000)
+    (engine,) = files.glob(f"engines/nightly/artifacts/build/{made[0].fingerprint}/*/out/rank0.engine")
+    files.pipe_file(engine, b"x" * 12_000_000)
     code, told = pipeline(tmp_path, "pull", url, "-w", "w3", environment=s3)
     assert code == 1
-    assert f"refused: files/{digest[:2]}/{digest} is damaged there" in told
+    assert f"refused: {engine.removeprefix('engines/nightly/')} is damaged there" in told
     assert [each.fingerprint for each in Store(tmp_path / "w3").index.all_artifacts()] == [made[1].fingerprint]
 
 
@@ -116,7 +116,7 @@ def test_pushes_and_pulls_killed_at_any_moment_leave_nothing_half(tmp_path: Path
             # Whatever is there by now is whole.
             for manifest in (tmp_path / "remote").glob("artifacts/*/*/manifest.json"):
                 for entry in json.loads(manifest.read_text())["files"]:
-                    sent = tmp_path / f"remote/files/{entry['blake3'][:2]}/{entry['blake3']}"
+                    (sent,) = manifest.parent.glob(f"*/out/{entry['path']}")
                     assert sent.stat().st_size == entry["size"]
             if (tmp_path / "w2/store").is_dir():
                 assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w2")[1]
@@ -191,7 +191,8 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
     files = fsspec.filesystem(
         "s3", key="test", secret="test", endpoint_url=s3["AWS_ENDPOINT_URL"], skip_instance_cache=True
     )
-    files.pipe_file(f"engines/of-runs/files/{largest['blake3'][:2]}/{largest['blake3']}", b"x" * largest["size"])
+    place = f"engines/of-runs/artifacts/build/{artifact.parent.name}/*/out/{largest['path']}"
+    files.pipe_file(files.glob(place)[0], b"x" * largest["size"])
     third = run(tmp_path, "w3", url, s3)
     _, told = third.communicate(timeout=120)
     assert third.returncode == 0, told
@@ -219,4 +220,4 @@ def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:
     assert (last.communicate(timeout=120), last.returncode)[1] == 0
     assert stages(tmp_path / "w2") == ["build", "build", "download", "repository", "repository"]
     assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w2")[1]
-    assert not list((tmp_path / "w2/work/partial").rglob("manifest.json"))
+    assert not list((tmp_path / "w2/work").rglob("*.pulled"))

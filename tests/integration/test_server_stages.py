@@ -256,7 +256,7 @@ def test_perf_by_hand_ends_with_what_it_measured(
     work = start(files={"input_data": PROMPTS}, **PERF)
     inputs = (word for name, path in work.inputs.items() for word in (f"--{name}", str(path)))
     words = ("--input-data", str(work.files["input_data"]), "--requests", "4", "--concurrency", "1")
-    assert main(["perf", *inputs, *words, "--output-dir", str(tmp_path / "by hand")]) == 0
+    assert main(["stage", "perf", *inputs, *words, "--output-dir", str(tmp_path / "by hand")]) == 0
     told = capsys.readouterr()
     assert told.out == f"{tmp_path / 'by hand'}\n"
     table = told.err[told.err.index("ensemble over grpc; output tokens counted by encoded_again") :]

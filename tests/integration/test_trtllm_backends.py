@@ -199,7 +199,7 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
     assert len(serve) == 3
     two_ranks = next(folder for folder in lane.outputs("build") if (folder / "rank1.engine").exists())
     repository = next(folder for folder in serve if str(two_ranks) in (folder / "serve.json").read_text())
-    launch = ("launch", "--toolchain", "tensorrt_llm", "--frontend", "trtllm_serve", "--format", "json")
+    launch = ("stage", "launch", "--toolchain", "tensorrt_llm", "--frontend", "trtllm_serve", "--format", "json")
     process = lane.start(*launch, "--repository", str(repository), "--engine", str(two_ranks))
     try:
         assert process.stdout is not None

@@ -39,7 +39,7 @@ ARCHITECTURES = {
 def lane(folder: Path, release: str, family: str, *, parallel: str = "tp1") -> Lane:
     """A release, and a model of a family that takes images."""
     found = Lane(folder, release)
-    found.pipeline("download", "tiny", "--output-dir", str(folder / "model"))
+    found.pipeline("stage", "download", "tiny", "--output-dir", str(folder / "model"))
     config = json.loads((folder / "model" / "config.json").read_text())
     config |= {"model_type": family, "architectures": [ARCHITECTURES[family]], "vision_config": {}}
     config |= {"max_position_embeddings": 4096} | ({"vocab_size": 152064} if family == "qwen2_vl" else {})

@@ -69,14 +69,14 @@ def test_what_the_system_refuses_is_no_bug_of_ours(number: int, capsys: pytest.C
         ["report", "n" * 5000],
         ["recommend", "n" * 5000],
         ["logs", "n" * 5000],
-        ["download", "tiny", "--output-dir", "n" * 300],
-        ["smoke", "--service", "n" * 300, "--engine", "n" * 5000, "--output-dir", "o"],
-        ["repository", "lint", "n" * 300],
+        ["stage", "download", "tiny", "--output-dir", "n" * 300],
+        ["stage", "smoke", "--service", "n" * 300, "--engine", "n" * 5000, "--output-dir", "o"],
+        ["models", "lint", "n" * 300],
         ["bench", "analyze", "n" * 300],
-        ["evaluate", "drift", "n" * 300, "n" * 300],
+        ["eval", "drift", "n" * 300, "n" * 300],
         ["matrix", "init", "n" * 300],
-        ["recipes", "show", "n" * 300],
-        ["exec", "n" * 300],
+        ["models", "show", "n" * 300],
+        ["stage", "replay", "n" * 300],
         ["status", "-w", "self"],
         ["run", "-m", str(TINY), "-w", "self"],
     ],
@@ -128,7 +128,7 @@ def test_the_hint_goes_with_what_there_is_no_room_for(number: int, said: str) ->
     assert bool(told) == bool(said)
 
 
-@pytest.mark.parametrize("words", [["bench", "analyze", "/dev/full"], ["evaluate", "drift", "/dev/full", "/dev/full"]])
+@pytest.mark.parametrize("words", [["bench", "analyze", "/dev/full"], ["eval", "drift", "/dev/full", "/dev/full"]])
 def test_a_device_is_no_file_of_results(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(words) == 2
     assert "/dev/full: is a device, expected a file" in capsys.readouterr().err

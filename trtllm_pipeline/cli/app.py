@@ -26,20 +26,19 @@ from trtllm_pipeline import __version__, terminal
 
 
 class Command(NamedTuple):
-    """A row of the table: `target` is MODULE:FUNCTION in `trtllm_pipeline.cli`."""
+    """A row of the table: `target` is MODULE:FUNCTION in `trtllm_pipeline.cli`, empty for a group of commands."""
 
     path: str
     target: str
     help: str
     panel: str = ""
+    hidden: bool = False
 
 
 _RUNS: Final = "Runs"
 _RESULTS: Final = "Results"
-_STAGES: Final = "Single stages"
-_FILES: Final = "Files and workspaces"
-_SERVERS: Final = "Running servers"
-_HERE: Final = "This machine"
+_SERVERS: Final = "Servers"
+_FILES: Final = "Files and this machine"
 
 STAGES: Final = {
     "download": "Fetch a model and verify it.",
@@ -48,7 +47,7 @@ STAGES: Final = {
     "quantize": "Quantize a model into a checkpoint.",
     "convert": "Convert a model into a checkpoint, quantized if the precision needs it.",
     "build": "Build an engine from a checkpoint.",
-    "visual": "Build the engine of a model that turns images into features.",
+    "visual": "Build the vision encoder engine.",
     "check": "Get one answer from an engine, without a server.",
     "repository": "Write a Triton model repository for an engine.",
     "launch": "Start a server on a repository and keep it running.",
@@ -60,36 +59,22 @@ STAGES: Final = {
 COMMANDS: Final = (
     Command("run", "run:run", "Run everything in a matrix that is not done yet.", _RUNS),
     Command("plan", "run:plan", "Show what would run and why, what cells share, and how long it takes.", _RUNS),
-    Command("search", "search:search", "Find the best cell of a large matrix without measuring all of it.", _RUNS),
-    Command("resume", "run:resume", "Continue the latest run of this workspace.", _RUNS),
-    Command("status", "status:status", "Show the progress of each cell.", _RUNS),
-    Command("runs", "status:runs", "List the runs: start, matrix, cells done and failed.", _RUNS),
-    Command("explain", "explain:explain", "Explain why a stage has to run, or what its result was made from.", _RUNS),
+    Command("status", "status:status", "Show the progress of each cell, or list the runs.", _RUNS),
     Command("logs", "logs:logs", "Show the log of a cell's stage.", _RUNS),
-    Command("exec", "execute:execute", "Run the commands of one job.json again.", _RUNS),
+    Command("explain", "explain:explain", "Explain why a stage has to run, or what its result was made from.", _RUNS),
+    Command("resume", "run:resume", "Continue the latest run: the short form of run --resume.", _RUNS, hidden=True),
     Command("report", "report:report", "Show results: table, HTML page, JSON, CSV, Markdown, JUnit XML.", _RESULTS),
     Command("compare", "compare:compare", "Show what got better or worse, and fail on regressions if asked.", _RESULTS),
-    Command("recommend", "recommend:recommend", "Recommend a configuration, and say why not the others.", _RESULTS),
-    *(Command(name, f"stage:{name}", text, _STAGES) for name, text in STAGES.items() if name != "repository"),
-    *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
-    Command("matrix init", "matrix:init", "Write a commented matrix to start from."),
-    Command("matrix check", "matrix:check", "Check matrix files and the recipes they name."),
-    Command("matrix show", "matrix:show", "List the cells of a matrix, and why some can never work."),
-    Command("matrix list", "matrix:list_", "List the matrices that come with the project."),
-    Command("matrix schema", "matrix:schema", "Print the JSON Schema of matrix or recipe files, for editors."),
-    Command("recipes list", "recipes:list_", "List the recipes, one line each."),
-    Command("recipes show", "recipes:show", "Show everything known about one model."),
-    Command("store list", "store_commands:list_", "List the artifacts."),
-    Command("store verify", "store_commands:verify", "Read every file again and compare it with the manifests."),
-    Command("store repair", "store_commands:repair", "Rebuild the index from the manifests and the history."),
-    Command("store provenance", "provenance:provenance", "Show what artifacts were made from, sign it, check who did."),
-    Command("store du", "store_commands:du", "Show what takes the space, by stage, model and precision."),
-    Command("store keep", "store_commands:keep", "Keep artifacts whatever is removed."),
-    Command("store gc", "store_commands:gc", "Remove what killed runs left behind, and unused artifacts if asked."),
-    Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a folder."),
-    Command("store pull", "remote:pull", "Fetch artifacts from a remote store, and verify them."),
-    Command("repository fill", "stage:repository", STAGES["repository"]),
-    Command("repository lint", "lint_repository:lint", "Find faults in a Triton model repository."),
+    Command("recommend", "recommend:recommend", "Recommend a configuration, and explain why not the others.", _RESULTS),
+    Command("search", "search:search", "Find the best cell of a large matrix without measuring all of it.", _RESULTS),
+    Command("bench", "", "Measure any server, without a matrix.", _SERVERS),
+    Command("bench load", "bench:load", "Measure the latency and throughput of any server by its URL."),
+    Command("bench analyze", "bench:analyze", "Recompute all metrics from an event file."),
+    Command("eval", "", "Score the answers of any server, without a matrix.", _SERVERS),
+    Command("eval answers", "evaluate:answers", "Score the answers of any server."),
+    Command("eval drift", "evaluate:drift", "Compare the answers of two servers or runs."),
+    Command("eval lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
+    Command("serve", "", "Start managed servers and a gateway, and list, follow and stop them.", _SERVERS),
     Command("serve start", "serve:start", "Start a server and keep it running after this terminal is closed."),
     Command("serve ps", "serve:ps", "List the servers that are kept: state, ports, GPUs."),
     Command("serve status", "serve:status", "Show all about kept servers: endpoints, processes, why one ended."),
@@ -100,40 +85,55 @@ COMMANDS: Final = (
     Command(
         "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
     ),
-    Command("gateway", "gateway:gateway", "Offer running servers as OpenAI endpoints.", _SERVERS),
-    Command("bench load", "bench:load", "Measure the latency and throughput of any server by its URL."),
-    Command("bench analyze", "bench:analyze", "Recompute all metrics from an event file."),
-    Command("evaluate answers", "evaluate:answers", "Score the answers of any server."),
-    Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),
-    Command("evaluate lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
+    Command("serve gateway", "gateway:gateway", "Offer running servers as OpenAI endpoints."),
     Command("chat", "chat:chat", "Talk with a model in the terminal.", _SERVERS),
     Command("export", "export:export", "Write files that serve a verified cell elsewhere.", _SERVERS),
-    Command("doctor", "doctor:doctor", "Show what this machine has and lacks, and which toolchains it can use.", _HERE),
+    Command("doctor", "doctor:doctor", "Show what this machine has and lacks, and which toolchains work.", _FILES),
+    Command("matrix", "", "Create, check and describe matrix files.", _FILES),
+    Command("matrix init", "matrix:init", "Write a commented matrix to start from."),
+    Command("matrix check", "matrix:check", "Check matrix files and the recipes they name."),
+    Command("matrix show", "matrix:show", "List the cells of a matrix, and why some can never work."),
+    Command("matrix list", "matrix:list_", "List the matrices that come with the project."),
+    Command("matrix schema", "matrix:schema", "Print the JSON Schema of matrix or recipe files, for editors."),
+    Command("models", "", "List and show model recipes, and check Triton model repositories.", _FILES),
+    Command("models list", "recipes:list_", "List the recipes, one line each."),
+    Command("models show", "recipes:show", "Show everything known about one model."),
+    Command("models lint", "lint_repository:lint", "Find faults in a Triton model repository."),
+    Command("store", "", "List, verify, share and remove the results in a workspace.", _FILES),
+    Command("store list", "store_commands:list_", "List the artifacts."),
+    Command("store du", "store_commands:du", "Show what takes the space, by stage, model and precision."),
+    Command("store keep", "store_commands:keep", "Protect artifacts from prune and rm."),
+    Command(
+        "store prune", "store_commands:prune", "Remove what killed runs left behind, and unused artifacts if asked."
+    ),
+    Command("store rm", "store_commands:rm", "Remove the artifacts of cells, stages or runs."),
+    Command("store verify", "store_commands:verify", "Read every file again and compare it with the manifests."),
+    Command("store repair", "store_commands:repair", "Rebuild the index from the manifests and the history."),
+    Command("store provenance", "provenance:provenance", "Show what artifacts were made from, sign it, check who did."),
+    Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a folder."),
+    Command("store pull", "remote:pull", "Fetch artifacts from a remote store, and verify them."),
+    Command("stage", "", "Run one stage, for cells of a matrix or on explicit files.", _RUNS, hidden=True),
+    *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
+    Command("stage replay", "execute:execute", "Run the commands of one job.json again."),
 )
-GROUPS: Final = {
-    "stage": ("Run one stage: pipeline stage build is the same as pipeline build.", _STAGES),
-    "matrix": ("Create, check and describe matrix files.", _FILES),
-    "recipes": ("List and show model recipes.", _FILES),
-    "store": ("List, verify, repair and share the results in a workspace.", _FILES),
-    "repository": ("Write and check Triton model repositories.", _FILES),
-    "serve": ("Keep servers running: start, list, follow, stop.", _SERVERS),
-    "bench": ("Measure any server, without a matrix.", _SERVERS),
-    "evaluate": ("Score the answers of any server, without a matrix.", _SERVERS),
-}
+GROUPS: Final = frozenset(row.path for row in COMMANDS if not row.target)
 _ABOUT: Final = (
     "From a matrix of models to measured Triton servers: download, quantize, build, serve, test, measure. An "
-    "interrupted run continues where it stopped."
+    "interrupted run continues where it stopped.\n\nScripts run single stages: pipeline stage --help."
 )
+_WIDEST: Final = 140
+"""Columns of the widest help; wider lines are hard to read."""
 NO_TELEMETRY: Final = "TRTLLM_NO_USAGE_STATS"
 """With 1, no process of TensorRT-LLM says anything of itself. A user's own word for it stays."""
 _ABSENT: Final = dict.fromkeys(("help", "install_completion", "show_completion"), False)
 """Typer converts all that is no bool with pydantic, even the None of an option that is absent: 80 ms."""
 
 
-def build(words: Collection[str] | None, *, rich: bool = False) -> typer.Typer:
+def build(words: Collection[str] | None, *, rich: bool = False, complete: bool = False) -> typer.Typer:
     """The application. Of its commands only those are imported whose whole name is in `words`; None means all.
 
-    The others are known by name and help, which is all that `--help`, completion and suggestions need.
+    The others are known by name and help, which is all that `--help`, completion and suggestions need. A shell that
+    completes is offered hidden commands too.
     """
 
     def new(text: str, callback: Callable[..., None]) -> typer.Typer:
@@ -143,31 +143,32 @@ def build(words: Collection[str] | None, *, rich: bool = False) -> typer.Typer:
             invoke_without_command=True,
             rich_markup_mode="rich" if rich else None,
             pretty_exceptions_enable=False,
-            context_settings={"default_map": _ABSENT},
+            context_settings={"default_map": _ABSENT, "max_content_width": _WIDEST},
             add_completion=callback is _top,
         )
 
     app = new(_ABOUT, _top)
-    groups = {name: new(text, _help_alone) for name, (text, _) in GROUPS.items()}
+    groups = {row.path: new(row.help, _help_alone) for row in COMMANDS if not row.target}
     for row in COMMANDS:
         *group, name = row.path.split()
+        hidden = row.hidden and not complete
+        if not row.target:
+            app.add_typer(groups[name], name=name, rich_help_panel=row.panel, hidden=hidden)
+            continue
         typed = [word for word in row.path.split() if words is None or word in words]
         if group and not typed:
             continue  # of a group that is not asked for, the name and the help are enough
         wanted = len(typed) == len(row.path.split())
-        _register(groups[group[0]] if group else app, name, row, rich=rich, wanted=wanted)
-    for name, group_app in groups.items():
-        app.add_typer(group_app, name=name, rich_help_panel=GROUPS[name][1])
-    _register(app, "help", Command("help", "", "Show the help of a command.", _HERE), rich=rich, wanted=True)
+        _register(groups[group[0]] if group else app, name, row, rich=rich, wanted=wanted, hidden=hidden)
     return app
 
 
-def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: bool) -> None:
+def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: bool, hidden: bool) -> None:
     settings: dict[str, Any] = {"default_map": _ABSENT}
     text = epilog = ""
     run: Callable[..., Any] = _not_imported
     if wanted:
-        run = _help if not row.target else _load(row)
+        run = _load(row)
         if aliases := getattr(run, "aliases", {}):
             settings["token_normalize_func"] = lambda word: aliases.get(word, word)
         text, _, examples = (inspect.getdoc(run) or "").partition("\nexamples:\n")
@@ -183,6 +184,7 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
         epilog=epilog or None,
         rich_help_panel=row.panel or None,
         context_settings=settings,
+        hidden=hidden,
     )(run)
 
 
@@ -216,8 +218,11 @@ def _convert_little(command: Any) -> None:
 def _load(row: Command) -> Callable[..., Any]:
     """The function of a command, with its output cleaned from when it begins."""
     module_name, _, name = row.target.partition(":")
+    from trtllm_pipeline.cli import command_signatures
+
     module = importlib.import_module(f"trtllm_pipeline.cli.{module_name}")
-    function = getattr(module, name)
+
+    function = command_signatures.complete(getattr(module, name), row.path)
 
     @functools.wraps(function)
     def cleaned(*args: Any, **values: Any) -> Any:
@@ -248,22 +253,6 @@ def _help_alone(ctx: typer.Context) -> None:
         typer.echo(ctx.get_help())
 
 
-def _help(
-    ctx: typer.Context,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="A command, such as matrix show.")
-    ] = None,
-) -> None:
-    """Show the help of a command.
-
-    examples:
-      pipeline help run
-      pipeline help matrix show
-    """
-    top = ctx.find_root().command
-    top.main([*(command or ()), "--help"], prog_name="pipeline", standalone_mode=False)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -280,9 +269,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminable():
             _check_text(words)
             rich = sys.stdout.isatty()
-            if rich and (not words or words[0] == "help" or "--help" in words or words[-1] in GROUPS):
+            if rich and (not words or "--help" in words or words[-1] in GROUPS):
                 _import_rich_help()
-            command = get_command(build({*_naming(words), *_completed(os.environ)}, rich=rich))
+            completed = _completed(os.environ)
+            command: Any = get_command(build({*_naming(words), *completed}, rich=rich, complete=bool(completed)))
+            order = [row.path for row in COMMANDS]  # Typer lists all groups before all commands
+            command.commands = dict(sorted(command.commands.items(), key=lambda each: order.index(each[0])))
             _convert_little(command)
             if argv is None:
                 gc.freeze()  # what is imported stays
@@ -332,7 +324,7 @@ def _import_rich_help() -> None:
 
 _OF_ANY_SERVER: Final = {
     "perf": "pipeline bench load -u HOST:PORT --model MODEL measures a server that runs",
-    "accuracy": "pipeline evaluate answers -u HOST:PORT --model MODEL --input-data FILE scores a server that runs",
+    "accuracy": "pipeline eval answers -u HOST:PORT --model MODEL --input-data FILE scores a server that runs",
 }
 """A stage, which starts from a service of ours -> the command for any server."""
 
@@ -345,6 +337,8 @@ def _mistake(error: typer.TyperException) -> Exception:
     message = (error.message if near else error.format_message()).rstrip(".").replace("Value error, ", "")
     ctx = getattr(error, "ctx", None)
     hint = None if ctx is None else f"{ctx.command_path} --help"
+    if stage := next((each for each in STAGES if message.startswith(f"No such command '{each}'")), None):
+        hint = f"pipeline stage {stage} --help"
     params = () if ctx is None else ctx.command.params
     if ctx is not None and getattr(error, "option_name", "") in {"-u", "--url"}:
         hint = _OF_ANY_SERVER.get(ctx.command.name or "", hint)
@@ -363,10 +357,8 @@ def _program() -> str:
 
 
 def _naming(words: Sequence[str]) -> Sequence[str]:
-    """The words that may name a command. `run --until build` does not import the command `build`, and all toolchains with it."""
+    """The words that may name a command. `run --until build` does not import the stage `build`, and all toolchains with it."""
     plain = [word for word in words if not word.startswith("-")]
-    if plain[:1] == ["help"]:
-        return plain
     return plain[:2] if plain and plain[0] in GROUPS else plain[:1]
 
 

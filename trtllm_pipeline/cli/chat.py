@@ -54,7 +54,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, options.option("--system", "TEXT", "System prompt.")] = None,
     temperature: Annotated[
-        float | None, options.option("--temperature", "T", "0 is greedy (default: the server's).", min=0, max=2)
+        float | None, options.option("--temperature", "NUMBER", "0 is greedy (default: the server's).", min=0, max=2)
     ] = None,
     max_tokens: Annotated[
         int | None, options.option("--max-tokens", "N", "Longest answer (default: what fits).", min=1)
@@ -191,7 +191,7 @@ def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora:
     if lora not in adapters:
         raise UsageError(
             f"{url} lists no LoRA adapter {lora!r} of {model}; it lists {', '.join(adapters) or 'none'}",
-            hint="settings.lora.adapter of a matrix, or pipeline gateway --adapter, names them",
+            hint="settings.lora.adapter of a matrix, or pipeline serve gateway --adapter, names them",
         )
     return adapters[lora]
 

@@ -35,7 +35,7 @@ def compare(
     ] = None,
     metrics: Annotated[
         str | None,
-        options.option("--metrics", "NAMES", "Such as ttft_p99,accuracy.contains (default: the main ones)."),
+        options.option("--metrics", "NAME,...", "Such as ttft_p99,accuracy.contains (default: the main ones)."),
     ] = None,
     fail_on: Annotated[
         str | None,

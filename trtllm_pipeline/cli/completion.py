@@ -56,8 +56,8 @@ def cells(ctx: typer.Context) -> list[str]:
     from trtllm_pipeline.errors import PipelineError
 
     try:
-        if ctx.params.get("matrix") is not None:
-            return _cells_of(ctx.params)
+        if matrix := ctx.params.get("matrix") or ctx.params.get("matrix_word"):
+            return _cells_of({**ctx.params, "matrix": matrix})
         return [str(cell.id) for outline in _outlines(ctx) for cell in outline.cells]
     except (OSError, PipelineError):
         return []

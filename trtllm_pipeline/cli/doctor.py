@@ -33,7 +33,7 @@ def doctor(
         str | None,
         options.option(
             "--family",
-            "NAMES",
+            "NAME,...",
             "With --deep: architectures by model_type, separated by commas, such as llama,mixtral,gemma2 (default: llama).",
         ),
     ] = None,
@@ -41,7 +41,7 @@ def doctor(
         str | None,
         options.option(
             "--precision",
-            "NAMES",
+            "NAME,...",
             "With --deep: precisions, separated by commas, or all (default: those that about ten minutes are enough for).",
         ),
     ] = None,

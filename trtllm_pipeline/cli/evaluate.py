@@ -1,4 +1,4 @@
-"""`pipeline evaluate`: score the answers of any server, compare two sets of answers, run standard tasks."""
+"""`pipeline eval`: score the answers of any server, compare two sets of answers, run standard tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answers(
         str,
         options.option(
             "--metrics",
-            "NAMES",
+            "NAME,...",
             "Metrics of rows that name none: names, or your own functions as MODULE:FUNCTION.",
         ),
     ] = "exact,contains",
@@ -40,7 +40,7 @@ def answers(
     ] = 32,
     concurrency: Concurrency = 4,
     min_score: Annotated[
-        float | None, options.option("--min-score", "X", "Fail if the first metric is below this.", min=0, max=1)
+        float | None, options.option("--min-score", "NUMBER", "Fail if the first metric is below this.", min=0, max=1)
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -60,8 +60,8 @@ def answers(
     is read from OPENAI_API_KEY. The exit code is 1 if requests fail or the score is below --min-score.
 
     examples:
-      pipeline evaluate answers -u localhost:8001 --model ensemble --input-data questions.jsonl
-      pipeline evaluate answers -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
+      pipeline eval answers -u localhost:8001 --model ensemble --input-data questions.jsonl
+      pipeline eval answers -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
           --input-data builtin:accuracy --format csv
     """
     from trtllm_pipeline.bench.target import Target
@@ -108,7 +108,7 @@ def drift(
     bootstrap interval. No server is needed.
 
     examples:
-      pipeline evaluate drift fp16/answers.jsonl int4/answers.jsonl
+      pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
     """
     from trtllm_pipeline.bench.stats import MEAN_INTERVAL
     from trtllm_pipeline.evaluate import drift
@@ -124,11 +124,11 @@ def lm_eval(
     url: options.Url,
     model: options.Model,
     tasks: Annotated[
-        str, options.option("--tasks", "NAMES", "Tasks, separated by commas; lm_eval ls tasks lists them.")
+        str, options.option("--tasks", "NAME,...", "Tasks, separated by commas; lm_eval ls tasks lists them.")
     ],
     endpoint_type: Annotated[
         Literal["completions", "chat"],
-        options.option("--endpoint-type", None, "OpenAI endpoint; tasks that rank choices need completions."),
+        options.option("--endpoint-type", "NAME", "OpenAI endpoint; tasks that rank choices need completions."),
     ] = "completions",
     tokenizer: Annotated[
         str | None,
@@ -154,8 +154,8 @@ def lm_eval(
     no such endpoint. lm_eval fetches its data sets itself. The key is read from OPENAI_API_KEY.
 
     examples:
-      pipeline evaluate lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50
-      pipeline evaluate lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
+      pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50
+      pipeline eval lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
     from trtllm_pipeline.evaluate import lm_eval
     from trtllm_pipeline.evaluate.accuracy_result import AccuracyResult

@@ -1,4 +1,4 @@
-"""`pipeline exec job.json`: run one attempt's commands again, by hand."""
+"""`pipeline stage replay job.json`: run one attempt's commands again, by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtllm_pipeline.execution.executor import read_job
 
 def execute(
     job: Annotated[str, options.argument("JOB.json", "The job.json of an attempt or artifact.")],
-    output_dir: Annotated[str, options.option("--output-dir", "DIR", "A new folder.")] = "replay",
+    output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty folder for the result.")] = "replay",
     inputs: Annotated[
         list[str] | None,
         options.option(
@@ -31,7 +31,7 @@ def execute(
     Every attempt's folder and every artifact has one; pipeline logs says where they are.
 
     examples:
-      pipeline exec .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
+      pipeline stage replay .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
     read = read_job(Path(job))  # no folder is made for what is no job

@@ -1,4 +1,4 @@
-"""`pipeline gateway`: the OpenAI endpoint in front of running servers."""
+"""`pipeline serve gateway`: the OpenAI endpoint in front of running servers."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def _command(
     It runs until Ctrl-C. A server that is started again is found again. docs/gateway.md says more.
 
     examples:
-      pipeline gateway smollm2=service.json --model-folder smollm2=engine --port 9000
-      pipeline gateway llama=grpc://127.0.0.1:8001 --server-model llama=tensorrt_llm_bls --model-folder llama=model
-      pipeline gateway llama=service.json --model-folder llama=model --adapter llama:sql=adapters/sql
-      pipeline gateway --config gateway-config.json
+      pipeline serve gateway smollm2=service.json --model-folder smollm2=engine --port 9000
+      pipeline serve gateway llama=grpc://127.0.0.1:8001 --server-model llama=tensorrt_llm_bls --model-folder llama=model
+      pipeline serve gateway llama=service.json --model-folder llama=model --adapter llama:sql=adapters/sql
+      pipeline serve gateway --config gateway-config.json
     """
     found, folder = _base(config)
     served = {model.name: model for model in found.models} if found else {}
@@ -108,7 +108,9 @@ def _command(
         known = {**served[model].adapters, own: _folder("--adapter", path)}
         served[model] = replace(served[model], adapters=known)
     if not served:
-        raise UsageError("which server?", hint="pipeline gateway NAME=service.json; pipeline launch starts one")
+        raise UsageError(
+            "which server?", hint="pipeline serve gateway NAME=service.json; pipeline stage launch starts one"
+        )
     defaults = to_json(found.params) if found else {}
     asked = GatewayConfig(
         models=tuple(served.values()),
@@ -166,7 +168,7 @@ def _model(name: str, server: str) -> OfferedModel:
     if not path.is_file():
         raise UsageError(
             f"{name}={server}: there is no such file",
-            hint="pipeline launch --format json > service.json writes one; grpc://HOST:PORT is a Triton's address",
+            hint="pipeline stage launch --format json > service.json writes one; grpc://HOST:PORT is a Triton's address",
         )
     return OfferedModel(name=name, service=path.absolute(), dialect=AUTO)
 

@@ -1,4 +1,4 @@
-"""`pipeline repository lint`: find faults in a Triton model repository."""
+"""`pipeline models lint`: find faults in a Triton model repository."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def lint(
     Nothing is started and nothing is changed. The exit code is 1 if there are errors.
 
     examples:
-      pipeline repository lint triton_model_repo
-      pipeline repository lint triton_model_repo --engine engines/tp4 --release 0.16.0 --ignore TRT504
+      pipeline models lint triton_model_repo
+      pipeline models lint triton_model_repo --engine engines/tp4 --release 0.16.0 --ignore TRT504
     """
     from trtllm_pipeline.triton_repository import lint as library
 

@@ -11,11 +11,6 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note
 from trtllm_pipeline.text_tables import aligned
 
-Name = Annotated[
-    str,
-    options.argument("FILE", "A matrix file, or the name of a shipped matrix.", complete=options.completion.matrices),
-]
-
 
 def init(
     file: Annotated[Path, options.argument("FILE", "File to write.")] = Path("matrix.yaml"),
@@ -69,17 +64,17 @@ def check(
 
 
 def show(
-    file: Name,
+    matrix: options.Matrix,
     cells: options.Cells = None,
     toolchain: Annotated[
-        str,
+        str | None,
         options.option(
             "--toolchain",
             "NAME",
-            "What auto, or no toolchain axis, stands for; auto leaves it open.",
+            "Toolchain of cells whose matrix names none (default: it stays open).",
             complete=options.completion.toolchains,
         ),
-    ] = "auto",
+    ] = None,
     sets: options.Sets = None,
     format: options.TextOrJson = "text",
 ) -> None:
@@ -94,7 +89,9 @@ def show(
     from trtllm_pipeline.config.validate import load_matrix
     from trtllm_pipeline.planning.plan_file import axes
 
-    found = select(expand(load_matrix(find_matrix(file), sets or ()), default_toolchain=toolchain), cells or ())
+    found = select(
+        expand(load_matrix(find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"), cells or ()
+    )
     told = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in found]
     lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in found)
     emit_as(format, {"schema": 1, "cells": told}, text=lambda _: "\n".join(lines))

@@ -17,9 +17,7 @@ def monitoring(
     ] = "http://127.0.0.1:9090",
     ttft_p99_s: Annotated[
         float,
-        options.option(
-            "--ttft-p99-s", "SECONDS", "Alert when the 99th percentile of the time to first token is over this."
-        ),
+        options.duration("--ttft-p99-s", "Alert when the 99th percentile of the time to first token is over this."),
     ] = 2.0,
     workspace: options.Workspace = options.WORKSPACE,
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import inspect
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -35,6 +36,30 @@ def option(flags: str, metavar: str | None, text: str, *, complete: Any = None, 
 def switch(flags: str, text: str, **more: Any) -> Any:
     """An option that is on or off: `--verbose` and `--no-verbose`."""
     return option(f"{flags}/--no-{flags.rpartition('--')[2]}", None, text, **more)
+
+
+_UNITS_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?) ?(ms|s|m|h|d)?")
+
+
+def seconds(text: str | float) -> float:
+    """The seconds of a duration such as 300ms, 5s, 2m, 1h or 30d; a number alone is seconds. Raises ValueError."""
+    found = _DURATION.fullmatch(str(text).strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration such as 300ms, 5s, 2m or 1h")
+    return float(found[1]) * _UNITS_S[found[2] or "s"]
+
+
+def duration(flags: str, text: str, **more: Any) -> Any:
+    """An option for a duration, in seconds for the command."""
+
+    def read(typed: str | float) -> float:
+        try:
+            return seconds(typed)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return option(flags, "DURATION", text, parser=read, **more)
 
 
 TOKENIZER_NAMES: Final = {"tokenizer-path": "tokenizer"}
@@ -123,11 +148,13 @@ Server = Annotated[str, argument("NAME", "A kept server (pipeline serve ps).", c
 Allow = Annotated[
     str,
     option(
-        "--allow", "NAMES", "Compare even if these differ: workload, system, or single fields such as driver,protocol."
+        "--allow",
+        "NAME,...",
+        "Compare even if these differ: workload, system, or single fields such as driver,protocol.",
     ),
 ]
 Slo = Annotated[
-    str,
+    str | None,
     option(
         "--slo",
         "OBJECTIVES",
@@ -277,20 +304,15 @@ EndpointType = Annotated[
     Literal["chat", "completions"],
     _of_server("--endpoint-type", "NAME", "Endpoint of OpenAI: chat or completions."),
 ]
-RequestTimeout = Annotated[float, _of_server("--request-timeout-s", "SECONDS", "Time limit of one request.")]
+RequestTimeout = Annotated[
+    float, duration("--request-timeout-s", "Timeout of one request, such as 90s or 5m.", rich_help_panel=SERVER_PANEL)
+]
 
 
-def changed(function: Callable[..., Any], **annotations: Any) -> inspect.Signature:
-    """The signature of a command, some of its parameters with another annotation, and optional."""
+def without(function: Callable[..., Any], name: str) -> inspect.Signature:
+    """The signature of a command without one of its parameters."""
     signature = inspect.signature(function, eval_str=True)
-    return signature.replace(
-        parameters=[
-            each.replace(kind=each.KEYWORD_ONLY, annotation=annotations[each.name], default=None)
-            if each.name in annotations
-            else each.replace(kind=each.KEYWORD_ONLY)
-            for each in signature.parameters.values()
-        ]
-    )
+    return signature.replace(parameters=[each for each in signature.parameters.values() if each.name != name])
 
 
 def request(

@@ -1,4 +1,4 @@
-"""`pipeline recipes`: what is known of the models."""
+"""`pipeline models`: what is known of the models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def list_(format: options.TextOrJson = "text") -> None:
     """List the recipes: your own in recipes/ of this folder, and those that come with the project.
 
     examples:
-      pipeline recipes list
+      pipeline models list
     """
     from trtllm_pipeline.config.recipe_files import list_recipes, load_recipe
 
@@ -31,8 +31,8 @@ def show(
     """Show everything known about one model.
 
     examples:
-      pipeline recipes show smollm2-135m-instruct
-      pipeline recipes show smollm2-135m-instruct --format json
+      pipeline models show smollm2-135m-instruct
+      pipeline models show smollm2-135m-instruct --format json
     """
     from trtllm_pipeline.config.recipe_files import find_recipe, load_recipe
 

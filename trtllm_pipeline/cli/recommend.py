@@ -10,7 +10,7 @@ from trtllm_pipeline.cli.output import emit_as, note
 
 def recommend(
     run: options.MeasuredRun = "latest",
-    slo: options.Slo = "",
+    slo: options.Slo = None,
     min_accuracy: options.MinAccuracy = None,
     objective: options.Objective = "throughput",
     cells: options.Cells = None,

@@ -80,8 +80,8 @@ def push(
 ) -> None:
     """Send artifacts to a remote store, from which other machines pull them instead of making them.
 
-    What is there already is not sent again, and an interrupted push goes on where it stopped. Model repositories are left
-    out: they have absolute paths. The exit code is 1 if an artifact cannot be sent.
+    Artifacts that are there already are not sent again. Model repositories are left out: they have absolute paths. The
+    exit code is 1 if an artifact cannot be sent.
 
     examples:
       pipeline store push s3://engines/nightly
@@ -121,8 +121,8 @@ def pull(
 
     With --matrix, those that its cells need on this machine: fingerprints say for which release and compute capability an
     engine is. One that was made on another GPU than this machine has is refused. Every file is compared with its digest, and
-    signed statements are checked; what is wrong is refused and named, and the exit code is 1. An interrupted pull goes on
-    where it stopped.
+    signed statements are checked. Artifacts that fail are refused and named, and the exit code is 1. An interrupted pull
+    starts the artifacts anew that had not arrived.
 
     examples:
       pipeline store pull s3://engines/nightly --matrix my.yaml

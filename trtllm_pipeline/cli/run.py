@@ -24,7 +24,7 @@ from trtllm_pipeline.store.store import Store
 @options.grouped
 def run(
     ctx: typer.Context,
-    matrix: options.Matrix,
+    matrix: options.OptionalMatrix = None,
     cells: options.Cells = None,
     sets: options.Sets = None,
     until: options.Until = None,
@@ -33,6 +33,9 @@ def run(
     assume: options.Assume = None,
     executor: options.Executor = None,
     ray_address: options.RayAddress = None,
+    resume: Annotated[
+        bool, options.switch("--resume", "Continue what the latest run of this workspace was asked for.")
+    ] = False,
     dry_run: Annotated[
         bool, options.switch("--dry-run", "Only show what would be done, as pipeline plan does.")
     ] = False,
@@ -53,17 +56,25 @@ def run(
 ) -> int:
     """Run everything in a matrix that is not done yet, and show the results.
 
-    You can interrupt it at any time: what is finished stays finished.
+    You can interrupt it at any time: what is finished stays finished. pipeline resume is short for pipeline run --resume.
 
     examples:
-      pipeline run --matrix matrices/quickstart.yaml
-      pipeline run -m my.yaml --cells 'qwen*/int8_wo/*' --until build
-      pipeline run -m my.yaml --set settings.perf.concurrency=[1,8]
+      pipeline run matrices/quickstart.yaml
+      pipeline run --resume
+      pipeline run my.yaml --cells 'qwen*/int8_wo/*' --until build
+      pipeline run my.yaml --set settings.perf.concurrency=[1,8]
     """
     from trtllm_pipeline.planning.runs import check_name
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report.writers import print_report
 
+    if resume:
+        options.known_store(workspace)
+    elif matrix is None:
+        raise UsageError(
+            "pipeline run: the matrix is missing",
+            hint="pipeline run FILE, or pipeline run --resume; pipeline matrix init writes one to start from",
+        )
     # Looking at a workspace never makes one: that is left to a request that can be understood.
     called = None if name is None else check_name(name)
     found = options.store_at(workspace)
@@ -109,12 +120,11 @@ def resume(**values: Any) -> int:
       pipeline resume
       pipeline resume --retry-infeasible --workspace /data/results
     """
-    options.known_store(values["workspace"])
-    code: int = run(**values)
+    code: int = run(**values, resume=True)
     return code
 
 
-vars(resume)["__signature__"] = options.changed(run, matrix=options.MatrixOrLatest)
+vars(resume)["__signature__"] = options.without(run, "resume")
 
 
 @options.grouped
@@ -148,11 +158,11 @@ def plan(
     With --compare it shows what another machine or release changes: cells, stages, command lines.
 
     examples:
-      pipeline plan --matrix matrices/quickstart.yaml
-      pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
-      pipeline plan -m matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
-      pipeline plan -m my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
-      pipeline plan -m matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
+      pipeline plan matrices/quickstart.yaml
+      pipeline plan my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
+      pipeline plan matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
+      pipeline plan my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
+      pipeline plan matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
     """
     request = pulling.of(options.request(matrix, cells, sets, until, toolchain, assume))
     store = options.store_at(workspace)

@@ -19,7 +19,7 @@ from trtllm_pipeline.store.store import Store
 @options.grouped
 def search(
     matrix: options.Matrix,
-    slo: options.Slo = "",
+    slo: options.Slo = None,
     min_accuracy: options.MinAccuracy = None,
     objective: options.Objective = "throughput",
     budget: Annotated[
@@ -46,9 +46,9 @@ def search(
     Exit codes: 3 if no cell that was tried meets the objectives; 1 if the search could not go on.
 
     examples:
-      pipeline search --matrix my.yaml --slo ttft_p99=300ms,tpot_p99=40ms --budget 20
-      pipeline search -m my.yaml --objective latency --slo output_tps=100 --min-accuracy -1%
-      pipeline search -m my.yaml --dry-run
+      pipeline search my.yaml --slo ttft_p99=300ms,tpot_p99=40ms --budget 20
+      pipeline search my.yaml --objective latency --slo output_tps=100 --min-accuracy -1%
+      pipeline search my.yaml --dry-run
     """
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report import recommendation

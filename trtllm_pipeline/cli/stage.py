@@ -1,4 +1,4 @@
-"""`pipeline download|convert|build|...`: one stage, for cells of a matrix or for explicit files.
+"""`pipeline stage download|convert|build|...`: one stage, for cells of a matrix or for explicit files.
 
 `__getattr__` makes the command of a stage; its options follow from the tables of the toolchains (`stage_options`).
 """
@@ -44,7 +44,7 @@ _EXAMPLES = {
     ),
     "visual": ("visual --model model --family qwen2_vl --output-dir visual",),
     "check": ("check --engine engine --model model --output-dir checked",),
-    "repository": ("stage repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
+    "repository": ("repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
     "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),
     "smoke": ("smoke --service service.json --repository repository --engine engine --model model --output-dir smoke",),
     "perf": ("perf --service service.json --repository repository --engine engine --model model --output-dir perf",),
@@ -63,11 +63,12 @@ def __getattr__(name: str) -> Callable[..., int]:
 
     vars(command)["__signature__"] = stage_options.signature(name, stages)
     matrix = "--matrix quickstart --cells 'smollm2*/int8_wo/*/bs4'"
-    lines = (*_EXAMPLES[name], f"{'stage ' * (name == 'repository')}{name} {matrix}")
+    lines = (*_EXAMPLES[name], f"{name} {matrix}")
     command.__doc__ = (
         f"{stage_options.capital(stages[0].summary)}.\n\n"
         "With --matrix: for the selected cells, after all earlier stages, in the workspace. Without: on the files you "
-        "name; nothing else is read or written.\n\nexamples:\n" + "\n".join(f"  pipeline {line}" for line in lines)
+        "name; nothing else is read or written.\n\nexamples:\n"
+        + "\n".join(f"  pipeline stage {line}" for line in lines)
     )
     return command
 
@@ -91,15 +92,17 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     try:
         asked = load(stage.params, values)
     except ValueError as error:
-        raise UsageError(f"pipeline {name}: {error}", hint=f"pipeline help {name} lists all options") from error
+        raise UsageError(
+            f"pipeline stage {name}: {error}", hint=f"pipeline stage {name} --help lists all options"
+        ) from error
     return _by_hand(stage, typed, asked)
 
 
 def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
     """Raise UsageError if anything is wrong."""
     if wrong:
-        hint = f"pipeline help {name} lists all options{or_else}"
-        raise UsageError(f"pipeline {name}: " + "\n  ".join(wrong), hint=hint)
+        hint = f"pipeline stage {name} --help lists all options{or_else}"
+        raise UsageError(f"pipeline stage {name}: " + "\n  ".join(wrong), hint=hint)
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:
@@ -203,7 +206,7 @@ def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     from trtllm_pipeline.hub.sources import local_folder, resolve
 
     if model is None:
-        raise UsageError(f"pipeline {name}: which model?", hint=f"pipeline {_EXAMPLES[name][0]}")
+        raise UsageError(f"pipeline stage {name}: which model?", hint=f"pipeline stage {_EXAMPLES[name][0]}")
     sources, form = sources_of(model, Path()), name if name in companions.NAMES else None
     source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source

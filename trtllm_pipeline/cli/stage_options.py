@@ -55,7 +55,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
         if place in ADAPTERS:
             upstream = companions.ADAPTER
         if place == "service":
-            own.append(_text("in_service", "--service", "FILE", f"What pipeline {upstream} --format json printed."))
+            own.append(_text("in_service", "--service", "FILE", f"Output of pipeline stage {upstream} --format json."))
         else:
             own.append(_text(f"in_{place}", flag(place), "DIR", f"What {upstream} left."))
     for file in dict.fromkeys(each for stage in stages for each in stage.file_names):
@@ -117,8 +117,9 @@ def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
         return _parameter(name, Annotated[list[str] | None, about])
     every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
     choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
-    metavar = "|".join(choices) if 0 < len(choices) < 4 else _metavar(field)
-    if len(choices) > 3:
+    few = 0 < len(choices) < 4 and name not in _METAVARS
+    metavar = "|".join(choices) if few else _metavar(field)
+    if choices and not few:
         text = f"{capital(field.about.help)}: {', '.join(choices)}{_default(field)}."
     return _text(name, option, metavar, text, _PARAMETERS, complete=(lambda: choices) if choices else None)
 
@@ -127,14 +128,32 @@ def _is_mapping(field: ParamField) -> bool:
     return get_origin(field.type) is dict and field.type != Objectives and field.type != Precisions
 
 
+_METAVARS = {
+    **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), "PORT"),
+    **dict.fromkeys(
+        ("family", "lora", "model_name", "precision", "protocol", "frontend", "kv_cache_precision"), "NAME"
+    ),
+    "host": "ADDRESS",
+    "url": "URL",
+}
+"""The values of options whose type does not say what they are."""
+
+
 def _metavar(field: ParamField) -> str:
+    if field.name in _METAVARS:
+        return _METAVARS[field.name]
     if field.type == Objectives:
         return "OBJECTIVES"
     if field.type == Precisions:
         return "METRIC=PERCENT,..."
     if get_origin(field.type) is tuple:
         return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
-    return {int: "N", float: "SECONDS" if field.name.endswith("_s") else "NUMBER"}.get(field.type, "TEXT")
+    return {int: "N", float: "DURATION" if is_duration(field) else "NUMBER"}.get(field.type, "TEXT")
+
+
+def is_duration(field: ParamField) -> bool:
+    """Whether the parameter is a number of seconds, typed as people type a duration."""
+    return field.type is float and field.name.endswith("_s")
 
 
 def _default(field: ParamField) -> str:
@@ -267,7 +286,7 @@ def _read(field: ParamField, text: Any) -> Any:
         return _mapping(text)
     if get_origin(field.type) is tuple:
         return [_scalar(get_args(field.type)[0], part.strip()) for part in text.split(",") if part.strip()]
-    return _scalar(field.type, text)
+    return options.seconds(text) if is_duration(field) else _scalar(field.type, text)
 
 
 def _scalar(kind: Any, text: str) -> Json:

@@ -1,4 +1,4 @@
-"""`pipeline status` and `pipeline runs`: how far each cell is, and which runs there were."""
+"""`pipeline status`: the progress of each cell, and the list of runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def status(
     watch: Annotated[
         bool, options.switch("--watch", "Show it again and again, until nothing runs any more or Ctrl-C.")
     ] = False,
+    runs: Annotated[
+        bool, options.switch("--runs", "List the runs instead, the newest first: start, matrix, cells done and failed.")
+    ] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
@@ -41,6 +44,7 @@ def status(
       pipeline status --watch
       pipeline status --cells 'qwen2*/fp8' --format json
       pipeline status --run latest~1
+      pipeline status --runs
     """
     from trtllm_pipeline.planning.plan_file import outline
     from trtllm_pipeline.planning.runs import newest_cells
@@ -48,6 +52,11 @@ def status(
     from trtllm_pipeline.progress.left import goes_on, read
     from trtllm_pipeline.progress.watching import watch as keep_showing
 
+    if runs:
+        given = {"--run": run, "MATRIX": matrix, "--cells": cells, "--set": sets, "--watch": watch or None}
+        if only := next((flag for flag, value in given.items() if value is not None), None):
+            raise UsageError(f"--runs lists all runs of the workspace, without {only}", hint="pipeline status --runs")
+        return _list_runs(workspace, format)
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
     store = options.known_store(workspace)
@@ -77,13 +86,7 @@ def _took(folder: Path) -> Took | None:
     return None if check is None else Took(check.line(), check.to_json())
 
 
-def runs(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
-    """List the runs of a workspace, the newest first.
-
-    examples:
-      pipeline runs
-      pipeline runs --format json
-    """
+def _list_runs(workspace: str, format: str) -> None:
     from trtllm_pipeline.report.run_list import runs_json, to_text
 
     found = runs_json(options.known_store(workspace))

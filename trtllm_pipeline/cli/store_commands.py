@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,25 +23,36 @@ if TYPE_CHECKING:
     from trtllm_pipeline.planning.unused import Roots
 
 
+Names = Annotated[
+    list[str] | None,
+    options.argument(
+        "[ARTIFACT|STAGE|CELL]...",
+        "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell.",
+        complete=completion.cells,
+    ),
+]
+
+
+_DAY_S = 86400
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """What is needed, so that the rest is unused."""
+    """The options that select needed artifacts, so that the rest is unused."""
 
-    unused_days: Annotated[
+    unused_for: Annotated[
         float | None,
-        options.option(
-            "--unused-days", "DAYS", "Needed is what was made or asked for by a run in so many days.", min=0
-        ),
+        options.duration("--unused-for", "Remove artifacts that no run made or used for this long, such as 30d."),
     ] = None
     keep_latest: Annotated[
-        int, options.option("--keep-latest", "NUMBER", "Needed is what so many latest runs asked for.", min=0)
+        int, options.option("--keep-latest", "N", "Keep artifacts used by the last N runs.", min=0)
     ] = 0
     keep_run: Annotated[
         list[str] | None,
         options.option(
             "--keep-run",
             "RUN",
-            "Needed is what this run asked for, by its name or id; can be given several times.",
+            "Keep artifacts used by this run, by its name or id; can be given several times.",
             complete=completion.runs,
         ),
     ] = None
@@ -49,7 +61,7 @@ class Needed:
         options.option(
             "--keep-matrix",
             "FILE",
-            "Needed is what this matrix needs on this machine; can be given several times.",
+            "Keep artifacts that this matrix needs on this machine; can be given several times.",
             complete=completion.matrices,
         ),
     ] = None
@@ -64,7 +76,8 @@ class Needed:
 
             plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
             matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
-        return Roots(self.unused_days, self.keep_latest, tuple(self.keep_run or ()), matrices)
+        days = None if self.unused_for is None else self.unused_for / _DAY_S
+        return Roots(days, self.keep_latest, tuple(self.keep_run or ()), matrices)
 
 
 def list_(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
@@ -129,7 +142,7 @@ def repair(workspace: options.Workspace = options.WORKSPACE, format: options.Tex
 
 
 @options.grouped
-def gc(
+def prune(
     needed: Needed,
     dry_run: Annotated[
         bool, options.switch("--dry-run", "Only list what would be removed, and what stays and why.")
@@ -143,9 +156,9 @@ def gc(
     from. Reports of runs stay too. What was removed is made again when a run asks for it.
 
     examples:
-      pipeline store gc --dry-run
-      pipeline store gc --unused-days 30
-      pipeline store gc --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
+      pipeline store prune --dry-run
+      pipeline store prune --unused-for 30d
+      pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
     from trtllm_pipeline.planning.unused import sort_out
     from trtllm_pipeline.planning.wording import count, size
@@ -174,7 +187,7 @@ def gc(
         "freed_bytes": freed,
         "kept": [{**_entry(each), "why": why} for each, why in found.needed],
     }
-    lines = [f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  {each.label}" for each in removed]
+    lines = [*map(_line, removed)]
     parts = [f"{count(len(removed), 'unused artifact')} with {size(freed)}"] if roots.any else []
     parts += [f"{count(len(attempts), 'attempt')} that killed runs left"]
     parts += [f"{count(len(stale), 'partial transfer')}"] if stale else []
@@ -189,21 +202,74 @@ def _entry(each: Artifact) -> dict[str, Json]:
     return {"stage": each.stage, "fingerprint": each.fingerprint, "size_bytes": each.size_bytes}
 
 
+def rm(
+    names: Names = None,
+    run: options.Run = None,
+    dry_run: Annotated[
+        bool, options.switch("--dry-run", "Only list what would be removed, and what stays and why.")
+    ] = False,
+    yes: Annotated[bool, options.switch("--yes", "Remove without asking.")] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Remove the artifacts of cells, of stages or of a run. The next run that needs one creates it again.
+
+    Artifacts that other cells share stay, unless they are named by id or stage. So do artifacts that store keep protects
+    and those that a managed server uses, with everything they were made from. With --run alone, artifacts of other runs
+    stay, and the run itself is removed. A name together with --run selects from the artifacts of that run.
+
+    examples:
+      pipeline store rm 'qwen2*/fp8/*' --dry-run
+      pipeline store rm build-4a46c422fbf3 --yes
+      pipeline store rm --run nightly-12 --yes
+    """
+    from trtllm_pipeline.planning import removal
+    from trtllm_pipeline.planning.wording import count, size
+
+    if not names and run is None:
+        raise UsageError(
+            "pipeline store rm: nothing is named", hint="name cells, stages or artifacts, or give --run RUN"
+        )
+    store = options.known_store(workspace)
+    found = removal.choose(store, names or (), run)
+    total = f"{count(len(found.removed), 'artifact')} with {size(sum(each.size_bytes for each in found.removed))}"
+    what = total if found.run is None else f"{total} and run {found.run.name}"
+    removed: Sequence[Artifact] = found.removed
+    if not dry_run and (removed or found.run is not None):
+        if not yes:
+            _confirm(f"remove {what}?")
+        removed = removal.remove(store, names or (), run)
+    data = {
+        "schema": 1,
+        "artifacts": [_entry(each) for each in removed],
+        "freed_bytes": sum(each.size_bytes for each in removed),
+        "run": None if found.run is None else found.run.name,
+        "kept": [{**_entry(each), "why": why} for each, why in found.kept],
+    }
+    lines = [*map(_line, removed), f"{'would be removed' if dry_run else 'removed'}: {what}"]
+    lines += [f"stays: {each.stage} {each.fingerprint}: {why}" for each, why in found.kept]
+    emit_as(format, data, text=lambda _: "\n".join(lines))
+
+
+def _confirm(question: str) -> None:
+    """Ask on a terminal. Raises UsageError if there is none, Abort if the answer is no."""
+    if not sys.stdin.isatty():
+        raise UsageError(question, hint="--yes removes without asking; --dry-run lists what would be removed")
+    typer.confirm(question, abort=True, err=True)
+
+
+def _line(each: Artifact) -> str:
+    return f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  {each.label}"
+
+
 def keep(
-    names: Annotated[
-        list[str] | None,
-        options.argument(
-            "[ARTIFACT|STAGE|CELL]...",
-            "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell.",
-            complete=completion.cells,
-        ),
-    ] = None,
+    names: Names = None,
     run: options.Run = None,
     forget: Annotated[bool, options.switch("--forget", "Keep them no longer.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Keep artifacts, with all that they were made from, whatever store gc removes. Without names, list what is kept.
+    """Keep artifacts, with all that they were made from, so that store prune and store rm leave them. Without names, list what is kept.
 
     examples:
       pipeline store keep build-4a46c422fbf3
@@ -224,12 +290,7 @@ def keep(
     elif forget:
         raise UsageError("--forget: what is kept no longer?", hint="name artifacts, a stage or a cell, or a --run")
     there = store.index.artifacts(kept)
-    lines = [
-        f"{stage:<11} {each} {there[each].size_bytes / 1e6:>10.1f} MB  {there[each].label}"
-        if each in there
-        else f"{stage:<11} {each}  not there"
-        for each, stage in kept.items()
-    ]
+    lines = [_line(there[each]) if each in there else f"{stage:<11} {each}  not there" for each, stage in kept.items()]
     data = {"schema": 1, "artifacts": [{"stage": stage, "fingerprint": each} for each, stage in kept.items()]}
     emit_as(format, data, text=lambda _: "\n".join(lines) or "nothing is kept for good")
 

@@ -51,5 +51,5 @@ class Service:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServerError(
                 f"{path} does not describe a running server: {type(error).__name__}: {error}",
-                hint="start one: pipeline launch --repository DIR",
+                hint="start one: pipeline stage launch --repository DIR",
             ) from error

@@ -312,7 +312,7 @@ class Client(BaseClient):
                     raise ServerError(
                         error.message, failure=FailureClass.USER, hint="--model names the model"
                     ) from error
-                launched = self.service.pid is not None  # and so kept, by `pipeline launch`
+                launched = self.service.pid is not None  # and so kept, by `pipeline stage launch`
                 passing = _RELOADING in error.message or (launched and error.failure is FailureClass.TRANSIENT)
                 if not passing or time.monotonic() > deadline:
                     raise
@@ -399,7 +399,7 @@ def is_unknown(cause: str) -> bool:
 
 
 def failure_class(cause: str) -> FailureClass:
-    """TRANSIENT for errors while a server starts or `pipeline launch` restarts it; BUG for all others."""
+    """TRANSIENT for errors while a server starts or `pipeline stage launch` restarts it; BUG for all others."""
     return FailureClass.TRANSIENT if _PASSING.search(cause) else FailureClass.BUG
 
 

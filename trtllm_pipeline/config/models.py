@@ -312,7 +312,7 @@ class Recipe(Strict):
     name: Name
     """Its name in matrices; the file is called NAME.yaml."""
     summary: Text
-    """One line for `pipeline recipes list`."""
+    """One line for `pipeline models list`."""
     family: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
     """Architecture family: `model_type` of the model's config.json, such as llama, qwen2, qwen3."""
     license: Text

@@ -88,7 +88,7 @@ def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
         return known[name]
     raise UsageError(
         f"there is no recipe {name!r}{nearest(name, known)}",
-        hint="`pipeline recipes list` shows the recipes; a path such as ./my-model names a local Hugging Face folder",
+        hint="`pipeline models list` shows the recipes; a path such as ./my-model names a local Hugging Face folder",
     )
 
 
@@ -104,13 +104,13 @@ def sources_of(model: str, beside: Path) -> list[dict[str, Json]]:
     if name in recipes:
         raise UsageError(
             f"{model}: {name} is a recipe, which says itself where its model is and in which revision",
-            hint=f"pipeline recipes show {name} shows it; ORGANISATION/NAME@REVISION is one revision of a model",
+            hint=f"pipeline models show {name} shows it; ORGANISATION/NAME@REVISION is one revision of a model",
         )
     if name.count("/") == 1:
         return [{"hugging_face": name, "revision": revision or "main"}]
     raise UsageError(
         f"{model}: there is no such recipe or folder",
-        hint="pipeline recipes list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
+        hint="pipeline models list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
     )
 
 

@@ -9,6 +9,7 @@ name, description          of the matrix
 from __future__ import annotations
 
 import copy
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,9 +40,24 @@ def parse_set(argument: str) -> Assignment:
     if key in ("name", "description"):
         return Assignment((key,), value)
     raise UsageError(
-        f"--set {argument}: {key!r} is nothing that can be set",
+        f"--set {argument}: unknown key {key!r}{_nearest_key(key)}",
         hint="set settings.SECTION.KEY, axes.AXIS, recipes.NAME.FIELD, name or description",
     )
+
+
+def _nearest_key(key: str) -> str:
+    """The keys that `key` may be a part of, or a misspelling of."""
+    from trtllm_pipeline.config.models import Axes, Settings
+
+    sections = {name: (f"settings.{name}", value) for name, value in Settings()}
+    whole = [f"axes.{key}"] if key in Axes.model_fields else []
+    first, _, rest = key.partition(".")
+    whole += [f"settings.{key}"] if rest and first in sections else []
+    whole += [f"{at}.{key}" for at, section in sections.values() if key in getattr(type(section), "model_fields", ())]
+    if whole:
+        return f"; did you mean {' or '.join(map(repr, whole[:4]))}?"
+    close = difflib.get_close_matches(first, ("settings", "axes", "recipes", "name", "description"), n=1, cutoff=0.6)
+    return f"; did you mean {'.'.join(filter(None, (close[0], rest)))!r}?" if close else ""
 
 
 def apply(document: Document, change: Assignment) -> list[Fault]:

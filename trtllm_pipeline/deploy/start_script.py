@@ -40,7 +40,8 @@ def script(
     `command` is that of trtllm-serve.
     """
     if kind == "embedded":
-        words = ["pipeline", "launch", "--toolchain", "embedded", "--repository", "@repository@", "--host", "@host@"]
+        words = ["pipeline", "stage", "launch", "--toolchain", "embedded"]
+        words += ["--repository", "@repository@", "--host", "@host@"]
         words += [f"--{name}-port=@{name}@" for name in Ports._fields]
         return _text(_EMBEDDED, words)
     if kind == "trtllm_serve":

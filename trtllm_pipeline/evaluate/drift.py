@@ -139,7 +139,7 @@ def read(path: Path) -> list[ScoredAnswer]:
     return rows
 
 
-_HINT: Final = "`pipeline accuracy` and `pipeline score` leave answers.jsonl in their folder"
+_HINT: Final = "`pipeline stage accuracy` and `pipeline stage score` leave answers.jsonl in their folder"
 
 
 def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:

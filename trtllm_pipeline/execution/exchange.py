@@ -1,11 +1,12 @@
 """What passes between the pipeline and nodes that do not see its workspace, at a URL of fsspec (`settings.cluster.exchange`).
 
-    URL/files/AB/ABCD...             contents, by BLAKE3: of inputs, of users' files, of results
+    URL/artifacts/DIGEST/            an artifact that a job reads, by the BLAKE3 of its manifest, which is sent last
     URL/parcels/NAME/parcel.json     a job, and the artifacts and files that it reads
+    URL/parcels/NAME/files/INPUT/    a user's file that it reads
     URL/parcels/NAME/orders.json     see `agent`; by the pipeline
     URL/parcels/NAME/answers.json    {"answers": see `agent`, "logs": {ID: N}, "progress": {ID: {...}}}; by the node
     URL/parcels/NAME/log.N           the N-th piece of an attempt's log
-    URL/parcels/NAME/result.json     the files that an attempt has left
+    URL/parcels/NAME/result.json     the files that an attempt has left; they are in URL/parcels/NAME/result/
 
 Both sides have the folders that they would share, at the same paths, and each copies what the other one writes. So the
 executor here and the agent there are those of a shared file system. `python -m trtllm_pipeline.execution.exchange URL NAME` is the
@@ -31,6 +32,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from blake3 import blake3
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Fingerprint, Json, StageRunId
@@ -58,6 +61,7 @@ _PARCELS: Final = "parcels"
 _PARCEL: Final = "parcel.json"
 _ANSWERS: Final = agent.ANSWERS
 _RESULT: Final = "result.json"
+_LEFT: Final = "result"
 _NAME: Final = "parcel"
 """In the folder of an attempt's orders: the name of its parcel, by which a node knows that it sees the pipeline's own."""
 _CLAIM: Final = ".agent"
@@ -73,6 +77,11 @@ def _at(name: str, file: str) -> str:
 def _beside(name: str, attempt: Path) -> str:
     """The name of an attempt's parcel, of the agent that has the parcel `name`."""
     return f"{attempt.name}-{name.rpartition('-')[2]}"
+
+
+def _artifact(content: bytes) -> str:
+    """Where the artifact with this manifest is."""
+    return f"artifacts/{blake3(content).hexdigest()}"
 
 
 def _contents(files: Sequence[FileEntry], records: Sequence[FileEntry] = ()) -> Manifest:
@@ -194,12 +203,17 @@ class Exchange:
             folder = Path(path).parent
             if Path(path).name == OUT and (folder / manifest.NAME).is_file():
                 sealed = manifest.read(folder)
-                self._remote.send_contents(folder, sealed, mail.progress)
-                artifacts.append([str(folder), reading.read_text(folder / manifest.NAME)])
+                content = reading.read_bytes(folder / manifest.NAME)
+                place = _artifact(content)
+                if self._remote.read(f"{place}/{manifest.NAME}") is None:
+                    self._remote.send_files(place, folder, sealed, mail.progress)
+                    self._remote.write(f"{place}/{manifest.NAME}", content)
+                artifacts.append([str(folder), content.decode()])
         files: dict[str, Json] = {}
         for each, path in job.files.items():
             entry = FileEntry(Path(path).name, Path(path).stat().st_size, digest_file(Path(path)))
-            self._remote.send_contents(Path(path).parent, _contents((), [entry]), mail.progress)
+            place = _at(_beside(mail.name, Path(job.attempt)), f"{_FILES}/{each}")
+            self._remote.send_files(place, Path(path).parent, _contents((), [entry]), mail.progress)
             files[each] = manifest.listed([entry])
         shown: dict[str, Json] = {
             each: [str(file.relative_to(job.inputs[each])) for file in manifest.walk(Path(job.inputs[each]))]
@@ -274,7 +288,8 @@ class Exchange:
         """Put what an attempt has left on its node in its place here."""
         left = json.loads(self._remote.read(_at(name, _RESULT)) or b"{}")
         sealed = _contents(manifest.entries(left["files"]), manifest.entries(left["records"]))
-        self._remote.fetch_contents(place, sealed, Progress())
+        shutil.rmtree(place, ignore_errors=True)
+        self._remote.fetch_files(_at(name, _LEFT), place, sealed, Progress())
         for entry in sealed.records:
             (attempt / entry.path).parent.mkdir(parents=True, exist_ok=True)
             (place / entry.path).replace(attempt / entry.path)
@@ -363,7 +378,8 @@ class _Node:
         moved = dict[str, str]()
         for each, listed in parcel["files"].items():
             (entry,) = manifest.entries(listed)
-            self.remote.fetch_contents(attempt / _FILES / each, _contents((), [entry]), self.progress)
+            place = _at(name, f"{_FILES}/{each}")
+            self.remote.fetch_files(place, attempt / _FILES / each, _contents((), [entry]), self.progress)
             moved[job.files[each]] = str(attempt / _FILES / each / entry.path)
         for each, files in parcel["views"].items():
             file_views.make(attempt, each, Path(job.viewed[each]), files)
@@ -397,7 +413,8 @@ class _Node:
             if not any(each.kind is Kind.DAMAGED for each in manifest.inspect(folder, contents=False)):
                 return
             arriving = work / f"{folder.name}.arriving"
-            self.remote.fetch_contents(arriving, sealed, self.progress)
+            shutil.rmtree(arriving, ignore_errors=True)
+            self.remote.fetch_files(_artifact(content), arriving, sealed, self.progress)
             (arriving / manifest.NAME).write_bytes(content)
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -499,9 +516,10 @@ class _Node:
             files, failed = (), True
         beside = manifest.scan_records(attempt)
         records = [entry for entry in beside if entry.link is None and entry.path != JOB]
-        self.remote.send_contents(attempt, _contents(files, records), Progress())
+        name = _beside(self.name, attempt)
+        self.remote.send_files(_at(name, _LEFT), attempt, _contents(files, records), Progress())
         result: dict[str, Json] = {"files": manifest.listed(files), "records": manifest.listed(records)}
-        self.remote.write(_at(_beside(self.name, attempt), _RESULT), object_text(result).encode())
+        self.remote.write(_at(name, _RESULT), object_text(result).encode())
         return failed
 
 

@@ -1,7 +1,7 @@
 """The job file, and its executor: stage runs as child processes of a guardian, which outlives us just long enough to end them.
 
 A job holds all that one attempt needs: commands, environment without secrets, inputs, limits. Whoever runs it, here or
-months later with `pipeline exec job.json`, runs the same commands.
+months later with `pipeline stage replay job.json`, runs the same commands.
 """
 
 from __future__ import annotations

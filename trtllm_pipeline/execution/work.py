@@ -169,5 +169,5 @@ def _check_room(seen: Forecast, store: Store) -> None:
             raise PlanError(
                 f"{store.workspace}: what is to be made takes about {size(need.estimate.value)} of disk, "
                 f"{size(need.has)} are free",
-                hint="choose a --workspace on a larger disk, or free some: `pipeline store gc --dry-run` says what is unused",
+                hint="choose a --workspace on a larger disk, or free some: `pipeline store prune --dry-run` says what is unused",
             )

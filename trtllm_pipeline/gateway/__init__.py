@@ -1,4 +1,4 @@
-"""The OpenAI endpoint in front of served cells: `pipeline gateway`, `pipeline serve start --openai`."""
+"""The OpenAI endpoint in front of served cells: `pipeline serve gateway`, `pipeline serve start --openai`."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
     Raises UsageError for a name that cannot be or is in use, for a gateway without its packages, or before a server that takes
-    images, StateError where the workspace cannot be written or `store gc` has removed or removes now what it would serve,
+    images, StateError where the workspace cannot be written or `store prune` has removed or removes now what it would serve,
     StageError where a repository that has to be written first cannot.
     """
     if wish.gateway:
@@ -119,7 +119,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     try:
         os.truncate(lock.fd, 0)
         _record(target, wish, _ports_before(folder)).write(folder)  # first, for whoever looks: it is starting
-        # And for `store gc`, which leaves what a record names alone; one that is at work has not seen it.
+        # And for `store prune`, which leaves what a record names alone; one that is at work has not seen it.
         with nullcontext() if target.cell is None else Store(workspace).in_use():
             _check_there(name, map(str, target.inputs.values()), shlex.join(wish.command))
         remove_stale_leftovers()

@@ -113,7 +113,7 @@ def of_cell(found: served_cell.ServedCell) -> ServeTarget:
     if cell.toolchain in toolchains.SERVERS and (url := cell.settings["openai"]["url"]):
         raise UsageError(
             f"{cell.id} is served at {url} already",
-            hint=f"pipeline gateway {cell.model}={str(url).rstrip('/').removesuffix('/v1')}/v1",
+            hint=f"pipeline serve gateway {cell.model}={str(url).rstrip('/').removesuffix('/v1')}/v1",
         )
     _check_runs(cell.toolchain, machine)
     stages = {found.plan.stage_runs[run].stage.name for run in found.launch.inputs.values()}
@@ -185,7 +185,7 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
         parameters = model_config.string_parameters(model_config.read(inner / model_config.FILE_NAME))
     except (OSError, model_config.ModelConfigError) as error:
         raise UsageError(
-            f"{folder} cannot be served: {error}", hint=f"pipeline repository lint {folder} says what is wrong with it"
+            f"{folder} cannot be served: {error}", hint=f"pipeline models lint {folder} says what is wrong with it"
         ) from error
     named = parameters.get("gpt_model_path") or parameters.get("engine_dir") or ""
     engine = _engine(Path(named)) if named else None

@@ -73,7 +73,7 @@ def find_run(store: Store, wanted: str | None) -> Path:
         runs = "is 1 run" if len(called) == 1 else f"are {len(called)} runs"
         raise UsageError(
             f"{wanted}: there {runs}{'' if back[1] == LATEST else f' called {back[1]}'} in {store.workspace}",
-            hint="pipeline run --matrix FILE makes another; pipeline runs lists them",
+            hint="pipeline run --matrix FILE makes another; pipeline status --runs lists them",
         )
     found = [wanted] if wanted in known else [run for run in known if run.startswith(wanted)]
     if len(found) == 1:

@@ -98,8 +98,7 @@ def _reasons(
     named = [
         find_run(store, name) for name in roots.named
     ]  # first: one that is misspelt is told also where all is needed
-    yield f"kept (pipeline store keep, {KEPT})", _with_inputs(store, stages, kept(store))
-    yield "a kept server serves it", _with_inputs(store, stages, _served(store))
+    yield from protected(store, stages)
     try:
         runs: Sequence[Path] = run_folders(store)
     except UsageError:  # none yet
@@ -117,6 +116,12 @@ def _reasons(
         for folder in runs:
             if (folder / NAME).stat().st_mtime >= oldest_s:
                 yield f"a run of the last {roots.unused_days:g} days", asked(folder)
+
+
+def protected(store: Store, stages: Mapping[Fingerprint, str]) -> Iterator[tuple[str, Iterable[Fingerprint]]]:
+    """The artifacts that no command removes, with the reason. Raises StateError if the list of kept ones cannot be read."""
+    yield f"kept (pipeline store keep, {KEPT})", _with_inputs(store, stages, kept(store))
+    yield "a kept server serves it", _with_inputs(store, stages, _served(store))
 
 
 def _made_s(artifact: Artifact) -> float:

@@ -14,7 +14,7 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.text_blocks import Block, Grid
 
 _BESIDE: Final = {
-    "work": "attempts and partial transfers (store gc)",
+    "work": "attempts and partial transfers (store prune)",
     "damaged": "set aside, yours to remove",
     "runs": "plans and reports of runs",
     "serve": "kept servers",

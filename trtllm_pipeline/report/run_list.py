@@ -1,4 +1,4 @@
-"""The runs of a workspace: `pipeline runs`, as JSON and as text."""
+"""The runs of a workspace: `pipeline status --runs`, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def runs_json(store: Store) -> dict[str, Any]:
     """All runs, the last that began first, see docs/formats.md."""
     runs = []
     for row in store.index.runs():
+        if not (store.runs_dir / row.id).is_dir():
+            continue  # removed by `store rm`
         counts = _counts(store, store.runs_dir / row.id)
         run = {"id": row.id, "matrix": row.matrix, "command": row.command, "started_s": row.started_s}
         ended = {"duration_s": row.seconds, "exit_code": row.exit_code}

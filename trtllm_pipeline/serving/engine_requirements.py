@@ -93,7 +93,7 @@ def read(engine: Path) -> Requirements:
         }
         return Requirements(config.release, config.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
     except ModelFileError as error:
-        raise ServerError(f"{path} was not written by `pipeline build`: {error.short}") from error
+        raise ServerError(f"{path} was not written by `pipeline stage build`: {error.short}") from error
 
 
 def check(engine: Path, machine: Machine) -> Requirements:

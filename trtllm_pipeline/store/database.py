@@ -1,11 +1,10 @@
-"""The SQLite file of an index, which is opened, created, read and replaced under one lock, and never trusted.
+"""The SQLite file of an index: opened, created and rebuilt here.
 
-Every use goes through `Database.run`, where damage is detected. Whoever detects damage rebuilds the file and continues.
-Opening, creating, closing and replacing take an exclusive flock on `state.lock`, all other uses a shared one: SQLite's own
-locks cover neither the first start nor a file that is replaced while it is in use.
+SQLite's write-ahead log and its locks order the uses of the file. Every open connection also holds a shared flock on
+`state.lock`. Creating or replacing the file takes it exclusively, so the file is never exchanged while it is in use.
 
-The index of a read-only workspace is read into memory with its write-ahead log, because SQLite would have to write beside
-the file.
+Damage is never repaired during a run. It raises StateError, and `pipeline store repair` rebuilds the file.
+The index of a read-only workspace is read into memory, because SQLite would have to write next to the file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, BinaryIO, ClassVar, Final, TypeVar
 
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files import reading
@@ -36,6 +35,11 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 _PATIENCE_S: Final = 30.0
 """How long to wait for other processes, whose uses of the file take milliseconds."""
+_REPAIR_PATIENCE_S: Final = 2.0
+_READS: Final = 5
+"""How often a read-only index is read: a process that opens or closes the file may be in the way."""
+_WRITER_AFTER_S: Final = 0.1
+"""A lock that is held longer belongs to a process that writes, not to one that reads."""
 _SMALL_BYTES: Final = 4 << 20
 """Up to this size, checking the whole file for damage takes a few milliseconds."""
 _APPLICATION: Final = 0x54504C00
@@ -55,12 +59,10 @@ _NOT_DAMAGE: Final = (_FULL, _NOT_WRITABLE, *_BUSY, _IO_ERROR, "unable to open d
 
 
 class DamagedError(Exception):
-    """The file has content that was never written to it. `suffix` names the file that is set aside."""
+    """The file has content that was never written to it."""
 
-    def __init__(self, message: str, *, suffix: str = "damaged") -> None:
-        line = " ".join(message.split())[:100]
-        super().__init__(line if suffix != "damaged" else f"the index is damaged: {line}")
-        self.suffix = suffix
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split())[:100])
 
 
 _BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
@@ -68,23 +70,26 @@ _BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
 
 
 class Database(ABC):
-    """One connection to `path`. Raises StateError when the file cannot be used, or was written by a newer release."""
+    """One connection to `path`. Raises StateError if the file cannot be used.
+
+    A damaged file can be opened, for `remake`: `run` raises the StateError.
+    """
 
     SCHEMA: ClassVar[int]
     """The release of the tables."""
     TABLES: ClassVar[tuple[str, ...]]
-    """The statements that make them."""
+    """The statements that create them."""
 
     @abstractmethod
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
-        """Put into empty tables what there is to know. Returns words for what of it is lost; None if there was nothing.
+        """Add all rows of the manifests and the history. Returns a description of what is lost; None if both are empty.
 
-        `known` is what `_known` took from a sound file that is made anew.
+        `known` has rows of the file that is rebuilt.
         """
 
     @abstractmethod
     def _is_behind(self, db: sqlite3.Connection) -> bool:
-        """Whether rows are missing that were written: SQLite drops the rest of a damaged write-ahead log in silence."""
+        """Whether rows are missing that were written: SQLite silently drops the rest of a damaged write-ahead log."""
 
     @abstractmethod
     def _known(self, db: sqlite3.Connection) -> Rows:
@@ -94,148 +99,118 @@ class Database(ABC):
         self.path = path
         self._read_only = read_only
         self._db: sqlite3.Connection | None = None
-        self._opened: tuple[int, int] | None = None
-        """Device and inode of the file that is open."""
-        self._lock = -1
+        self._fault: StateError | None = None
+        self._lock: BinaryIO | None = None
+        """Closed with this object, so that a command that ended does not keep others from rebuilding the file."""
         lock = path.with_name("state.lock")
         try:
-            self._lock = reading.open_fd(lock, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
+            self._lock = os.fdopen(reading.open_fd(lock, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT), "rb")
         except reading.NotAFileError as error:
             raise StateError(f"{lock} {error.strerror}", hint="move it away") from error
         except OSError as error:
             if not read_only:
                 raise self._unusable(str(error.strerror)) from error
-        self._open()
+        self._read_into_memory() if read_only else self._open()
 
     def run(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """What `operation` returns, on a sound file. It is called again after damage, so it must be one transaction.
+        """Return the result of `operation`, which is one transaction. `operation` may raise DamagedError.
 
-        Raises DamagedError in `operation`, as all of SQLite's own words for damage, to have the file made anew.
-        Raises StateError or OSError when the surroundings are to blame.
+        Raises StateError, or OSError if the disk is full.
         """
-        for attempt in (1, 2, 3):
-            with self._locked(fcntl.LOCK_SH):
-                if self._db is not None and (self._read_only or self._opened == self._there()):
-                    try:
-                        with _rolled_back(self._db):
-                            return operation(self._db)
-                    except _BROKEN as error:
-                        damage = self._damage(error)
-                else:
-                    damage = None  # exchanged by somebody else meanwhile
-            if damage is not None and attempt == 3:
-                break
-            self._open(damage)
-        raise StateError(
-            f"{self.path}: the index was damaged again right after it was rebuilt: {damage}",
-            hint="check the disk, or move the file away and try again",
-        )
+        if self._fault is not None:
+            raise self._fault
+        assert self._db is not None
+        try:
+            with _rolled_back(self._db):
+                return operation(self._db)
+        except FileNotFoundError as error:  # the history
+            raise self._unusable(str(error.strerror)) from error
+        except _BROKEN as error:
+            raise self._explained(error) from error
 
     def remake(self) -> str:
-        """Rebuild the file, keeping what a sound one had. Returns a description of what is lost."""
-        with self._locked(fcntl.LOCK_EX):
-            self._shut()
-            damage, known = None, Rows()
-            try:
-                with closing(self._connect()) as db:
-                    self._check(db, thoroughly=True)
-                    known = self._known(db)
-            except FileNotFoundError:
-                pass
-            except _BROKEN as error:
-                damage = self._damage(error)
-            lost = self._make(damage, known)
-            self._use()
-            return lost or EMPTY
+        """Rebuild the file, keeping the rows of a sound one. Returns a description of what is lost.
+
+        Raises StateError while other processes have it open.
+        """
+        self._shut()
+        if not self._wait_for_lock(fcntl.LOCK_EX, _REPAIR_PATIENCE_S):
+            self._open()
+            raise StateError(
+                f"{self.path}: another process uses the index, so it cannot be rebuilt now",
+                hint="wait until all commands on this workspace have ended, then run pipeline store repair again",
+            )
+        damaged, known = False, Rows()
+        try:
+            with closing(self._connect()) as db:
+                self._check(db, thoroughly=True)
+                known = self._known(db)
+        except FileNotFoundError:
+            pass
+        except _BROKEN as error:
+            self._explained(error)
+            damaged = True
+        lost = self._make(known, keep_old=damaged)
+        self._open()
+        return lost or EMPTY
 
     def close(self) -> None:
         """Close the file; may be called twice."""
-        if self._db is not None:
-            with self._locked(fcntl.LOCK_EX):
-                self._shut()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    # the lock
-
-    @contextmanager
-    def _locked(self, mode: int) -> Iterator[None]:
-        if self._lock < 0:
-            yield
-            return
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(self._lock, mode | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise self._busy() from None
-                time.sleep(0.002)
-            except OSError:
-                if not self._read_only:  # some network file systems let nobody lock what he may not write
-                    raise
-                break
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-    def _busy(self) -> StateError:
-        return StateError(
-            f"{self.path}: another process has locked the index for {_PATIENCE_S:.0f} s",
-            hint="find the process that uses this workspace: it may be suspended (Ctrl-Z), or its disk may hang",
-        )
+        self._shut()
+        if self._lock is not None:
+            self._lock.close()
 
     # opening
 
-    def _there(self) -> tuple[int, int] | None:
+    def _open(self) -> None:
+        """Open the file; create it first if it is missing. Holds the shared lock from then on."""
+        while True:
+            exists = os.path.lexists(self.path)
+            if not self._wait_for_lock(fcntl.LOCK_SH if exists else fcntl.LOCK_EX, _PATIENCE_S):
+                raise self._busy()
+            if exists and os.path.lexists(self.path):
+                break
+            if not exists and not os.path.lexists(self.path):
+                self._log("is missing; it was rebuilt", self._make(Rows()))
+        self._fault = None
         try:
-            found = self.path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
-
-    def _open(self, damage: DamagedError | None = None) -> None:
-        """Open the file; rebuild it first if it is missing, or damaged and not yet replaced by another process."""
-        if self._read_only:
-            self._into_memory(damage)
-            return
-        with self._locked(fcntl.LOCK_EX):
-            mine = self._opened
+            self._db = self._connect()
+            self._check(self._db, thoroughly=self.path.stat().st_size <= _SMALL_BYTES)
+            if self._is_behind(self._db):
+                self._catch_up(self._db)
+        except _BROKEN as error:
             self._shut()
-            if self._there() is None:
-                self._make(None)
-            elif damage is not None and self._there() == mine:
-                self._make(damage)
-            try:
-                if self._is_behind(self._use()):
-                    raise _behind()
-            except _BROKEN as error:
-                self._shut()
-                self._make(self._damage(error))
-                self._use()
-
-    def _use(self) -> sqlite3.Connection:
-        self._db = self._connect()
-        self._opened = self._there()
-        self._check(self._db, thoroughly=self.path.stat().st_size <= _SMALL_BYTES)
-        return self._db
+            self._fault = self._explained(error)
 
     def _shut(self) -> None:
         if self._db is not None:
             self._db.close()
-        self._db, self._opened = None, None
+        self._db = None
 
-    def _connect(self, path: Path | None = None) -> sqlite3.Connection:
+    def _wait_for_lock(self, mode: int, patience_s: float) -> bool:
+        deadline = time.monotonic() + patience_s
+        while self._lock is not None:
+            try:
+                fcntl.flock(self._lock, mode | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.002)
+            except OSError:
+                if not self._read_only:  # some network file systems refuse locks on read-only files
+                    raise
+                break
+        return True
+
+    def _connect(self, path: Path | None = None, mode: str = "mode=rw") -> sqlite3.Connection:
         """A connection to an existing file. Raises DamagedError if it is not a regular file."""
         path = path or self.path
         for part in _PARTS:
             there = Path(f"{path}{part}")
             if (not part or there.exists()) and not stat.S_ISREG(there.stat().st_mode):
                 raise DamagedError(f"{there.name} is not a file")
-        db = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE_S, isolation_level=None)
+        db = sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=_PATIENCE_S, isolation_level=None)
         try:
             db.execute("PRAGMA synchronous=NORMAL")
         except sqlite3.Error:
@@ -248,39 +223,57 @@ class Database(ABC):
         found = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
         schema, application = found
         if application in {0, _APPLICATION + schema} and 0 < schema < self.SCHEMA:
-            raise DamagedError("the index was written by an older release", suffix=f"schema-{schema}")
+            raise DamagedError("an older release wrote it")
         if application == _APPLICATION + schema and schema > self.SCHEMA:
             raise StateError(
                 f"{self.path}: the index has schema {schema}, but this release reads schema {self.SCHEMA}",
                 hint="use the release that wrote it, or move state.db away to have it rebuilt",
             )
         if found != [self.SCHEMA, _APPLICATION + self.SCHEMA]:
-            raise DamagedError("its header was not written by trtllm-pipeline")
+            raise DamagedError("trtllm-pipeline did not write its header")
         tables = [row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
         if tables != list(self.TABLES):
-            raise DamagedError("its tables were not written by trtllm-pipeline")
+            raise DamagedError("trtllm-pipeline did not write its tables")
         if thoroughly:
-            said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if said != "ok":
-                raise DamagedError(str(said))
+            result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if result != "ok":
+                raise DamagedError(str(result))
 
-    def _damage(self, error: Exception) -> DamagedError:
-        """The damage behind an error. Raises another error if the file is not the cause."""
-        if isinstance(error, DamagedError):
-            return error
-        said = str(error)
+    def _catch_up(self, db: sqlite3.Connection) -> None:
+        """Add the rows that a killed process did not commit, or that were in a damaged write-ahead log."""
+        with _rolled_back(db):
+            db.execute("BEGIN IMMEDIATE")
+            if self._is_behind(db):  # not only between another process's line of the history and its commit
+                latest = {"latest": self._known(db)["latest"]}
+                self._log("lacked rows; they were restored", self._fill(db, latest))
+            db.execute("COMMIT")
+
+    # errors
+
+    def _explained(self, error: Exception) -> StateError:
+        """The error for users; its message says whether the file is damaged. Raises OSError for a full disk."""
+        message = str(error)
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
             raise error  # a mistake of ours
-        if said in _BUSY:
+        if message in _BUSY:
             raise self._busy() from error
         # Where not even the log's index fits, SQLite calls it an I/O error.
-        if said == _FULL or (said == _IO_ERROR and _free_bytes(self.path.parent) < _LOG_INDEX_BYTES):
-            # As of any other file, so that it is told in one place.
+        if message == _FULL or (message == _IO_ERROR and _free_bytes(self.path.parent) < _LOG_INDEX_BYTES):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from error
         # A flipped bit in the header forbids writing as well.
-        if said in _NOT_DAMAGE and not (said == _NOT_WRITABLE and os.access(self.path, os.W_OK)):
-            raise self._unusable(said) from error
-        return DamagedError(said)
+        if message in _NOT_DAMAGE and not (message == _NOT_WRITABLE and os.access(self.path, os.W_OK)):
+            raise self._unusable(message) from error
+        line = str(DamagedError(message))
+        return StateError(
+            f"{self.path}: the index is damaged: {line}",
+            hint="pipeline store repair rebuilds it from the manifests and the history",
+        )
+
+    def _busy(self) -> StateError:
+        return StateError(
+            f"{self.path}: another process has locked the index for {_PATIENCE_S:.0f} s",
+            hint="find the process that uses this workspace: it may be suspended (Ctrl-Z), or its disk may hang",
+        )
 
     def _unusable(self, why: str) -> StateError:
         if not self.path.parent.is_dir():
@@ -295,13 +288,13 @@ class Database(ABC):
             + (f", with a path shorter than {length} bytes" if length > _LONG_PATH else ""),
         )
 
-    # making
+    # creating
 
-    def _make(self, damage: DamagedError | None, known: Rows | None = None) -> str | None:
-        """Make the file, and put a damaged one in its place aside. The lock is held alone. Returns the words of `_fill`.
+    def _make(self, known: Rows, *, keep_old: bool = False) -> str | None:
+        """Create the file and put it in its place; `keep_old` keeps a damaged one as `state.db.damaged`.
 
-        Without `known` it is told in a line. Made beside and renamed. The old file goes before its write-ahead log: killed in
-        between, there is none, so the next to open makes it.
+        The caller holds the exclusive lock. The old file goes before its write-ahead log. If this process is killed in
+        between, the file is missing, and the next process to open it creates it.
         """
         new = self.path.with_name(f"{self.path.name}.new")
         try:
@@ -310,71 +303,71 @@ class Database(ABC):
             with closing(sqlite3.connect(new, isolation_level=None)) as db:
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=OFF")
-                lost = self._filled(db, known)
+                lost = self._create(db, known)
         except sqlite3.Error as error:
-            raise self._damage(error) from error
+            raise self._explained(error) from error
         for part in _PARTS:
-            old = Path(f"{self.path}{part}")
-            if damage is None:
-                _remove(old)
-                continue
-            kept = Path(f"{self.path}.{damage.suffix}{part}")
-            _remove(kept)
-            if old.exists():
+            old, kept = Path(f"{self.path}{part}"), Path(f"{self.path}.damaged{part}")
+            if keep_old:
+                _remove(kept)
+            if keep_old and old.exists():
                 old.rename(kept)
+            else:
+                _remove(old)
         new.replace(self.path)
-        if known is None:
-            self._tell(damage, "rebuilt", lost)
         return lost
 
-    def _tell(self, damage: DamagedError | None, done: str, lost: str | None) -> None:
-        """Log in one line that the file was rebuilt, and why."""
-        if damage is not None or lost is not None:
-            why = damage or "the index is missing"
-            kept = f"; the old file is kept as {self.path.name}.{damage.suffix}" if damage else ""
-            old = "" if self._read_only else kept
-            sources = "from the manifests and the history"
-            logger.warning("%s: %s; %s %s, %s%s", self.path, why, done, sources, lost or EMPTY, old)
-
-    def _filled(self, db: sqlite3.Connection, known: Rows | None = None) -> str | None:
+    def _create(self, db: sqlite3.Connection, known: Rows) -> str | None:
         for statement in ("BEGIN", *self.TABLES):
             db.execute(statement)
-        lost = self._fill(db, known or {})
+        lost = self._fill(db, known)
         db.execute(f"PRAGMA user_version={self.SCHEMA}")
         db.execute(f"PRAGMA application_id={_APPLICATION + self.SCHEMA}")
         db.execute("COMMIT")
         return lost
 
-    def _into_memory(self, damage: DamagedError | None) -> None:
-        """Read the file into memory, or if it is not sound, what it can be rebuilt from."""
-        self._shut()
+    def _log(self, change: str, lost: str | None) -> None:
+        if lost is not None:
+            logger.warning("%s: the index %s from the manifests and the history, %s", self.path, change, lost)
+
+    def _read_into_memory(self) -> None:
+        """Read the file into memory; if it is not sound, read the manifests and the history instead."""
         self._db = sqlite3.connect(":memory:", isolation_level=None)
-        if damage is None and self.path.exists():
-            with self._locked(fcntl.LOCK_EX), tempfile.TemporaryDirectory(prefix="pipeline-index-") as folder:
-                try:
-                    for part in ("", "-wal"):
-                        with_log = Path(f"{self.path}{part}")
-                        if with_log.is_file():
-                            shutil.copyfile(with_log, f"{folder}/copy{part}")
-                    with closing(self._connect(Path(folder, "copy"))) as copy:
-                        self._check(copy, thoroughly=True)
-                        if self._is_behind(copy):
-                            raise _behind()
-                        copy.backup(self._db)
-                    return
-                except _BROKEN as error:
-                    damage = self._damage(error)
-                except FileNotFoundError:
-                    pass  # a folder, or gone just now
-            self._shut()
-            self._db = sqlite3.connect(":memory:", isolation_level=None)
-        self._tell(damage, "read", self._filled(self._db))
+        problem = "is missing"
+        for _ in range(_READS):
+            try:
+                with self._readable() as db:
+                    self._check(db, thoroughly=True)
+                    db.backup(self._db)
+                return
+            except FileNotFoundError:
+                if not self.path.exists():
+                    break
+            except _BROKEN as error:
+                problem = f"is damaged: {DamagedError(str(error))}"
+        self._log(f"{problem}; it was read", self._create(self._db, Rows()))
 
-
-def _behind() -> DamagedError:
-    return DamagedError(
-        "the index lacks rows that were written, as after damage to its write-ahead log", suffix="behind"
-    )
+    @contextmanager
+    def _readable(self) -> Iterator[sqlite3.Connection]:
+        """A connection that writes nothing next to the file."""
+        if not self._wait_for_lock(fcntl.LOCK_EX, _WRITER_AFTER_S):
+            with closing(self._connect(self.path, "mode=ro&readonly_shm=1")) as db:
+                db.execute("BEGIN")
+                yield db
+            return
+        # No process has it open, so SQLite needs a directory in which it may write.
+        try:
+            with tempfile.TemporaryDirectory(prefix="pipeline-index-") as directory:
+                for part in ("", "-wal"):
+                    if (file := Path(f"{self.path}{part}")).is_file():
+                        shutil.copyfile(file, f"{directory}/copy{part}")
+                with closing(self._connect(Path(directory, "copy"))) as db:
+                    if self._is_behind(db):
+                        raise DamagedError("it lacks rows")
+                    yield db
+        finally:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
 def _remove(path: Path) -> None:

@@ -1,8 +1,8 @@
 """The SQLite index of a workspace (artifacts, attempts, runs, durations) and the history it can be rebuilt from.
 
 The index is redundant: artifacts have their manifests, digests of files can be read again, and every other row is also a
-line of `history.jsonl`, where a later line for the same row counts. So whoever finds the index lost or damaged rebuilds it
-without loss. Conversely, `store repair` restores lines that the history has lost from a sound index.
+line of `history.jsonl`, where a later line for the same row counts. So a lost or damaged index is rebuilt without loss.
+Conversely, `store repair` restores lines that the history has lost from a sound index.
 WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows. Rows of attempts are
 written in groups: when they began, with whatever is asked next; when they ended well, with all that was published with them.
 """

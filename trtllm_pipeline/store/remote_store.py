@@ -1,12 +1,11 @@
 """A remote store: artifacts at a URL that several machines push to and pull from.
 
-    URL/files/AB/ABCD...                            content of files, by BLAKE3
     URL/artifacts/STAGE/FINGERPRINT/manifest.json   what the artifact is; sent last
-    URL/artifacts/STAGE/FINGERPRINT/DIGEST.intoto.jsonl   its signed statement, by the BLAKE3 of the manifest that it is for
+    URL/artifacts/STAGE/FINGERPRINT/DIGEST/         its files and its signed statement, as in a workspace
 
-No file is ever changed there, so pushes of the same artifact do not disturb each other, and what an interrupted one has
-sent is not sent again. An artifact without a manifest is not there. Whoever pulls trusts digests, not the place:
-manifests are checked by `transferable`, no answer is read without a limit, and a bad artifact is refused alone.
+DIGEST is the BLAKE3 of the manifest, so two builds of one artifact never mix. An artifact without a manifest is not
+there. A pull trusts digests and never the remote: `transferable` checks manifests, every response has a limit, and a bad
+artifact is refused alone.
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
+
+from blake3 import blake3
 
 from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import PipelineError, RemoteError, StateError, UsageError
@@ -34,10 +35,8 @@ from trtllm_pipeline.files import disk, reading
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest, transferable
-from trtllm_pipeline.store.claims import Claim
 from trtllm_pipeline.store.manifest import Discrepancy, FileEntry, Manifest
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.store.transferable import PARTS
 
 if TYPE_CHECKING:
     import httpx
@@ -46,7 +45,7 @@ BOUND: Final = frozenset({"repository"})
 """Stages whose results have absolute paths of their workspace, and are written anew in a second."""
 _PIECE_BYTES: Final = 8 << 20
 _AHEAD: Final = 4
-"""Pieces of one file, and artifacts, that are on their way at once."""
+"""Pieces of one file that are on their way at once."""
 _LIST_FROM: Final = 200
 """Artifacts from which on a list of all is asked for, and not each of them."""
 _MOST_READ_BYTES: Final = 16 << 20
@@ -79,11 +78,7 @@ class ArtifactKey(NamedTuple):
 
 
 class NotTransferableError(RemoteError):
-    """One artifact cannot be taken; others can."""
-
-
-class BrokenOffError(NotTransferableError):
-    """The same, but what has arrived of it is kept."""
+    """One artifact cannot be transferred; others can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +93,7 @@ class ArtifactTransfer:
     """Of its manifest."""
     state: State
     transfer_bytes: int = 0
-    """Bytes of the files that the other side lacks."""
+    """Bytes of its files."""
     message: str | None = None
     """Why it was refused."""
 
@@ -134,13 +129,13 @@ class Progress:
 class Remote:
     """The store at a URL of fsspec, or in a folder. To be closed.
 
-    Credentials and endpoints are found as the URL's package finds them: in its variables and files. `thorough`: what is
-    there already counts only once it was read. Raises UsageError for a URL that cannot be one, RemoteError where nobody is there.
+    The URL's package finds credentials and endpoints in its variables and files. `thorough`: an artifact that is there
+    counts only after all of its files were read. Raises UsageError for an invalid URL, RemoteError if it does not respond.
     """
 
     def __init__(self, url: str, *, jobs: int = 8, thorough: bool = False) -> None:
         self.url = shown(url)
-        self._thorough = thorough
+        self.thorough = thorough
         self._web = _Web(url) if urlsplit(url).scheme in {"http", "https"} else None
         if self._web is None:
             self._fs, root = _file_system(url)
@@ -149,12 +144,13 @@ class Remote:
             """Whether a file appears there whole or not at all. Else it is written beside and renamed."""
         self._manifest_bytes = 0
         """Of the manifests that were read."""
+        self._small = ThreadPoolExecutor(jobs, "small files")
         self._files = ThreadPoolExecutor(jobs, "files")
         self._pieces = ThreadPoolExecutor(jobs, "pieces")
 
     def close(self) -> None:
         """End all transfers that have not begun."""
-        for pool in (self._files, self._pieces):
+        for pool in (self._small, self._files, self._pieces):
             pool.shutdown(cancel_futures=True)
         if self._web is not None:
             self._web.close()
@@ -251,72 +247,56 @@ class Remote:
             except (IsADirectoryError, NotADirectoryError, PermissionError) as error:  # nothing about other files
                 raise NotTransferableError(f"{name}: {error.strerror}") from error
 
-    def _lacks(self, entry: FileEntry) -> bool:
-        name = _name(entry)
+    def compared(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """The results in order of a function that reads small files there."""
+        return _each(self._small, function, items)
+
+    def is_sound(self, name: str, sealed: Manifest) -> bool:
+        """Whether all files of an artifact are in `name`. All of them are read."""
         try:
-            with self._asking(name):
-                return bool(self._fs.info(self._path(name))["size"] != entry.size) or (
-                    self._thorough and not self._sound(entry)
-                )
-        except FileNotFoundError:
-            return True
-
-    def _sound(self, entry: FileEntry) -> bool:
-        """Whether what is there is what its name says: all of it is read."""
-        from blake3 import blake3
-
-        digest = blake3()
-        with self._asking(_name(entry)), self._fs.open(self._path(_name(entry)), "rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-        return bool(digest.hexdigest() == entry.digest)
-
-    def lacking(self, sealed: Manifest) -> list[FileEntry]:
-        """The files of an artifact whose content is not there, one for each content; or is damaged, if `thorough`."""
-        contents = {entry.digest: entry for entry in (*sealed.files, *sealed.records) if entry.link is None}
-        known = list(contents.values())
-        lacked = list(self._files.map(self._lacks, known))
-        return [entry for entry, is_lacked in zip(known, lacked, strict=True) if is_lacked]
+            for _ in self._each(lambda item: self._receive(f"{name}/{item[0]}", item[1]), _files(sealed)):
+                pass
+        except NotTransferableError:
+            return False
+        return True
 
     # sending
 
     def send(self, store: Store, each: ArtifactTransfer, progress: Progress) -> None:
-        """Send an artifact: the files that are not there, its signed statement, its manifest. Raises NotTransferableError."""
+        """Send an artifact: its files unless they are there, its signed statement, its manifest. Raises NotTransferableError."""
         assert each.sealed is not None
-        folder = store.folder(each.stage, each.fingerprint)
-        self.send_contents(folder, each.sealed, progress)
-        here = f"artifacts/{each.stage}/{each.fingerprint}"
+        folder, here = store.folder(each.stage, each.fingerprint), _place(each)
+        name = f"{here}/{manifest.NAME}"
+        if self.thorough or self.read(name) != each.content:
+            self.send_files(_contents(here, each.content), folder, each.sealed, progress)
         with suppress(FileNotFoundError):
-            self.write(_envelope(here, each.content), reading.read_bytes(folder / manifest.ENVELOPE))
-        self.write(f"{here}/{manifest.NAME}", each.content)
+            envelope = reading.read_bytes(folder / manifest.ENVELOPE)
+            self.write(f"{_contents(here, each.content)}/{manifest.ENVELOPE}", envelope)
+        self.write(name, each.content)
 
-    def send_contents(self, folder: Path, sealed: Manifest, progress: Progress) -> None:
-        """Send the files in `folder` whose content is not there. Raises NotTransferableError."""
-        paths = _paths(sealed)
-        lacked = self.lacking(sealed)
-        for _ in _each(
-            self._files, lambda entry: self._send(folder / paths[str(entry.digest)][0], entry, progress), lacked
-        ):
-            pass
-
-    def _send(self, path: Path, entry: FileEntry, progress: Progress) -> None:
+    def send_files(self, name: str, folder: Path, sealed: Manifest, progress: Progress) -> None:
+        """Send the files that are in `folder` to `name`. Raises NotTransferableError."""
         from fsspec.callbacks import Callback
 
-        progress.add(0)
-        # What is wrong there could never be replaced: whoever pushes the right content would find it sent.
-        if digest_file(path) != entry.digest:
-            raise NotTransferableError(f"{path}: its content changed", hint="pipeline store verify")
-        told = 0
+        def send(item: tuple[str, FileEntry]) -> None:
+            path, entry = item
+            reported = 0
 
-        def tell(size_bytes: int = 1) -> None:
-            nonlocal told
-            told += size_bytes
-            progress.add(size_bytes)
+            def report(size_bytes: int = 1) -> None:
+                nonlocal reported
+                reported += size_bytes
+                progress.add(size_bytes)
 
-        callback = Callback()
-        callback.relative_update = tell
-        self._put(_name(entry), lambda target: self._fs.put_file(str(path), target, callback=callback))
-        progress.add(entry.size - told)
+            report(0)
+            if digest_file(folder / path) != entry.digest:
+                raise NotTransferableError(f"{folder / path}: its content changed", hint="pipeline store verify")
+            callback = Callback()
+            callback.relative_update = report
+            self._put(f"{name}/{path}", lambda target: self._fs.put_file(str(folder / path), target, callback=callback))
+            report(entry.size - reported)
+
+        for _ in self._each(send, _files(sealed), progress):
+            pass
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file. Raises RemoteError."""
@@ -327,7 +307,7 @@ class Remote:
         try:
             with self._asking(name):
                 if self._by_object:
-                    with suppress(FileExistsError):  # somebody else has sent it: names are contents
+                    with suppress(FileExistsError):  # another process has sent it
                         write(target)
                 else:
                     self._put_beside(target, write)
@@ -357,15 +337,12 @@ class Remote:
     def fetch(
         self, store: Store, each: ArtifactTransfer, judge: Callable[[Path], Iterable[Discrepancy]], progress: Progress
     ) -> None:
-        """Gather all of an artifact where it arrives, each file checked. Raises NotTransferableError, RemoteError, OSError.
-
-        What an interrupted pull has left there is not fetched again.
-        """
+        """Put an artifact where artifacts arrive, with every file checked. Raises NotTransferableError, RemoteError, OSError."""
         assert each.sealed is not None
-        folder = store.arriving(each.stage, each.fingerprint)
+        folder, name = store.arriving(each.stage, each.fingerprint), _contents(_place(each), each.content)
         try:
-            self.fetch_contents(folder, each.sealed, progress)
-            envelope = self.read(_envelope(f"artifacts/{each.stage}/{each.fingerprint}", each.content))
+            self.fetch_files(name, folder, each.sealed, progress)
+            envelope = self.read(f"{name}/{manifest.ENVELOPE}")
             if envelope is not None:
                 (folder / manifest.ENVELOPE).write_bytes(envelope)
             (folder / manifest.NAME).write_bytes(each.content)
@@ -374,96 +351,62 @@ class Remote:
                 raise NotTransferableError(
                     "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in wrong)
                 )
-        except (NotTransferableError, OSError) as error:
-            if isinstance(error, OSError) and disk.no_room(error, store.workspace) is not None:
-                raise
-            if not isinstance(error, BrokenOffError):
-                shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError):
+        except BaseException as error:
+            store.discard(each.stage, each.fingerprint)
+            if isinstance(error, OSError) and disk.no_room(error, store.workspace) is None:
                 raise NotTransferableError(str(error)) from error
             raise
 
-    def fetch_contents(self, folder: Path, sealed: Manifest, progress: Progress) -> None:
-        """Gather the files of an artifact in `folder`, each checked, and nothing else. Raises NotTransferableError, RemoteError, OSError.
-
-        What is there already is not fetched again.
-        """
+    def fetch_files(self, name: str, folder: Path, sealed: Manifest, progress: Progress) -> None:
+        """Fetch files from `name` into the empty `folder`, each checked. Raises NotTransferableError, RemoteError, OSError."""
         if fault := transferable.contents_fault(sealed):
             raise NotTransferableError(fault)
-        paths = _paths(sealed)
-        _tidy(folder, {name for names in paths.values() for name in names})
-        parts = folder / PARTS
-        parts.mkdir(parents=True, exist_ok=True)
-        known = {str(entry.digest): entry for entry in (*sealed.files, *sealed.records)}
 
-        def arrive(digest: str) -> None:
-            self._arrive(folder, parts / digest, known[digest], paths[digest], progress)
+        def fetch(item: tuple[str, FileEntry]) -> None:
+            path, entry = item
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / path).open("xb") as file:
 
-        for _ in _each(self._files, arrive, paths):
+                def write(content: bytes) -> None:
+                    file.write(content)
+                    progress.add(len(content))
+
+                self._receive(f"{name}/{path}", entry, write)
+                if path.startswith(f"{OUT}/"):
+                    os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & ~0o222)
+
+        for _ in self._each(fetch, _files(sealed), progress):
             pass
-        parts.rmdir()
-        _link(folder / OUT, sealed)
+        # Links come after all files, so nothing is written through one.
+        (folder / OUT).mkdir(parents=True, exist_ok=True)
+        for entry in sealed.files:
+            if entry.link is not None:
+                (folder / OUT / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / OUT / entry.path).symlink_to(entry.link)
 
-    def _arrive(self, folder: Path, part: Path, entry: FileEntry, names: Sequence[str], progress: Progress) -> None:
-        """Fetch one content to all `names` that it has."""
-        first = folder / names[0]
-        first.parent.mkdir(parents=True, exist_ok=True)
-        if not (first.is_file() and first.stat().st_size == entry.size and digest_file(first) == entry.digest):
-            first.unlink(missing_ok=True)
-            self._fetch(part, entry, progress)
-            part.replace(first)
-        for name in names[1:]:
-            progress.add(0)
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).unlink(missing_ok=True)
-            shutil.copyfile(first, folder / name)
-        for name in names:
-            if name.startswith(f"{OUT}/"):
-                (folder / name).chmod((folder / name).stat().st_mode & ~0o222)
-
-    def _fetch(self, part: Path, entry: FileEntry, progress: Progress) -> None:
-        name = _name(entry)
-        resumed = part.exists()
-        try:
-            if self._stream(part, entry, progress):
-                return
-            part.unlink()
-            # What was left by a power loss may not be what had arrived.
-            if resumed and self._stream(part, entry, progress):
-                return
-        except FileNotFoundError as error:
-            if not part.parent.is_dir():
-                raise
-            raise NotTransferableError(f"{name} is missing there") from error
-        part.unlink(missing_ok=True)
-        raise NotTransferableError(f"{name} is damaged there: its content is not what its name says")
-
-    def _stream(self, part: Path, entry: FileEntry, progress: Progress) -> bool:
-        """Fetch what `part` lacks; whether it is then what it should be."""
-        name = _name(entry)
+    def _receive(self, name: str, entry: FileEntry, write: Callable[[bytes], None] = lambda _: None) -> None:
+        """Read a file, never more than its size. Raises NotTransferableError if it has another content, RemoteError."""
 
         def piece(start: int) -> bytes:
-            progress.add(0)
             return self._piece(name, start, min(start + _PIECE_BYTES, entry.size))
 
-        with part.open("ab") as file:
-            if file.tell() > entry.size:
-                file.truncate(0)
-                file.seek(0)
-            progress.add(file.tell())
-            start = file.tell()
-            if start == entry.size:
-                pieces: Iterable[bytes] = ()
-            elif self._web is None:
-                pieces = _each(self._pieces, piece, range(start, entry.size, _PIECE_BYTES), _AHEAD)
-            else:
-                pieces = self._web.pieces(name, start)
-            for content in pieces:
-                file.write(content[: entry.size - file.tell()])
-                progress.add(len(content))
-                if file.tell() == entry.size:
+        digest, left = blake3(), entry.size
+        starts = range(0, entry.size, _PIECE_BYTES)
+        try:
+            for content in _each(self._pieces, piece, starts, _AHEAD) if self._web is None else self._web.pieces(name):
+                content = content[:left]
+                left -= len(content)
+                digest.update(content)
+                write(content)
+                if not left:
                     break
-        return part.stat().st_size == entry.size and digest_file(part) == entry.digest
+        except FileNotFoundError as error:
+            raise NotTransferableError(f"{name} is missing there") from error
+        if left or digest.hexdigest() != entry.digest:
+            raise NotTransferableError(f"{name} is damaged there: it does not match its digest")
+
+    def _each(self, function: Callable[[T], R], items: Iterable[T], progress: Progress | None = None) -> Iterator[R]:
+        return _each(self._files, function, items, None, progress)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -484,7 +427,7 @@ class Remote:
             why = getattr(error, "strerror", None) or (said[0] if said else type(error).__name__)
             raise RemoteError(
                 f"{self.url}: {name}: {why}",
-                hint="check the address and the credentials; what was transferred is kept, the same command goes on",
+                hint="check the address and the credentials, then run the same command again",
             ) from error
 
 
@@ -504,29 +447,26 @@ class _Web:
         """Close all connections."""
         self._client.close()
 
-    def pieces(self, name: str, start: int = 0) -> Iterator[bytes]:
-        """Content of a file from byte `start`, as it arrives.
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Content of a file as it arrives.
 
-        Raises FileNotFoundError, BrokenOffError, NotTransferableError for a status, and RemoteError if nothing listens.
+        Raises FileNotFoundError, NotTransferableError for a status, and RemoteError if nothing listens.
         """
         import httpx
 
         begun, received = time.monotonic(), 0
-        headers = {"range": f"bytes={start}-"} if start else {}
         try:
-            with self._client.stream("GET", f"{self._url}/{name}", headers=headers) as response:
+            with self._client.stream("GET", f"{self._url}/{quote(name)}") as response:
                 _check_status(response, name)
-                skipped = 0 if response.status_code == httpx.codes.PARTIAL_CONTENT else start
                 for piece in response.iter_raw():
                     received += len(piece)
                     if (took_s := time.monotonic() - begun) > _SLOW_AFTER_S and received < took_s * _SLOWEST_BYTES_S:
-                        raise BrokenOffError(f"{name}: arrives at less than {_SLOWEST_BYTES_S} bytes per second")
-                    yield piece[skipped:]
-                    skipped = max(0, skipped - len(piece))
+                        raise NotTransferableError(f"{name}: arrives at less than {_SLOWEST_BYTES_S} bytes per second")
+                    yield piece
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             raise RemoteError(f"{shown(self._url)}: {error}", hint="check the address") from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            raise BrokenOffError(f"{name}: {str(error) or type(error).__name__}") from error
+            raise NotTransferableError(f"{name}: {str(error) or type(error).__name__}") from error
 
 
 def _check_status(response: httpx.Response, name: str) -> None:
@@ -534,7 +474,7 @@ def _check_status(response: httpx.Response, name: str) -> None:
     if status in {404, 410}:
         raise FileNotFoundError(name)
     if status >= 300:
-        raise BrokenOffError(f"{name}: the server answers with HTTP {status}")
+        raise NotTransferableError(f"{name}: the server answers with HTTP {status}")
 
 
 def shown(url: str) -> str:
@@ -568,49 +508,28 @@ def _file_system(url: str) -> tuple[Any, str]:
     return found, str(root)
 
 
-def _name(entry: FileEntry) -> str:
-    return f"files/{str(entry.digest)[:2]}/{entry.digest}"
+def _place(each: ArtifactTransfer | ArtifactKey) -> str:
+    return f"artifacts/{each.stage}/{each.fingerprint}"
 
 
-def _envelope(folder: str, content: bytes) -> str:
-    from blake3 import blake3
-
-    return f"{folder}/{blake3(content).hexdigest()}.intoto.jsonl"
+def _contents(place: str, content: bytes) -> str:
+    return f"{place}/{blake3(content).hexdigest()}"
 
 
-def _paths(sealed: Manifest) -> dict[str, list[str]]:
-    """Where each content stands in an artifact's folder, by its digest; the folder's own files too."""
-    found: dict[str, list[str]] = {}
-    for prefix, entries in ((f"{OUT}/", sealed.files), ("", sealed.records)):
-        for entry in entries:
-            if entry.link is None:
-                found.setdefault(str(entry.digest), []).append(f"{prefix}{entry.path}")
-    return found
-
-
-def _tidy(folder: Path, names: set[str]) -> None:
-    """Remove from what has arrived all that is not one of these files, links before all."""
-    if not folder.is_dir():
-        return
-    for path in list(manifest.walk(folder)):
-        name = str(path.relative_to(folder))
-        if path.is_symlink() or not (name in names or name.startswith(f"{PARTS}/")):
-            path.unlink()
-
-
-def _link(out: Path, sealed: Manifest) -> None:
-    """Make the links, after all files: nothing is written through one."""
-    out.mkdir(exist_ok=True)
-    for entry in sealed.files:
-        if entry.link is not None:
-            (out / entry.path).parent.mkdir(parents=True, exist_ok=True)
-            (out / entry.path).symlink_to(entry.link)
+def _files(sealed: Manifest) -> list[tuple[str, FileEntry]]:
+    """The files in an artifact's directory by path, without links."""
+    files = [(f"{OUT}/{entry.path}", entry) for entry in sealed.files if entry.link is None]
+    return files + [(entry.path, entry) for entry in sealed.records]
 
 
 def _each(
-    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None
+    pool: ThreadPoolExecutor,
+    function: Callable[[T], R],
+    items: Iterable[T],
+    ahead: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[R]:
-    """The results in order, at most `ahead` of them kept; after an error nothing is begun, and nothing goes on."""
+    """The results in order, at most `ahead` of them kept. After an error nothing is started; an interrupt stops `progress`."""
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
@@ -619,6 +538,10 @@ def _each(
             waiting.append(pool.submit(function, item))
         while waiting:
             yield waiting.popleft().result()
+    except BaseException as error:
+        if progress is not None and not isinstance(error, NotTransferableError):
+            progress.stopped = True
+        raise
     finally:
         # A pool that was shut down meanwhile cancels futures without notifying waiters. Wait only for running ones.
         wait([future for future in waiting if not future.cancel()])
@@ -628,34 +551,30 @@ def _each(
 
 
 def compare_to_push(store: Store, remote: Remote, chosen: Iterable[ArtifactKey]) -> list[ArtifactTransfer]:
-    """What of the artifacts `chosen` is to be pushed: those of which the remote lacks anything."""
-
-    def compare(place: ArtifactKey) -> ArtifactTransfer:
-        folder = store.folder(*place)
-        content = reading.read_bytes(folder / manifest.NAME)
-        sealed = manifest.decode(content, *place, str(folder / manifest.NAME))
-        ours = ArtifactTransfer(*place, sealed, content, "pending")
-        if fault := transferable.fault(sealed):
-            return replace(ours, state="refused", message=fault)
-        there = _read_manifest(remote, place)
-        # Another machine's is as good, if it is whole.
-        if there.sealed is not None and there.content != content and not remote.lacking(there.sealed):
-            return replace(ours, state="present")
-        lacked = remote.lacking(sealed)
-        is_there = there.content == content and not lacked and not _unsent_signature(remote, place, folder, content)
-        size = sum(entry.size for entry in lacked)
-        return replace(ours, state="present" if is_there else "pending", transfer_bytes=size)
-
-    with ThreadPoolExecutor(_AHEAD) as pool:
-        return list(_each(pool, compare, chosen))
+    """The artifacts `chosen`, each present in the remote, pending or refused."""
+    return list(remote.compared(partial(_compare_to_push, store, remote), chosen))
 
 
-def _unsent_signature(remote: Remote, place: ArtifactKey, folder: Path, content: bytes) -> bool:
-    try:
-        ours = reading.read_bytes(folder / manifest.ENVELOPE)
-    except FileNotFoundError:
-        return False
-    return ours != remote.read(_envelope(f"artifacts/{place.stage}/{place.fingerprint}", content))
+def _compare_to_push(store: Store, remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
+    folder = store.folder(*place)
+    content = reading.read_bytes(folder / manifest.NAME)
+    sealed = manifest.decode(content, *place, str(folder / manifest.NAME))
+    ours = ArtifactTransfer(*place, sealed, content, "pending", _size(sealed))
+    if fault := transferable.fault(sealed):
+        return replace(ours, state="refused", message=fault)
+    there = _read_manifest(remote, place)
+    here = _contents(_place(place), there.content)
+    if there.sealed is None or (remote.thorough and not remote.is_sound(here, there.sealed)):
+        return ours
+    with suppress(FileNotFoundError):  # it may have been signed after it was pushed
+        signed = reading.read_bytes(folder / manifest.ENVELOPE)
+        if there.content == content and remote.read(f"{here}/{manifest.ENVELOPE}") != signed:
+            return replace(ours, transfer_bytes=0)
+    return replace(ours, state="present", transfer_bytes=0)  # another machine's build is as good
+
+
+def _size(sealed: Manifest) -> int:
+    return sum(entry.size for _, entry in _files(sealed))
 
 
 def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
@@ -670,31 +589,21 @@ def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
     fault = transferable.fault(sealed)
     if fault is not None:
         return ArtifactTransfer(*place, None, b"", "refused", message=f"its manifest is not valid: {fault}")
-    return ArtifactTransfer(
-        *place, sealed, content, "pending", sum(entry.size for entry in (*sealed.files, *sealed.records))
-    )
+    return ArtifactTransfer(*place, sealed, content, "pending", _size(sealed))
 
 
 def push(
     store: Store, remote: Remote, pending: Iterable[ArtifactTransfer], progress: Progress
 ) -> Iterator[ArtifactTransfer]:
-    """Push what `compare_to_push` found; yields each with what became of it. Raises RemoteError."""
-
-    def send(each: ArtifactTransfer) -> ArtifactTransfer:
+    """Push what `compare_to_push` found; yields each with its new state. Raises RemoteError."""
+    for each in pending:
         try:
             remote.send(store, each, progress)
+            yield replace(each, state="done")
         except NotTransferableError as error:
-            return replace(each, state="refused", message=error.message)
+            yield replace(each, state="refused", message=error.message)
         except FileNotFoundError as error:
-            return replace(each, state="refused", message=f"{error.filename}: is gone")
-        return replace(each, state="done")
-
-    with ThreadPoolExecutor(_AHEAD) as pool:
-        try:
-            yield from _each(pool, send, pending, _AHEAD)
-        except BaseException:
-            progress.stopped = True
-            raise
+            yield replace(each, state="refused", message=f"{error.filename}: is gone")
 
 
 def offered(
@@ -705,8 +614,7 @@ def offered(
     Where `gpus` has the names of this machine's, engines that were made on GPUs of other names are refused: their keys have the
     compute capability alone. Raises RemoteError.
     """
-    with ThreadPoolExecutor(2 * _AHEAD) as pool:
-        found = list(_each(pool, partial(_read_manifest, remote), remote.candidates(places)))
+    found = remote.compared(partial(_read_manifest, remote), remote.candidates(places))
     return {
         ArtifactKey(each.stage, each.fingerprint): _for_gpus(each, gpus)
         for each in found
@@ -758,7 +666,7 @@ def check_room(store: Store, pending: Iterable[ArtifactTransfer]) -> None:
     if needed > free:
         raise StateError(
             f"{store.workspace}: {needed / 1e9:.1f} GB are to be pulled, {free / 1e9:.1f} GB are free",
-            hint="select less, free some space (pipeline store gc --unused-days 30), or choose another --workspace",
+            hint="select less, free some space (pipeline store prune --unused-for 30d), or choose another --workspace",
         )
 
 
@@ -769,64 +677,53 @@ def pull(
     judge: Callable[[Path], Iterable[Discrepancy]],
     progress: Progress,
 ) -> Iterator[ArtifactTransfer]:
-    """Pull what `compare_to_pull` found; yields each with what became of it. Nothing is published that is not whole.
+    """Pull what `compare_to_pull` found; yields each with its new state. Nothing is published that is not whole.
 
-    `judge` says what is wrong with one that has arrived. What another process works on is left to it. Raises RemoteError,
-    and StateError for a full disk.
+    `judge` returns the faults of one that has arrived. Artifacts that another process works on are left to it. Raises
+    RemoteError, and StateError for a full disk.
     """
-    waiting: deque[tuple[ArtifactTransfer, Claim, Future[None]]] = deque()
-
-    def received() -> ArtifactTransfer:
-        each, claim, future = waiting[0]
-        try:
-            future.result()
-            assert each.sealed is not None
-            store.receive(each.sealed)
-            return replace(each, state="done")
-        except NotTransferableError as error:
-            return replace(each, state="refused", message=error.message)
-        finally:
-            if future.done():
-                waiting.popleft()
-                claim.release()
-
     store.check_writable()
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(_AHEAD))
+    for each in pending:
+        free = shutil.disk_usage(store.workspace).free
+        if each.transfer_bytes > free:
+            message = f"it has {each.transfer_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on the disk"
+            yield replace(each, state="refused", message=message)
+            continue
+        claim = store.claim(each.fingerprint)
+        if claim is None:
+            yield replace(each, state="busy")
+            continue
         try:
-            for each in pending:
-                free = shutil.disk_usage(store.workspace).free
-                if each.transfer_bytes > free:
-                    message = f"it has {each.transfer_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on the disk"
-                    yield replace(each, state="refused", message=message)
-                    continue
-                claim = store.claim(each.fingerprint)
-                if claim is None:
-                    yield replace(each, state="busy")
-                elif store.get(each.stage, each.fingerprint) is not None:  # made meanwhile
-                    claim.release()
-                    yield replace(each, state="present")
-                else:
-                    # Before anybody can look what the claim is for: what is pulled is waited for, not made.
-                    store.arriving(each.stage, each.fingerprint).mkdir(parents=True, exist_ok=True)
-                    waiting.append((each, claim, pool.submit(remote.fetch, store, each, judge, progress)))
-                    if len(waiting) == _AHEAD:
-                        yield received()
-            while waiting:
-                yield received()
-        except OSError as error:
-            told = disk.no_room(error, store.workspace)
-            if told is None:
-                raise
-            raise StateError(
-                f"{told}, while artifacts were pulled",
-                hint=f"{'raise the limit' if error.errno == errno.EFBIG else 'free some space'}; "
-                "the same command goes on from there",
-            ) from error
+            found = _pulled(store, remote, each, judge, progress)
         finally:
-            progress.stopped = progress.stopped or bool(waiting)
-            for _, claim, future in waiting:
-                future.cancel()
-                with suppress(Exception):
-                    future.exception()
-                claim.release()
+            claim.release()
+        yield found
+
+
+def _pulled(
+    store: Store,
+    remote: Remote,
+    each: ArtifactTransfer,
+    judge: Callable[[Path], Iterable[Discrepancy]],
+    progress: Progress,
+) -> ArtifactTransfer:
+    if store.get(each.stage, each.fingerprint) is not None:  # made meanwhile
+        return replace(each, state="present")
+    assert each.sealed is not None
+    try:
+        store.discard(each.stage, each.fingerprint)  # left by a killed process
+        # Created before anything is fetched, so that other processes wait for this pull instead of making the artifact.
+        store.arriving(each.stage, each.fingerprint).mkdir(parents=True, exist_ok=True)
+        remote.fetch(store, each, judge, progress)
+        store.receive(each.sealed)
+    except NotTransferableError as error:
+        return replace(each, state="refused", message=error.message)
+    except OSError as error:
+        problem = disk.no_room(error, store.workspace)
+        if problem is None:
+            raise
+        raise StateError(
+            f"{problem}, while artifacts were pulled",
+            hint=f"{'raise the limit' if error.errno == errno.EFBIG else 'free some space'}, then run the command again",
+        ) from error
+    return replace(each, state="done")

@@ -1,12 +1,13 @@
 """The store of a workspace: looks up artifacts, creates attempts, and publishes them atomically.
 
     WORKSPACE/
-      state.db                   index, rebuilt from manifests and history when lost or damaged
+      state.db                   index; `store repair` rebuilds it from manifests and history
       history.jsonl              what the index knows and no manifest says
       store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
       work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
       work/FINGERPRINT.lock      the claim of whoever works on it
-      work/partial/              partial downloads and pulls, to be continued
+      work/FINGERPRINT.pulled/   around an artifact that is pulled
+      work/partial/              partial downloads, to be continued
       runs/RUN_ID/               plan, report and lock file of each run
       damaged/STAGE/FINGERPRINT/ damaged artifacts that verify and repair set aside
 
@@ -40,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 INDEX: Final = "state.db"
 LOG: Final = "log"
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
-"""Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest|pulled)")
+"""Folders in `work/`: an attempt at a stage run, a manifest on its way, or an artifact that is pulled."""
 _USERS: Final = "users.lock"
 """Claimed together by all that use artifacts which they have found, alone by whoever removes some."""
 _AT_ONCE: Final = 200
@@ -387,18 +388,19 @@ class Store:
         _sync_one(self.artifacts_dir)
 
     def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
-        """Where the files of an artifact from elsewhere are gathered; a killed pull goes on there. `sweep` leaves it."""
-        return self._pulled / stage / fingerprint
+        """The directory of an artifact that is pulled, before it is published. `sweep` removes that of a killed pull."""
+        return self.work_dir / f"{fingerprint}.pulled" / stage / fingerprint
 
-    @property
-    def _pulled(self) -> Path:
-        return self.work_dir / "partial" / "pulled"
+    def discard(self, stage: str, fingerprint: Fingerprint) -> None:
+        """Remove what has arrived of an artifact. The caller holds the claim."""
+        shutil.rmtree(self.arriving(stage, fingerprint).parents[1], ignore_errors=True)
 
     def receive(self, sealed: Manifest) -> Artifact:
         """Publish what has arrived, by one rename. The caller holds the claim, and has checked every file."""
         folder = self.arriving(sealed.stage, sealed.fingerprint)
         _sync(folder)
         artifact = self._place(folder, sealed)
+        self.discard(sealed.stage, sealed.fingerprint)
         self.sync([artifact])
         return self.index.add_artifact(sealed, artifact)
 
@@ -544,7 +546,7 @@ class Store:
         shared = claims.take(self.work_dir / _USERS, shared=True, remove=False)
         if shared is None:
             raise StateError(
-                f"{self.workspace}: another process removes unused artifacts (pipeline store gc)",
+                f"{self.workspace}: another process removes unused artifacts (pipeline store prune)",
                 hint="try again in a moment",
             )
         try:
@@ -594,22 +596,15 @@ class Store:
                 yield self.work_dir / name, claim
 
     def stale(self) -> list[Path]:
-        """Partial downloads and pulls in which nothing was written for long, and pulls of what is there by now."""
+        """Partial downloads that were not written to for long."""
         oldest_s = time.time() - _STALE_AFTER_S
-        partial = self.work_dir / "partial"
-        downloads = [each for each in partial.glob("*") if each.is_dir() and each != self._pulled]
-        there = (
-            each for each in self._pulled.glob("*/*") if self.folder(each.parent.name, Fingerprint(each.name)).is_dir()
-        )
-        old = (each for each in (*downloads, *self._pulled.glob("*/*")) if _newest_s(each) < oldest_s)
-        return list(dict.fromkeys((*there, *old)))
+        partial = (each for each in (self.work_dir / "partial").glob("*") if each.is_dir())
+        return [each for each in partial if _newest_s(each) < oldest_s]
 
     def remove_stale(self, folders: Iterable[Path]) -> None:
-        """Remove some of these; what goes on just now is left alone."""
+        """Remove some of these, except those that a process continues now."""
         for folder in folders:
-            is_pull = folder.is_relative_to(self._pulled)
-            lock = (self.work_dir if is_pull else folder.parent) / f"{folder.name}.lock"
-            claim = claims.take(lock, remove=is_pull)
+            claim = claims.take(folder.with_name(f"{folder.name}.lock"), remove=False)
             if claim is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 claim.release()

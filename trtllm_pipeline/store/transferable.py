@@ -18,9 +18,7 @@ from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import FileEntry, Manifest
 
-PARTS: Final = ".parts"
-"""Directory of files that have not arrived completely, in that of their artifact."""
-_OURS: Final = frozenset({OUT, manifest.NAME, manifest.ENVELOPE, PARTS})
+_OURS: Final = frozenset({OUT, manifest.NAME, manifest.ENVELOPE})
 """Names in an artifact's directory that no record may have."""
 _MOST_FILES: Final = 20_000
 _YEAR_2200_S: Final = 7_258_118_400

@@ -83,7 +83,7 @@ class Engine:
             raise EngineError(
                 f"{folder} is not an engine directory: {error.short}",
                 failure=FailureClass.USER,
-                hint="build an engine with `pipeline build` or trtllm-build",
+                hint="build an engine with `pipeline stage build` or trtllm-build",
             ) from error
 
     @classmethod

@@ -52,8 +52,8 @@ def test_other_tools_names_mean_the_same(own: str, value: str, others: tuple[str
     [
         ("compare",),
         ("bench", "analyze", "e.jsonl"),
-        ("evaluate", "answers", *SERVER, "--input-data", "rows.jsonl"),
-        ("evaluate", "lm-eval", *SERVER, "--tasks", "arc_easy"),
+        ("eval", "answers", *SERVER, "--input-data", "rows.jsonl"),
+        ("eval", "lm-eval", *SERVER, "--tasks", "arc_easy"),
     ],
 )
 def test_a_tokenizer_has_its_other_name_everywhere(words: tuple[str, ...]) -> None:
@@ -133,8 +133,8 @@ def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: 
         ("bench load", "--request-rate", 1_000_000),
         ("bench load", "--repeats", 1_000),
         ("bench load", "--processes", 1_024),
-        *((f"evaluate {name}", "--concurrency", 65_536) for name in ("answers", "lm-eval")),
-        ("evaluate answers", "--max-tokens", 10_000_000),
+        *((f"eval {name}", "--concurrency", 65_536) for name in ("answers", "lm-eval")),
+        ("eval answers", "--max-tokens", 10_000_000),
     ],
 )
 @pytest.mark.parametrize("more", [1, 10**20])
@@ -146,8 +146,8 @@ def test_counts_have_a_limit_that_is_told(
 
     monkeypatch.setattr("trtllm_pipeline.bench.load_run.ServerLoad.record_until_interrupted", runs)
     needed = {
-        "evaluate answers": (*SERVER, "--input-data", "builtin:accuracy"),
-        "evaluate lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
+        "eval answers": (*SERVER, "--input-data", "builtin:accuracy"),
+        "eval lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
         "bench load": (*SERVER, "--protocol", "grpc"),
     }
     assert main([*command.split(), *needed.get(command, ()), option, str(most + more)]) == 2

@@ -63,8 +63,8 @@ def test_a_stage_of_a_toolchain_that_is_not_here_can_be_looked_at(monkeypatch: p
 @pytest.mark.parametrize(
     "words",
     [
-        ["convert", "--model", "d", "--precision", "fp16", "--family", "llama"],
-        ["check", "--model", "d", "--engine", "d"],
+        ["stage", "convert", "--model", "d", "--precision", "fp16", "--family", "llama"],
+        ["stage", "check", "--model", "d", "--engine", "d"],
         ["stage", "repository", "--model", "d", "--engine", "d", "--max-batch-size", "4"],
     ],
 )
@@ -173,7 +173,7 @@ def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
 
     monkeypatch.setattr(flow, "bring_up_to_date", made)
     monkeypatch.setattr(stage, "_by_hand", by_hand)
-    words = ["launch", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--stop-timeout-s", "9"]
+    words = ["stage", "launch", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--stop-timeout-s", "9"]
     assert app.main(words) == 0
     ((launch, typed, asked),) = served
     assert str(launch.program).endswith("launch_pytorch" if axis == "tensorrt_llm_pytorch" else "launch_engine")
@@ -201,7 +201,7 @@ def unbuilt(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--http-port", "70000"), "--http-port should be less than or equal to 65535, not 70000"),
         (("--http-port", "abc"), "--http-port: 'abc' is not a whole number"),
         (("--frontend", "foo"), '--frontend "foo" is not allowed'),
-        (("--ready-timeout-s", "nan"), "--ready-timeout-s should be a finite number"),
+        (("--ready-timeout-s", "nan"), "--ready-timeout-s: 'nan' is not a duration such as 300ms, 5s, 2m or 1h"),
         (("--restarts", "-1"), "--restarts should be greater than or equal to 0, not -1"),
         (("--threads", "2"), "--threads: this toolchain has no such option"),
         (("--repository", "d"), "--repository is for a stage on explicit files, without --matrix"),
@@ -210,7 +210,7 @@ def unbuilt(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_typed_beside_a_matrix_is_checked_before_anything_is_built(
     unbuilt: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], said: str
 ) -> None:
-    assert app.main(["launch", "--matrix", str(unbuilt), *words]) == 2
+    assert app.main(["stage", "launch", "--matrix", str(unbuilt), *words]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -233,7 +233,7 @@ def test_what_is_typed_beside_a_matrix_is_checked_before_anything_is_built(
 def test_what_a_matrix_says_itself_is_refused_with_what_works(
     unbuilt: Path, capsys: pytest.CaptureFixture[str], words: str, hint: str
 ) -> None:
-    assert app.main([*words.split(), "--matrix", str(unbuilt)]) == 2
+    assert app.main(["stage", *words.split(), "--matrix", str(unbuilt)]) == 2
     said = capsys.readouterr().err
     assert f"{words.split()[1]} is for a stage on explicit files, without --matrix\n  try: {hint}" in said
 
@@ -259,7 +259,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PERF = ("perf", "--service", "s.json", "--repository", "d", "--engine", "d", "--max-tokens", "8")
+PERF = ("stage", "perf", "--service", "s.json", "--repository", "d", "--engine", "d", "--max-tokens", "8")
 PYTORCH = ("stage", "repository", "--toolchain", "tensorrt_llm_pytorch", "--model", "d", "--max-batch-size", "4")
 
 
@@ -298,7 +298,7 @@ def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.M
 
 def test_rows_to_calibrate_on_have_options_of_their_own(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(
-        monkeypatch, "quantize", "--toolchain", "tensorrt_llm_pytorch", "--model", "d", "--precision", "int4_awq", "--family", "llama",
+        monkeypatch, "stage", "quantize", "--toolchain", "tensorrt_llm_pytorch", "--model", "d", "--precision", "int4_awq", "--family", "llama",
         "--calibration-samples", "8", "--calibration-chat-template",
     )  # fmt: skip
     assert found.calibration == Selection(samples=8, chat_template=True)
@@ -332,7 +332,7 @@ def test_a_model_is_what_people_call_it(
     (inputs / "d@v2").mkdir()
     if "local" in source:
         source = {"local": f"{inputs}{source['local']}"}
-    found = asked(monkeypatch, "download", model)
+    found = asked(monkeypatch, "stage", "download", model)
     assert listed == [source]
     if "hugging_face" in source:
         assert found.source == {**source, "revision": "0123abc"}
@@ -347,7 +347,7 @@ def test_a_model_is_what_people_call_it(
 def test_a_revision_of_what_has_none_is_refused(
     inputs: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
 ) -> None:
-    assert app.main(["download", model, "--output-dir", "o"]) == 2
+    assert app.main(["stage", "download", model, "--output-dir", "o"]) == 2
     assert f"{model}: {said}" in capsys.readouterr().err
 
 
@@ -387,8 +387,11 @@ def test_pairs_that_say_nothing_sensible_are_refused_in_words(
             ),
             "--draft",
         ),
-        (("convert", "--toolchain", "embedded", "--model", "d", "--kv-cache-precision", "fp8"), "--kv-cache-precision"),
-        (("build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
+        (
+            ("stage", "convert", "--toolchain", "embedded", "--model", "d", "--kv-cache-precision", "fp8"),
+            "--kv-cache-precision",
+        ),
+        (("stage", "build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
     ],
 )
 def test_what_only_another_toolchain_has_is_refused(
@@ -399,7 +402,7 @@ def test_what_only_another_toolchain_has_is_refused(
 
 
 def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["score", "--perf", "d", "--engine", "d", "--output-dir", "o"]) == 2
+    assert app.main(["stage", "score", "--perf", "d", "--engine", "d", "--output-dir", "o"]) == 2
     assert "--input-data is required: the file, or builtin:NAME, that perf was given" in capsys.readouterr().err
 
 
@@ -407,14 +410,14 @@ def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: p
 def test_a_family_that_has_no_engines_is_refused(inputs: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     words = ("--toolchain", "tensorrt_llm", "--precision", "fp16", "--family", "qwem2")
     read = ("--checkpoint" if verb == "build" else "--model", "d")
-    assert app.main([verb, *words, *read, "--output-dir", "o"]) == 2
+    assert app.main(["stage", verb, *words, *read, "--output-dir", "o"]) == 2
     assert "--family \"qwem2\" is not allowed; did you mean 'qwen2'?" in capsys.readouterr().err
 
 
 def test_parameters_of_every_toolchain_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["convert", "--help"]) == 0
+    assert app.main(["stage", "convert", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "int4_awq" in said
     assert "nvfp4" in said
     assert "--kv-cache-precision" in said
-    assert "pipeline convert --model model --precision int8_wo --output-dir checkpoint" in said
+    assert "pipeline stage convert --model model --precision int8_wo --output-dir checkpoint" in said

@@ -1,4 +1,4 @@
-"""`pipeline gateway`: what is typed becomes a configuration, and what is wrong is told before anything starts."""
+"""`pipeline serve gateway`: what is typed becomes a configuration, and what is wrong is told before anything starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GatewayConf
 def test_options_become_a_configuration(
     started: list[GatewayConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "gateway a=service.json b=grpc://127.0.0.1:8001 --model-folder a=engine --server-model b=tensorrt_llm_bls"
+    words = (
+        "serve gateway a=service.json b=grpc://127.0.0.1:8001 --model-folder a=engine --server-model b=tensorrt_llm_bls"
+    )
     words += " --adapter b:sql=engine --adapter b:chat=."
     words += " --dialect a=hermes --max-seq-len b=99 --port 9 --host ::1 --temperature 0 --stop x,y --max-queue 3"
     assert main(words.split()) == 0
@@ -61,7 +63,10 @@ def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -
         params=GatewayParams(max_queue=5, max_concurrency=6),
     )
     written.write(tmp_path / "config.json")
-    assert main(["gateway", "--config", "config.json", "--max-queue", "9", "c=service.json", "--format", "json"]) == 0
+    assert (
+        main(["serve", "gateway", "--config", "config.json", "--max-queue", "9", "c=service.json", "--format", "json"])
+        == 0
+    )
     (config,) = started
     assert [model.name for model in config.models] == ["a", "c"]
     assert (config.port, config.params.max_queue, config.params.max_concurrency) == (7, 9, 6)
@@ -89,6 +94,6 @@ def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -
 def test_what_is_wrong_is_told(
     started: list[GatewayConfig], capsys: pytest.CaptureFixture[str], words: str, said: str
 ) -> None:
-    assert main(["gateway", *words.split()]) == 2
+    assert main(["serve", "gateway", *words.split()]) == 2
     assert said in capsys.readouterr().err
     assert started == []

@@ -81,12 +81,12 @@ def test_schema(capsys: pytest.CaptureFixture[str], kind: str) -> None:
 
 def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    listed = run_json(capsys, "recipes", "list")["recipes"]
+    listed = run_json(capsys, "models", "list")["recipes"]
     assert {"name": "small", "summary": "a small model", "family": "llama", "license": "MIT"} in listed
     assert "smollm2-135m-instruct" in [recipe["name"] for recipe in listed]
-    assert re.search(r"^small-2 +a small model$", run(capsys, "recipes", "list")[1], re.MULTILINE)
-    assert run_json(capsys, "recipes", "show", "small")["num_hidden_layers"] == 6
-    assert "note: >-" in run(capsys, "recipes", "show", "smollm2-135m-instruct")[1]
-    code, _, err = run(capsys, "recipes", "show", "smollm2-135m")
+    assert re.search(r"^small-2 +a small model$", run(capsys, "models", "list")[1], re.MULTILINE)
+    assert run_json(capsys, "models", "show", "small")["num_hidden_layers"] == 6
+    assert "note: >-" in run(capsys, "models", "show", "smollm2-135m-instruct")[1]
+    code, _, err = run(capsys, "models", "show", "smollm2-135m")
     assert code == 2
     assert "did you mean 'smollm2-135m-instruct'" in err

@@ -77,7 +77,7 @@ def test_a_bundle_in_any_folder(name: str, tmp_path: Path) -> None:
     folder = bundle(tmp_path / name, "embedded")
     words = started(folder, HTTP_PORT="1", HOST="::1")
     assert words == [
-        *("pipeline", "launch", "--toolchain", "embedded", "--repository", "WORK/repository", "--host", "::1"),
+        *("pipeline", "stage", "launch", "--toolchain", "embedded", "--repository", "WORK/repository", "--host", "::1"),
         *("--http-port=1", "--grpc-port=8001", "--metrics-port=8002"),
     ]
     filled = (tmp_path / "work" / "repository" / "model" / "config.pbtxt").read_text()
@@ -156,7 +156,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     words = started(folder, BUNDLE_WORK="", TMPDIR=str(temporary))
-    assert words[5].startswith(f"{temporary}/bundle.")
+    assert words[6].startswith(f"{temporary}/bundle.")
     assert list(temporary.iterdir()) == []
 
 

@@ -305,7 +305,7 @@ def test_the_pipeline_says_that_it_lives_while_it_sends(
     assert orders(build)["beat"] == 1
 
 
-@pytest.mark.parametrize("asked", ["lacking", "read"])
+@pytest.mark.parametrize("asked", ["send_files", "read"])
 def test_what_nobody_foresaw_in_the_pool_is_said(
     through_exchange: ClusterExecutor,
     pretend: PretendCluster,

@@ -79,7 +79,7 @@ def test_a_run_whose_request_is_not_a_file_is_told(
     run.mkdir()
     for name in ("plan.json", "outline.json", "request.json", "report.json"):
         make(run / name, kind)
-    for words in (["status"], ["report"], ["resume"], ["store", "gc", "--unused-days", "1", "--dry-run"]):
+    for words in (["status"], ["report"], ["resume"], ["store", "prune", "--unused-for", "1d", "--dry-run"]):
         assert main([*words, "--workspace", str(tmp_path / "w")]) in {0, 2}
     assert "Traceback" not in capsys.readouterr().err
 

@@ -85,18 +85,18 @@ def test_yaml_of_other_programs(text: str | bytes) -> None:
     ("argv", "words"),
     [
         (
-            ["build", "--toolchain", "tensorrt_llm", "--options", "a=" + "[" * 5000, "--output-dir", "o"],
+            ["stage", "build", "--toolchain", "tensorrt_llm", "--options", "a=" + "[" * 5000, "--output-dir", "o"],
             "nested deeper than",
         ),
-        (["smoke", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
-        (["perf", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
-        (["exec", "deep.json"], "not a job file: nested deeper than"),
+        (["stage", "smoke", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
+        (["stage", "perf", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
+        (["stage", "replay", "deep.json"], "not a job file: nested deeper than"),
         (["plan", "--matrix", "MATRIX", "--set", "settings.perf.input_data=fifo"], "fifo: is a named pipe"),
         (["plan", "--matrix", "MATRIX", "--set", "settings.perf.input_data=self"], "leads back to itself"),
         (["plan", "--matrix", "MATRIX", "--set", f"settings.perf.requests=0x{'f' * 5000}"], "digits is too long"),
         (["compare", "n" * 5000, "deep.json"], "is neither a file nor"),
         (["compare", "deep.json", "deep.json"], "deep.json: nested deeper than"),
-        (["evaluate", "answers", "-u", "127.0.0.1:1", "--model", "m", "--input-data", "fifo"], "fifo: is a named pipe"),
+        (["eval", "answers", "-u", "127.0.0.1:1", "--model", "m", "--input-data", "fifo"], "fifo: is a named pipe"),
     ],
 )
 def test_odd_files_on_the_command_line(

@@ -625,7 +625,7 @@ def test_what_is_started_under_the_name_of_one_that_ended_is_starting_from_the_f
 def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Path) -> None:
     store, engine = Store(tmp_path / "work"), tmp_path / "engine"
     what: Any = SimpleNamespace(**{**vars(WHAT), "inputs": {"engine": engine}})
-    unused = claims.take(store.work_dir / "users.lock", remove=False)  # as `store gc` does
+    unused = claims.take(store.work_dir / "users.lock", remove=False)  # as `store prune` does
     assert unused is not None
     with pytest.raises(StateError, match="another process removes unused artifacts"):
         control.start(what, control.Wish(name="one"), store.workspace)

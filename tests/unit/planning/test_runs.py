@@ -164,12 +164,12 @@ def test_runs_are_listed(store: Store, left: Left, capsys: pytest.CaptureFixture
     fabricated.publish_all(store, WHOLE, FP16)
     left(WHOLE)
     left(only(FP16), ended=False, cells=("fp16",))
-    assert main(["runs", "-w", str(store.workspace)]) == 0
+    assert main(["status", "--runs", "-w", str(store.workspace)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["run", "20260102-000000-aa", "20260101-000000-aa"]
     assert lines[1].split()[3:] == ["quick.yaml", "1", "1", "0", "-"]
     assert lines[2].split()[3:7] == ["quick.yaml", "3", "1", "0"]
-    assert main(["runs", "-w", str(store.workspace), "--format", "json"]) == 0
+    assert main(["status", "--runs", "-w", str(store.workspace), "--format", "json"]) == 0
     running, ended = json.loads(capsys.readouterr().out)["runs"]
     assert (running["duration_s"], running["exit_code"], running["counts"]) == (None, None, {"up_to_date": 1})
     assert (ended["matrix"], ended["cells"], ended["exit_code"]) == ("/m/quick.yaml", 3, 0)

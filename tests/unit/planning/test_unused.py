@@ -1,4 +1,4 @@
-"""What `store gc` removes, what it leaves and why, and what `store keep` and `store du` say."""
+"""What `store prune` removes, what it leaves and why, and what `store keep` and `store du` say."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def test_what_is_kept_stays_with_all_it_was_made_from(store: Store, capsys: pyte
     assert main(["store", "keep", "--forget", "--run", "latest", *where]) == 0
     assert capsys.readouterr().out.endswith("nothing is kept for good\n")
     (store.workspace / KEPT).write_text("[]")
-    assert main(["store", "gc", "--unused-days", "1", *where]) == 2, "what is kept is not known"
+    assert main(["store", "prune", "--unused-for", "1d", *where]) == 2, "what is kept is not known"
 
 
 def test_the_command(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     asked(store, fabricated.plan(FP16), days=1)
     gone = unused(store, 30)
-    words = ["store", "gc", "-w", str(store.workspace), "--unused-days", "30"]
+    words = ["store", "prune", "-w", str(store.workspace), "--unused-for", "30d"]
     assert main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert f"would be removed: {len(gone)} unused artifacts with 0.0 MB" in out
@@ -162,7 +162,7 @@ def test_the_command(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(store.get(each.stage, each.fingerprint) for each in store.index.all_artifacts())
     assert main([*words]) == 0
     assert capsys.readouterr().out == "removed: 0 unused artifacts with 0.0 MB, 0 attempts that killed runs left\n"
-    assert main(["store", "gc", "--unused-days", "-1", "-w", str(store.workspace)]) == 2
+    assert main(["store", "prune", "--unused-for", "-1d", "-w", str(store.workspace)]) == 2
 
 
 def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
@@ -171,28 +171,26 @@ def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
     every = {each.fingerprint for each in store.index.all_artifacts()}
     attempt = store.begin("killed", "build", Fingerprint("0" * 32))
     (attempt.out / "half").write_bytes(b"x" * 3_000_000)
-    old, new = (store.arriving("build", Fingerprint(digit * 32)) for digit in "12")
-    there = store.arriving("build", fabricated.stage_run(fabricated.plan(INT8), INT8, "build").fingerprint)
-    download = store.work_dir / "partial" / ("a" * 32)
-    for folder in (old, new, there, download):
+    pulled, other = (store.arriving("build", Fingerprint(digit * 32)) for digit in "12")
+    old, new = (store.work_dir / "partial" / (digit * 32) for digit in "ab")
+    for folder in (pulled, other, old, new):
         folder.mkdir(parents=True)
         (folder / "part").write_bytes(b"x" * 1_000_000)
-    for folder in (old, download):
-        for path in (folder / "part", folder):
-            aged(path, 8)
-    words = ["store", "gc", "-w", str(store.workspace)]
+    for path in (old / "part", old):
+        aged(path, 8)
+    words = ["store", "prune", "-w", str(store.workspace)]
     assert main([*words, "--dry-run"]) == 0
     assert (
-        "would be removed: 1 attempt that killed runs left, 3 partial transfers with 6.0 MB" in capsys.readouterr().out
+        "would be removed: 3 attempts that killed runs left, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
     )
     assert attempt.folder.is_dir()
     claim = store.claim(Fingerprint("1" * 32))
     assert claim is not None
     assert main(words) == 0
-    assert [each.is_dir() for each in (attempt.folder, old, new, there, download)] == [False, True, True, False, False]
+    assert [each.is_dir() for each in (attempt.folder, pulled, other, old, new)] == [False, True, False, False, True]
     claim.release()
     assert main(words) == 0
-    assert not old.is_dir()
+    assert not pulled.is_dir()
     assert {each.fingerprint for each in store.index.all_artifacts()} == every
 
 
@@ -238,7 +236,7 @@ def test_what_a_run_asked_for_while_older_things_were_removed_stays(
         return sweep(self)
 
     monkeypatch.setattr(Store, "sweep", runs_meanwhile)
-    words = ["store", "gc", "-w", str(store.workspace), "--unused-days", "30", "--format", "json"]
+    words = ["store", "prune", "-w", str(store.workspace), "--unused-for", "30d", "--format", "json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["artifacts"] == []
     assert all(each.folder.is_dir() for each in gone)

@@ -247,6 +247,7 @@ def test_each_cell_that_works_has_the_command_that_serves_it(tmp_path: Path) -> 
     assert first["launch"] == shlex.join(
         [
             "pipeline",
+            "stage",
             "launch",
             "--matrix",
             "/data/matrix.yaml",

@@ -154,5 +154,5 @@ def test_a_folder_that_is_no_engine(tmp_path: Path, text: str | None) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"release": "1", "sm": 90, "gpu": "g", "digests": {"a": {}}}'])
 def test_a_broken_contract_is_named(engine: Path, text: str) -> None:
     (engine / "engine.json").write_text(text)
-    with pytest.raises(ServerError, match="was not written by `pipeline build`"):
+    with pytest.raises(ServerError, match="was not written by `pipeline stage build`"):
         engine_requirements.read(engine)

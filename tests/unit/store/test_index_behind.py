@@ -1,4 +1,4 @@
-"""An index that lacks rows which were written is rebuilt from the history, and never read as empty."""
+"""An index that lacks rows is completed from the history, and never read as empty."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.signed import publish
 from trtllm_pipeline.domain import Fingerprint
+from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.store.store import Store
 
 _HEADER_BYTES, _FRAME_BYTES = 32, 24 + 4096
@@ -62,7 +63,6 @@ def test_a_damaged_log_is_noticed(
     assert len(store.index.all_artifacts()) == 1
     (told,) = [record.message for record in caplog.records]
     assert "nothing is lost" in told
-    assert (left / "state.db.behind").exists() is not read_only
     store.close()
     caplog.clear()
     assert len(Store(left).index.runs()) == 1
@@ -109,11 +109,16 @@ def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["", "-wal", "-shm"])
 @pytest.mark.parametrize("kind", ["directory", "pipe"])
-def test_what_is_not_a_file_is_set_aside(
+def test_what_is_not_a_file_is_an_error_until_repair_sets_it_aside(
     tmp_path: Path, make: Callable[[Path, str], None], part: str, kind: str
 ) -> None:
     left = worked_in(tmp_path)
     make(left / f"state.db{part}", kind)
-    assert len(Store(left).index.runs()) == 1
+    store = Store(left)
+    with pytest.raises(StateError, match=f"state.db{part} is not a file"):
+        store.index.runs()
+    assert store.repair()[:2] == (1, "nothing is lost")
+    assert len(store.index.runs()) == 1
+    store.close()
     with closing(sqlite3.connect(left / "state.db")) as db:
         assert db.execute("SELECT run FROM runs").fetchall() == [("first",)]

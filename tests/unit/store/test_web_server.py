@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from tests.helpers.signed import publish
 from trtllm_pipeline.errors import RemoteError
@@ -136,10 +137,8 @@ def test_a_manifest_that_is_a_lie_is_refused_alone(
 def test_a_file_that_is_a_lie_is_refused_alone(
     tmp_path: Path, site: _Site, made: tuple[Artifact, Artifact], lie: Callable[..., None]
 ) -> None:
-    from blake3 import blake3
-
     good, bad = made
-    site.lies[blake3(b"unlike others").hexdigest()] = lie
+    site.lies[f"{bad.fingerprint}/{blake3((bad.folder / 'manifest.json').read_bytes()).hexdigest()}/out"] = lie
     found = pull(Store(tmp_path / "other"), site)
     assert (found[good.fingerprint].state, found[bad.fingerprint].state) == ("done", "refused")
 
@@ -160,31 +159,3 @@ def test_a_listing_without_end_is_told(tmp_path: Path, site: _Site, made: tuple[
     site.lies["/artifacts/"] = endless
     with pytest.raises(RemoteError, match="more than 16 MiB"):
         pull(Store(tmp_path / "other"), site)
-
-
-def test_a_file_goes_on_in_its_middle_whether_the_server_sends_ranges_or_not(
-    tmp_path: Path, site: _Site, made: tuple[Artifact, Artifact]
-) -> None:
-    from blake3 import blake3
-
-    content = FILES["rank0.engine"].encode()
-    digest = blake3(content).hexdigest()
-    other = Store(tmp_path / "other")
-    part = other.arriving("build", made[0].fingerprint) / ".parts" / digest
-    part.parent.mkdir(parents=True)
-    part.write_bytes(content[:1000])
-    asked = []
-
-    def rest(handler: http.server.BaseHTTPRequestHandler) -> None:
-        asked.append(handler.headers["Range"])
-        _send(content[1000:], 206)(handler)
-
-    site.lies[digest] = rest
-    assert {each.state for each in pull(other, site).values()} == {"done"}
-    assert asked == ["bytes=1000-"]
-    third = Store(tmp_path / "third")
-    part = third.arriving("build", made[0].fingerprint) / ".parts" / digest
-    part.parent.mkdir(parents=True)
-    part.write_bytes(content[:1000])
-    site.lies.clear()
-    assert {each.state for each in pull(third, site).values()} == {"done"}

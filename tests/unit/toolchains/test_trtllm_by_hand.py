@@ -98,7 +98,7 @@ def test_what_would_make_something_else_is_refused(
     here: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verb, *arguments = shlex.split(words)
-    code = app.main([verb, "--toolchain", "tensorrt_llm", *arguments, "--output-dir", str(here / "out")])
+    code = app.main(["stage", verb, "--toolchain", "tensorrt_llm", *arguments, "--output-dir", str(here / "out")])
     assert code == 2
     assert said in capsys.readouterr().err
 

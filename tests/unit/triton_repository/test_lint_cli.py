@@ -1,4 +1,4 @@
-"""`pipeline repository lint`: what it prints, and its exit code."""
+"""`pipeline models lint`: what it prints, and its exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def case(good: Path, tmp_path: Path) -> Case:
 
 
 def run(*words: object) -> int:
-    return main(["repository", "lint", *map(str, words)])
+    return main(["models", "lint", *map(str, words)])
 
 
 def test_a_good_one(case: Case, capsys: pytest.CaptureFixture[str]) -> None:

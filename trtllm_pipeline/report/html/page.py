@@ -215,7 +215,7 @@ def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | No
     if workspace is None or row.unfit is not None or not served:
         return None
     asked = record.request
-    words = ["pipeline", "launch", "--matrix", str(asked.get("matrix"))]
+    words = ["pipeline", "stage", "launch", "--matrix", str(asked.get("matrix"))]
     sets = asked.get("sets")
     words += [word for value in (sets if isinstance(sets, list) else ()) for word in ("--set", str(value))]
     words += [] if asked.get("toolchain") is None else ["--toolchain", str(asked["toolchain"])]

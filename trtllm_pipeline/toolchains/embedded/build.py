@@ -120,7 +120,7 @@ def _no_checkpoint(folder: Path, reason: str) -> StageError:
     return StageError(
         f"{folder} is not a checkpoint of the embedded toolchain: {reason}",
         failure=FailureClass.USER,
-        hint="make one with `pipeline convert`",
+        hint="make one with `pipeline stage convert`",
     )
 
 

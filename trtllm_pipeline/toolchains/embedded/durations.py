@@ -7,6 +7,7 @@ from typing import Final
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains.embedded.needs import weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
 from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
 from trtllm_pipeline.toolchains.time_estimates import READ, token_s
 

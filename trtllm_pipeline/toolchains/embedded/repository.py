@@ -33,7 +33,7 @@ except ImportError as error:
 
     raise RuntimeError(
         f"{{error}}. This repository needs the package trtllm-pipeline[embedded] in the Python that Triton's stub "
-        f"runs, which is {{sys.prefix}}: start it with `pipeline launch` or put that Python's folder first on PATH"
+        f"runs, which is {{sys.prefix}}: start it with `pipeline stage launch` or put that Python's folder first on PATH"
     ) from error
 '''
 

@@ -120,7 +120,7 @@ class Limits:
             )
         except ModelFileError as error:
             raise ServerError(
-                f"{engine} is not an engine folder: {error.short}", hint="build it with `pipeline build`"
+                f"{engine} is not an engine folder: {error.short}", hint="build it with `pipeline stage build`"
             ) from error
 
     def check(self, input_tokens: int, output_tokens: int) -> None:
@@ -218,7 +218,7 @@ class Runtime:
         self._reuse = enable_kv_cache_reuse
         model = engine / MODEL_FILE
         if not model.is_file():
-            raise ServerError(f"{engine} has no {MODEL_FILE}", hint="build it with `pipeline build`")
+            raise ServerError(f"{engine} has no {MODEL_FILE}", hint="build it with `pipeline stage build`")
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
         params.model_alias = {"engine"}

@@ -261,13 +261,13 @@ def _without_openai(cell: Cell, machine: Machine) -> str | None:
     if cell.toolchain != ENGINES:
         return "it serves engines; settings.serve.frontend: trtllm_serve serves PyTorch's models over OpenAI"
     if (ranks := world_size(cell)) > 1:
-        return f"it is one process, and {ranks} ranks are started by mpirun; take triton, with pipeline gateway in front of it"
+        return f"it is one process, and {ranks} ranks are started by mpirun; take triton, with pipeline serve gateway in front of it"
     if not cell.settings["repository"]["decoupled"]:
         return "it streams answers, which takes settings.repository.decoupled: true"
     if machine.triton is not None and machine.triton.openai is None and not machine.assumed:
         return (
             f"Triton here has no {triton_installation.OPENAI_PROGRAM}; images of NVIDIA have it, or take triton, with "
-            "pipeline gateway in front of it"
+            "pipeline serve gateway in front of it"
         )
     return None
 

@@ -200,7 +200,7 @@ def _check_convertible(release: str, params: Checkpoint) -> None:
     raise StageError(
         f"convert_checkpoint.py of TensorRT-LLM {release} does not make {what} for {family}",
         failure=FailureClass.USER,
-        hint="pipeline quantize makes it",
+        hint="pipeline stage quantize makes it",
     )
 
 

@@ -56,7 +56,9 @@ def openai_command(inputs: Mapping[str, Path]) -> list[str]:
 
 
 def _not_served(words: str) -> StageError:
-    return StageError(words, failure=FailureClass.USER, hint="--frontend triton, with pipeline gateway in front of it")
+    return StageError(
+        words, failure=FailureClass.USER, hint="--frontend triton, with pipeline serve gateway in front of it"
+    )
 
 
 def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:

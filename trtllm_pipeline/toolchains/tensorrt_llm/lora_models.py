@@ -43,7 +43,7 @@ def check(adapter: Path, engine: Engine, model: Path) -> int:
         raise StageError(
             f"{adapter}: the engine {engine.folder} {why}",
             failure=FailureClass.INFEASIBLE,
-            hint="pipeline build --max-lora-rank N --lora-target-modules LAYER,... makes one that takes it",
+            hint="pipeline stage build --max-lora-rank N --lora-target-modules LAYER,... makes one that takes it",
         )
     check_weights(adapter, model)
     return rank

@@ -69,7 +69,7 @@ _LORA_IN_LLMAPI: Final = "1.3.0rc20"
 """Of 30 June 2026; pull request 14079 was merged in May."""
 _NOT_PLANNED: Final = {
     "eagle2": "Triton's TensorRT-LLM backend has no dynamic trees; its heads are those of the method eagle",
-    "redrafter": "the PyTorch backend has none, and no engines are made with examples/redrafter here; pipeline build "
+    "redrafter": "the PyTorch backend has none, and no engines are made with examples/redrafter here; pipeline stage build "
     "--checkpoint DIR --options speculative_decoding_mode=explicit_draft_tokens makes one of a checkpoint of yours",
 }
 """Methods that people look for -> why no cell has them."""
@@ -314,7 +314,7 @@ def as_is(case: Case) -> str | None:
     return prequantized.unreadable(case.cell, case.release, case.sm)
 
 
-@rule("TLM107", "`pipeline recipes list` shows other models that take images", toolchains=(PYTORCH,))
+@rule("TLM107", "`pipeline models list` shows other models that take images", toolchains=(PYTORCH,))
 def no_vision(case: Case) -> str | None:
     """A model with images that the PyTorch backend does not have. Source: its lists of models, 0.19 to candidates of 1.3."""
     if case.family not in vision.PYTORCH_WITHOUT:

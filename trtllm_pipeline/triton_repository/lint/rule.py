@@ -47,7 +47,7 @@ class Finding:
         return f"{where}: {self.severity} {self.rule} {self.name}: {self.message}"
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline repository lint --format json` prints it."""
+        """As `pipeline models lint --format json` prints it."""
         return {**asdict(self), "file": str(self.file)}
 
     def github(self) -> str:
