@@ -17,6 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+GENERATED = {f"reference/{name}.md" for name in ("commands", "settings", "json")}
 URL = re.compile(r"https?://[^\s)>\"'`|\]]+")
 FETCHED = {"img": "src", "script": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
 """What a browser fetches of each element without being asked."""
@@ -109,6 +110,15 @@ def test_reading_the_pages_takes_an_afternoon() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) < 40_000
     assert len(pages) < 23
+
+
+@pytest.mark.parametrize("name", sorted({*WRITTEN} - GENERATED))
+def test_pages_use_the_terms_of_the_field(name: str) -> None:
+    """Outside code, output, quoted messages and generated tables."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for code in (r"^```.*?^```", r"^    .*?$", r"<!-- generated: .*?<!-- end -->", r"`[^`]*`"):
+        text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"\d %|\b(?:folder|kept server|told|whoever|nobody|made up)\b", text) == []
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
